@@ -36,6 +36,7 @@ class SimulatedNotice:
     load: SimulatedLoad | None = None
     evaluate: bool = False
     round: int = 0  # unused, because all instances answer a fence at the same time here
+    replaced: int = 0
 
 
 @dataclass(slots=True)
@@ -51,6 +52,7 @@ class SimulatedClaim:
     upstream: str
     loss: float = 1.0
     weight: float = 1.0
+    replaced: int = 0
 
 
 @dataclass(slots=True)
@@ -65,6 +67,9 @@ class SimulatedVote:
     checksum: str = "0"
     squared_norms: tuple[float, ...] = ()
     learning_rate: float | None = None
+    tied: tuple[tuple[int, str], ...] = ()
+    loss_scale: float | None = None
+    overflowed: tuple[int, ...] = ()
 
 
 def as_load(load: SimulatedLoad) -> HopLoad:

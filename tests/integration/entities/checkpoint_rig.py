@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from bus import subjects
@@ -168,7 +169,14 @@ class Rig:
         self.instances.graph = TaskGraph(units=units, edges=())
         self.instances.members = {one.member.sid: one.member for one in self.stand_ins}
         self.checkpoints = Checkpoints(
-            job_context(record, bus=self.bus, mesh=self.mesh, instances=self.instances, store=self.journal)
+            job_context(
+                record,
+                bus=self.bus,
+                mesh=self.mesh,
+                instances=self.instances,
+                store=self.journal,
+                decisions=SimpleNamespace(replaced=0),
+            )
         )
 
     def commit(self, step: int, step_s: float) -> None:

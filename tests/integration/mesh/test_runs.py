@@ -25,7 +25,7 @@ from tests.integration.mesh.conftest import Mesh, tiny_job
 from tests.patience import PATIENCE_S
 from tests.warm_processes import WarmProcess, start_module
 
-STEPS, RUNG = 16, 8
+STEPS, RUNG = 24, 8
 
 
 def sweep_file(folder: Path, **keys: Any) -> Path:
