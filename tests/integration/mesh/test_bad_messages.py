@@ -60,8 +60,8 @@ UNHEARD = {
     "uploads",
     "blocks kept",
 }
-"""For people, functional modules and data instances that stream from a store, none of which are here; and keys
-that are read, not watched."""
+"""For people, functional modules and data instances that stream from a store, none of which are here; and
+keys that are read, not watched."""
 ROWS = [row for row in SUBJECTS if of_role(Role.ADMIN, "_INBOX").may_publish(row.wildcard())]
 """What an administrator may send: all but the authorizer's own records."""
 ELSEWHERE = {subjects.BLOCK_SEND}
