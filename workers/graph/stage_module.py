@@ -383,8 +383,26 @@ def _keeps_averages(module: nn.Module) -> bool:
     return any(isinstance(part, _NormBase) and part.track_running_stats for part in module.modules())
 
 
+def laid_out(tensor: Tensor) -> Tensor:
+    """A tensor as one that was received is: contiguous, each stride the product of the sizes behind it.
+
+    Contiguous alone leaves dimensions of size 1 any stride, and by these kernels may take (n, c, 1, 1) for
+    channels last.
+    """
+    tensor = tensor.contiguous()
+    if 1 not in tensor.shape:
+        return tensor
+    strides, product = [], 1
+    for size in reversed(tensor.shape):
+        strides.append(product)
+        product *= size
+    if tensor.stride() == tuple(reversed(strides)):
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
 def _contiguous(value: Value) -> Value:
-    return value.contiguous() if isinstance(value, Tensor) else value
+    return laid_out(value) if isinstance(value, Tensor) else value
 
 
 def _have_contiguous_gradients(values: Iterable[Value]) -> None:
@@ -392,7 +410,7 @@ def _have_contiguous_gradients(values: Iterable[Value]) -> None:
     for value in values:
         for tensor in _tensors(value):
             if tensor.grad_fn is not None:
-                tensor.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]  # torch's own
+                tensor.register_hook(laid_out)  # type: ignore[no-untyped-call]  # torch's own
 
 
 def _tensors(value: Value) -> tuple[Tensor, ...]:
@@ -410,7 +428,7 @@ def as_tensors(output: Any, where: str) -> tuple[Tensor, ...]:
             f"{where} returned a {type(output).__name__} with "
             f"{type(wrong).__name__ if outputs else 'nothing'} in it; layers must return tensors"
         )
-    return tuple(tensor.contiguous() for tensor in outputs)
+    return tuple(laid_out(tensor) for tensor in outputs)
 
 
 def autocast(device_type: str, precision: Precision) -> AbstractContextManager[Any]:

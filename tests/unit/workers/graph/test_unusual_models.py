@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from schemas.errors import BadModel
 from tests.unit.workers.graph.test_recording import through
 from workers.graph.recording import record
-from workers.graph.stage_module import autocast, slice_stage
+from workers.graph.stage_module import autocast, laid_out, slice_stage
 
 GENERATOR = torch.Generator().manual_seed(1)
 BATCH = {
@@ -436,3 +436,13 @@ def test_a_recording_leaves_the_model_as_it_was() -> None:
     assert tabled.mask is None
     assert tabled.positions is None
     assert [block.training for block in model.blocks] == [False, True]
+
+
+def test_tensors_between_layers_are_laid_out_as_received_ones() -> None:
+    odd = torch.randn(2, 1, 1, 5).permute(0, 3, 1, 2)
+    assert odd.is_contiguous()
+    assert odd.stride() != torch.empty(odd.shape).stride()
+    for given in (odd, torch.randn(1, 4).t(), torch.randn(3, 2), torch.tensor(1.0)):
+        found = laid_out(given)
+        assert torch.equal(found, given)
+        assert found.stride() == torch.empty(given.shape).stride()
