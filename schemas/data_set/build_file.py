@@ -1,0 +1,138 @@
+"""The file of `dmsc data build`: what is read, what is done to each record, and how it becomes samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from schemas.base import Part, Token
+from schemas.callables import misnamed
+from schemas.job_file.code import CodeSpec
+from schemas.job_file.text import TextFormat, is_tokenizer_file
+from schemas.marks import HOLDS_USER_VALUES, Url
+
+DataSetName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+"""A data set's name; it has no `@`, which stands before the version, and is one token of a subject."""
+
+RECORD_STEPS = ("clean", "length", "repetition", "score", "extract")
+"""Built-in steps from one record to one record or none."""
+DUPLICATE_STEPS = ("exact_duplicates", "near_duplicates")
+"""Steps that look at all records; of equal ones the smallest (unit, row) stays."""
+SAMPLE_STEPS = ("tokenize", "pack")
+"""Steps that make samples of what is left; in this order, at the end."""
+MOST_STEPS, MOST_SOURCES, MOST_REPLICAS = 64, 4096, 1024
+
+
+def _known(value: str) -> str:
+    names = (*RECORD_STEPS, *DUPLICATE_STEPS, *SAMPLE_STEPS)
+    if value in names:
+        return value
+    if ":" not in value:
+        raise ValueError(f"{value!r} is none of {', '.join(names)}; your own is named module:callable")
+    if reason := misnamed(value):
+        raise ValueError(reason)
+    return value
+
+
+class BuildStep(Part):
+    """One step. A function of your own takes a record (name → value) and returns one, or None to drop it."""
+
+    function: Annotated[str, AfterValidator(_known)] = Field(
+        max_length=512, description="a built-in step, or module:callable of your own"
+    )
+    args: Annotated[dict[str, Any], HOLDS_USER_VALUES] = Field(
+        {}, description="what it takes beside the record"
+    )
+    tokenizer: Url | None = Field(None, description="of tokenize: a file or folder, as for kind text")
+    reason: str = Field("", max_length=64, description="what its dropped records are called; empty: its name")
+
+    @property
+    def is_users(self) -> bool:
+        return ":" in self.function
+
+    @model_validator(mode="after")
+    def _has_what_it_needs(self) -> BuildStep:
+        if (self.tokenizer is None) is (self.function == "tokenize"):
+            lack = "tokenize needs tokenizer" if self.tokenizer is None else "tokenizer is for tokenize"
+            raise ValueError(f"{self.function}: {lack}")
+        return self
+
+
+class DataBuildSpec(Part):
+    """A build of one data set's next version.
+
+    The manifest's digest is a function of the sources' bytes and of this file's fields other than `replicas`,
+    `store` and `clusters`: whoever works, dies and repeats does not show in it.
+    """
+
+    name: DataSetName = Field(description="the data set, whose next version this makes")
+    source: Url | tuple[Url, ...] = Field(description="paths, globs, folders or URLs; `stdlib:` as in jobs")
+    format: TextFormat = Field("auto", description="what the files are; auto: by their names")
+    field: str = Field("text", max_length=256, description="the record's field that holds its text")
+    steps: tuple[BuildStep, ...] = Field((), max_length=MOST_STEPS, description="in this order")
+    validation_fraction: float = Field(
+        0.0, ge=0.0, le=0.5, allow_inf_nan=False, description="share of records, by a hash of their content"
+    )
+    seed: int = Field(0, ge=0, lt=1 << 63, description="of the split and of duplicates' hashes")
+    unit_bytes: int = Field(
+        8 << 20, ge=1 << 10, le=1 << 32, description="bytes of source in a unit, about: a row is never cut"
+    )
+    group_units: int = Field(16, ge=1, le=1 << 16, description="units that are packed together, in a row")
+    on_bad_unit: Literal["stop", "skip"] = Field(
+        "stop", description="what becomes of a unit that can't be read, after two more attempts elsewhere"
+    )
+    replicas: int = Field(2, ge=1, le=MOST_REPLICAS, description="units that are worked on at a time")
+    store: Url | None = Field(
+        None, description="folder or URL for the data set's files; without it the bus's object store"
+    )
+    clusters: tuple[Token, ...] = Field((), description="where units may be worked on; empty: anywhere")
+    code: CodeSpec | None = Field(None, description="modules of your own that travel with the build")
+    licence: str = Field("", max_length=256)
+    notes: Annotated[dict[str, str], HOLDS_USER_VALUES] = Field(
+        {}, max_length=64, description="consent, residency, and what else shall stand in the manifest"
+    )
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (self.source,) if isinstance(self.source, str) else self.source
+
+    @property
+    def duplicates(self) -> int | None:
+        """Index of the step that looks at all records, if there is one."""
+        found = [i for i, step in enumerate(self.steps) if step.function in DUPLICATE_STEPS]
+        return found[0] if found else None
+
+    @model_validator(mode="after")
+    def _in_order(self) -> DataBuildSpec:
+        if not self.sources or len(self.sources) > MOST_SOURCES:
+            raise ValueError(
+                f"source: 1 to {MOST_SOURCES:,} are possible, and {len(self.sources):,} are named"
+            )
+        names = [step.function for step in self.steps]
+        if sum(name in DUPLICATE_STEPS for name in names) > 1:
+            raise ValueError(
+                "steps: one step that removes duplicates is possible; near_duplicates removes exact ones, too"
+            )
+        for name in SAMPLE_STEPS:
+            if names.count(name) > 1:
+                raise ValueError(f"steps: {name} is possible once")
+        ends = [name for name in names if name in SAMPLE_STEPS]
+        if names[len(names) - len(ends) :] != ends or ends not in ([], ["tokenize"], ["tokenize", "pack"]):
+            raise ValueError("steps: tokenize, then pack, come at the end")
+        return self
+
+    def user_code(self) -> tuple[str, ...]:
+        """Each `module:callable` of the user's, once."""
+        return tuple(dict.fromkeys(step.function for step in self.steps if step.is_users))
+
+    def urls(self) -> Iterator[tuple[str, str]]:
+        """(key in the file, URL) of all that a node opens."""
+        for index, url in enumerate(self.sources):
+            yield f"source[{index}]", url
+        for index, step in enumerate(self.steps):
+            if step.tokenizer is not None and is_tokenizer_file(step.tokenizer):
+                yield f"steps[{index}].tokenizer", step.tokenizer
+        if self.store is not None:
+            yield "store", self.store
