@@ -17,6 +17,8 @@ SUM_BYTES = {True: 8, False: 4}
 """Bytes per trained parameter of a gradient sum: int64 with exact accumulation, else fp32."""
 GRADIENT_BYTES = {False: 4, True: 6}
 """Bytes per trained parameter of its gradient in fp32, and beside it that in half precision."""
+INT8_BYTES = 1
+"""Bytes of a frozen weight that is kept as int8."""
 MOMENT_BYTES = 8
 """Bytes per trained parameter of AdamW's two moments."""
 OVERHEAD = 1.1
@@ -99,6 +101,21 @@ def estimate_stage(
     )
 
 
+def recomputed(layers: Iterable[LayerProfile]) -> tuple[int, int]:
+    """Bytes of a microbatch if each layer that can is computed again in the backward pass.
+
+    Returns:
+        What stays between the passes, and what the layer at hand has beside it at most.
+    """
+    kept = largest = 0
+    for layer in layers:
+        if 0 < layer.input_bytes < layer.activation_bytes:
+            kept, largest = kept + layer.input_bytes, max(largest, layer.activation_bytes)
+        else:
+            kept += layer.activation_bytes
+    return kept, largest
+
+
 def _used_again(layers: Sequence[LayerProfile]) -> tuple[int, int]:
     """Trained parameters that an earlier one of these layers has already (of each use there is a gradient),
     and their bytes."""
@@ -123,14 +140,16 @@ def largest_room(nodes: Iterable[NodeStatus]) -> int:
     return max(room.values(), default=0)
 
 
-def refusal(stage: int, estimate: MemoryEstimate, room_bytes: int, layers: int, spec: JobSpec) -> str:
+def refusal(
+    stage: int, estimate: MemoryEstimate, room_bytes: int, layers: Sequence[LayerProfile], spec: JobSpec
+) -> str:
     """One line that says why a stage fits nowhere and what to change; empty: it may fit.
 
     Args:
         stage: Its number.
         estimate: Of one of its instances.
         room_bytes: See `largest_room`; 0 refuses nothing.
-        layers: The number of its layers: it can't be cut into more stages than that.
+        layers: Its layers: it can't be cut into more stages than that.
         spec: The job.
     """
     if not room_bytes or estimate.least <= room_bytes:
@@ -141,7 +160,9 @@ def refusal(stage: int, estimate: MemoryEstimate, room_bytes: int, layers: int, 
     )
 
 
-def _remedies(estimate: MemoryEstimate, room_bytes: int, layers: int, spec: JobSpec) -> list[str]:
+def _remedies(
+    estimate: MemoryEstimate, room_bytes: int, layers: Sequence[LayerProfile], spec: JobSpec
+) -> list[str]:
     """What would make an instance fit: each is enough by itself, as far as the estimate says so."""
     found: list[str] = []
     samples, stages = spec.training.microbatch_samples, spec.parallel.stages
@@ -149,11 +170,21 @@ def _remedies(estimate: MemoryEstimate, room_bytes: int, layers: int, spec: JobS
     if free > 0 and (fitting := int(samples * free / max(1, estimate.activations))) >= 1:
         found.append(f"set training.microbatch_samples to {fitting}, with more microbatches")
     factor = -(-estimate.total // room_bytes)
-    if factor <= layers:
+    if factor <= len(layers):
         found.append(f"set parallel.stages to {stages * factor}")
     is_fp32 = spec.training.precision == "fp32" and spec.model.dtype in (None, "float32")
     if free > 0 and is_fp32 and estimate.activations / 2 <= free:
         found.append("set training.precision to bf16, which halves the activations")
+    kept, largest = recomputed(layers)
+    is_kept = not spec.training.recompute and "recompute" not in spec.training.auto
+    if is_kept and kept * estimate.in_flight + largest <= free:
+        found.append(
+            "set training.recompute to auto, which keeps what layers read instead of all they compute"
+        )
+    frozen = sum(layer.frozen * layer.parameter_bytes // max(1, layer.parameters) for layer in layers)
+    spared = 2 * OVERHEAD * frozen * (4 - INT8_BYTES) // 4  # the weights, and their copy
+    if spec.model.quantize is None and is_fp32 and spared and estimate.total - spared <= room_bytes:
+        found.append("set model.quantize to int8, which keeps frozen weights of linear layers in a quarter")
     return found or [f"join a node with {shown(estimate.total)}, or make its largest layer several"]
 
 

@@ -55,7 +55,7 @@ def plan(
             replicas=replicas[stage] + standbys[stage],
             optimizer_bytes_per_parameter=topology.optimizer_bytes,
         )
-        if reason := refusal(stage, memory, room, len(layers), spec):
+        if reason := refusal(stage, memory, room, layers, spec):
             return NoRoom(reason, never=True)
         requirements = ComputeRequirements(
             memory_bytes=memory.state + memory.activations,

@@ -73,7 +73,7 @@ def test_room_is_that_of_a_device_and_unknown_room_refuses_nothing() -> None:
     cards = node(devices=("cuda:0", "cuda:0", "cuda:1"))
     assert largest_room(with_memory([cards], GIB)) == 2 * GIB
     assert largest_room([node()]) == largest_room([]) == 0
-    assert refusal(0, estimate_stage(large(9), spec(), in_flight=1), 0, 9, spec()) == ""
+    assert refusal(0, estimate_stage(large(9), spec(), in_flight=1), 0, large(9), spec()) == ""
 
 
 @pytest.mark.parametrize(
@@ -81,6 +81,18 @@ def test_room_is_that_of_a_device_and_unknown_room_refuses_nothing() -> None:
     [
         (large(8), 16 * GIB, 1, "set parallel.stages to 5"),
         (large(1, activations=24 * GIB), 16 * GIB, 8, "set training.microbatch_samples to 2, with more"),
+        (
+            [each.model_copy(update={"input_bytes": GIB // 8}) for each in large(4, activations=6 * GIB)],
+            40 * GIB,
+            1,
+            "set training.recompute to auto, which keeps what layers read",
+        ),
+        (
+            [each.model_copy(update={"frozen": 1 << 28}) for each in large(8)],
+            5 * GIB,
+            1,
+            "set model.quantize to int8, which keeps frozen weights",
+        ),
         (large(1), 4 * GIB, 1, "join a node with 9.9 GiB, or make its largest layer several"),
     ],
 )
@@ -88,7 +100,7 @@ def test_a_refusal_says_what_would_make_it_fit(
     layers: list[LayerProfile], room: int, samples: int, remedy: str
 ) -> None:
     job = spec(training={"steps": 1, "microbatch_samples": samples})
-    text = refusal(0, estimate_stage(layers, job, in_flight=1), room, len(layers), job)
+    text = refusal(0, estimate_stage(layers, job, in_flight=1), room, layers, job)
     assert remedy in text
     assert text.startswith(
         f"stage 0 needs at least {shown(estimate_stage(layers, job, in_flight=1).least)} ("
