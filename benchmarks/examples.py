@@ -17,7 +17,7 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,19 +69,23 @@ def shaped(spec: JobSpec, stages: int, replicas: int, **changes: Any) -> JobSpec
     return spec.model_copy(update={"name": name, "parallel": parallel, "training": training, **changes})
 
 
-async def trained(
-    client: AsyncClient, spec: JobSpec, victims: Sequence[str] = ()
-) -> tuple[JobRecord, float, int]:
-    """The record at the end, seconds, and kills. The victims are killed evenly over the steps."""
-    began, kills = time.monotonic(), 0
-    every = spec.training.steps // (len(victims) + 2)
+async def trained(client: AsyncClient, spec: JobSpec, kills: int = 0) -> tuple[JobRecord, float, int]:
+    """The record at the end, seconds, and kills: evenly over the steps, of each stage and replica in turn."""
+    began, done_kills = time.monotonic(), 0
+    every = spec.training.steps // (kills + 2)
+    parallel = spec.parallel
+    replicas = parallel.replicas if isinstance(parallel.replicas, int) else min(parallel.replicas)
+    victims = [f"s{stage}-r{replica}" for replica in range(replicas) for stage in range(parallel.stages)]
     job = (await client.submit(spec)).job
     async for event in client.events(job):
-        if kills < len(victims) and event.result is not None and event.result.step >= every * (kills + 1):
-            with contextlib.suppress(Conflict, NotFound):  # on its way back from the kill before
-                await client.strike(f"{job}-{victims[kills]}", "kill")
-                kills += 1
-    return await client.job(job), time.monotonic() - began, kills
+        if done_kills < kills and event.result is not None and event.result.step >= every * (done_kills + 1):
+            for turn in range(len(victims)):
+                victim = victims[(done_kills + turn) % len(victims)]
+                with contextlib.suppress(Conflict, NotFound):  # on its way back from a kill: the next in turn
+                    await client.strike(f"{job}-{victim}", "kill")
+                    done_kills += 1
+                    break
+    return await client.job(job), time.monotonic() - began, done_kills
 
 
 async def example(client: AsyncClient, name: str, replicas: int, kills: int) -> ExampleFigures:
@@ -93,8 +97,7 @@ async def example(client: AsyncClient, name: str, replicas: int, kills: int) -> 
     await asyncio.to_thread(make_data, name)
     spec = load_job(ROOT / "examples" / name / "job.yaml")
     whole, whole_s, _ = await trained(client, shaped(spec, 1, 1))
-    victims = [f"s{kill % 2}-r{kill // 2 % replicas}" for kill in range(kills)]
-    killed, killed_s, struck = await trained(client, shaped(spec, 2, replicas), victims)
+    killed, killed_s, struck = await trained(client, shaped(spec, 2, replicas), kills)
     before = digest(whole), digest(killed)
     if struck < kills or killed.recoveries == 0:
         raise SystemExit(
