@@ -89,7 +89,7 @@ NODE_COLUMNS = (
 )
 INSTANCE_COLUMNS = (
     _text("instance", "sid"),
-    Column("stage", lambda row: "data" if row["stage"] < 0 else str(row["stage"])),
+    Column("stage", lambda row: unit_name(row)),
     Column("place", lambda row: f"{row['cluster']}/{row['node']}"),
     _text("state", "state"),
     _number("busy", "busy", ".0%"),
@@ -99,6 +99,13 @@ INSTANCE_COLUMNS = (
     _quantity("sent", "sent_bytes", "B"),
     _number("ms/transfer", "transfer_ms", ".1f"),
 )
+
+
+def unit_name(row: Row) -> str:
+    """The number of an instance's stage; of one that makes batches `data`, or its function's name."""
+    if row["stage"] >= 0:
+        return str(row["stage"])
+    return str(row["sid"]).removeprefix(f"{row['job']}-").rpartition("-r")[0]
 
 
 def routes_text(document: Row) -> RenderableType:

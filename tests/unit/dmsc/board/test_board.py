@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from dmsc.board.documents import LINKS_PARTS, TOP_PARTS, Row, routes_document, silent, top_document
-from dmsc.board.view import MOST_LINES, routes_text, top_text
+from dmsc.board.view import MOST_LINES, routes_text, top_text, unit_name
 from entities.gateway.dashboard.rows import ViewTimes
 from entities.gateway.dashboard.view_model import STEPS, MeshViewModel
 from schemas.data_plane import RouteTable
@@ -293,3 +293,9 @@ def test_a_node_whose_agent_is_there_is_waited_for() -> None:
     assert silent(found.whole(NOW, TOP_PARTS)) == {"a/n2"}
     found.take_node(NodeSample(cluster="a", node="n2", cpu=0.0), NOW)
     assert silent(found.whole(NOW, TOP_PARTS)) == set()
+
+
+def test_an_instance_that_makes_batches_is_called_by_what_it_does() -> None:
+    units = (("j-1-data-r0", -2, "data"), ("j-1-tokens-r12", -1, "tokens"), ("j-1-s3-r0", 3, "3"))
+    for sid, number, expected in units:
+        assert unit_name({"sid": sid, "job": "j-1", "stage": number}) == expected

@@ -37,9 +37,10 @@ export function clock(at, digits = 0) {
 
 /** An instance as one calls it next to its job: `s0 · r1`. */
 export function shortName(row) {
-  const sid = row.sid;
-  const bare = row.job && sid.startsWith(`${row.job}-`) ? sid.slice(row.job.length + 1) : sid;
-  return bare.replace("-", " · ");
+  return bareName(row).replace("-", " · ");
 }
 
-export const stageName = (stage) => (stage < 0 ? "data" : `stage ${stage}`);
+const bareName = ({ sid, job }) => (job && sid.startsWith(`${job}-`) ? sid.slice(job.length + 1) : sid);
+
+/** What an instance is one of: `stage 0`, `data`, or the name of a preprocessing function. */
+export const unitName = (row) => (row.stage < 0 ? bareName(row).replace(/-r\d+$/, "") : `stage ${row.stage}`);

@@ -5,6 +5,8 @@
  * Where a stage meets a cluster, its instances stand as cards; where there are too many, as tiles.
  */
 
+import { unitName } from "./format.js";
+
 const PAD = 12;
 const HEAD = 26; // stage names
 const LABEL = 20; // a cluster's name
@@ -32,9 +34,12 @@ export function arrange(instances, width) {
     cell.rows.sort((one, other) => compare(one.sid, other.sid));
     most = Math.max(most, cell.rows.length);
   }
-  return vertical
+  const shape = vertical
     ? downwards(stages, clusters, cells, most, width)
     : across(stages, clusters, cells, most, width);
+  const names = new Map(instances.map((row) => [row.stage, unitName(row)]));
+  for (const each of shape.columns) each.name = names.get(each.stage);
+  return shape;
 }
 
 function across(stages, clusters, cells, most, width) {

@@ -7,7 +7,7 @@ import { bundle, differ } from "./bundles.js";
 import { palette, stageColour } from "./colours.js";
 import { h, say } from "./dom.js";
 import { Dots } from "./dots.js";
-import { bytesPerS, ms, percent, shortName, stageName } from "./format.js";
+import { bytesPerS, ms, percent, shortName, unitName } from "./format.js";
 import { arrange, curve } from "./layout.js";
 import { inTurn, notAnyMore } from "./turns.js";
 
@@ -184,7 +184,7 @@ export class MeshPicture {
       context.fillStyle = stageColour(column.stage);
       context.textBaseline = "middle";
       context.textAlign = "left";
-      context.fillText(stageName(column.stage), column.x + (vertical ? 9 : 0), vertical ? column.y + 5 : 14);
+      context.fillText(column.name, column.x + (vertical ? 9 : 0), vertical ? column.y + 5 : 14);
     }
   }
 
@@ -387,7 +387,7 @@ export class MeshPicture {
 }
 
 export function summary(row) {
-  const parts = [`${shortName(row)}, ${stageName(row.stage)}, ${row.cluster}/${row.node}: ${row.state}`];
+  const parts = [`${shortName(row)}, ${unitName(row)}, ${row.cluster}/${row.node}: ${row.state}`];
   if (row.share !== null && row.share !== undefined) parts.push(`share ${percent(row.share)}`);
   if (row.busy !== undefined) parts.push(`busy ${percent(row.busy)}, queue ${row.queue}`);
   if (row.service_ms) parts.push(`${ms(row.service_ms)} per microbatch`);

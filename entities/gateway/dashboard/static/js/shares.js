@@ -2,7 +2,7 @@
 
 import { stageColour } from "./colours.js";
 import { empty, h, keyed, setState, stateOf, text } from "./dom.js";
-import { bytesPerS, ms, percent, shortName, stageName } from "./format.js";
+import { bytesPerS, ms, percent, shortName, unitName } from "./format.js";
 import { compare } from "./layout.js";
 
 const LISTED = 12; // per stage, until all are asked for
@@ -31,7 +31,7 @@ export class Shares {
     }
     this.order(rows);
     const sorted = [...stages].sort(([one], [other]) => one - other);
-    keyed(this.list, sorted, ([stage]) => String(stage), ([stage]) => this.makeStage(stage), (element, [stage, held]) => {
+    keyed(this.list, sorted, ([stage]) => String(stage), ([stage, [first]]) => this.makeStage(stage, unitName(first)), (element, [stage, held]) => {
       held.sort((one, other) => odd(one) - odd(other) || this.places.get(one.sid) - this.places.get(other.sid));
       const cut = this.all.has(stage) ? held : held.slice(0, LISTED);
       const active = held.filter((row) => row.state === "active").length;
@@ -50,7 +50,7 @@ export class Shares {
     this.places = new Map(names.map((sid, index) => [sid, index]));
   }
 
-  makeStage(stage) {
+  makeStage(stage, name) {
     const swatch = h("span.swatch", {});
     const count = h("span.dim", {});
     const rows = h("div", {});
@@ -58,8 +58,8 @@ export class Shares {
       this.all.add(stage);
       this.again?.();
     } });
-    const element = h("section", { "aria-label": stageName(stage) },
-      h("div.stage-head", {}, swatch, h("h3", {}, stageName(stage)), count), rows, more);
+    const element = h("section", { "aria-label": name },
+      h("div.stage-head", {}, swatch, h("h3", {}, name), count), rows, more);
     return Object.assign(element, { swatch, count, rows, more });
   }
 
@@ -96,7 +96,7 @@ export class Shares {
       ["instance", row.sid],
       ["state", stateOf(row.state)],
       ["runs on", `${row.cluster} / ${row.node}, ${row.device}`],
-      ["share", `${percent(row.share)} of ${stageName(row.stage)}, weight ${row.weight ?? "–"}, window ${row.window ?? "–"}`],
+      ["share", `${percent(row.share)} of ${unitName(row)}, weight ${row.weight ?? "–"}, window ${row.window ?? "–"}`],
       ...(reasons(row).length ? reasons(row).map(([from, why]) => [from ? `why, from ${from}` : "why", why]) : [["why", "–"]]),
       ["busy", row.busy === undefined ? "–" : `${percent(row.busy)}, queue ${row.queue}, open ${row.open}`],
       ["a microbatch", row.service_ms ? ms(row.service_ms) : "–"],
