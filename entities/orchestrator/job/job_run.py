@@ -370,6 +370,7 @@ class JobRun:
         if self.job.spec.training.auto:
             await self._fix_by_memory(topology)
             topology = await self._outages.outlast("having the model analysed", self.model_analysis.analyse)
+        await self.job.gateway.until_routed()
         await self._deployment.deploy(topology)
         await self.training.begin()
         await self.job.store.tell("instances", instances=self.job.instances.views())

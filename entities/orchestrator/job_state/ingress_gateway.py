@@ -97,6 +97,24 @@ class IngressGateway:
                 said = True
                 await self._store.tell("recovery", text=f"waits for a gateway: {reason}")
 
+    async def until_routed(self) -> None:
+        """Waits until a router is registered: by its tables alone new instances find one another.
+
+        Instances that are there go on by the last tables of a router that is gone.
+        """
+
+        def is_there() -> bool:
+            return bool(self._mesh.routers())
+
+        if is_there() or await self._mesh.until(is_there, self._times.quiet_s):
+            return
+        await self._store.tell(
+            "recovery", text="waits for a router: none is registered; `dmsc run router` starts one"
+        )
+        while not is_there():
+            await self._mesh.next_change()
+        await self._store.tell("recovery", text=f"goes on: router {self._mesh.routers()[0]} routes for it")
+
     def _name(self, sid: str, graph: TaskGraph | None) -> None:
         present = self._policies.policy
         if graph is None:

@@ -138,6 +138,25 @@ async def test_a_job_without_a_gateway_waits_for_one_and_says_so(dial: Dial) -> 
         await communication.close()
 
 
+async def test_a_job_without_a_router_waits_for_one_and_says_so(dial: Dial) -> None:
+    said: asyncio.Queue[str] = asyncio.Queue()
+    mesh = MeshView()
+    communication = PolicyDistribution(await dial("orchestrator", EntityKind.ORCHESTRATOR), mesh)
+    entry = IngressGateway(mesh, communication, store(said.put), "gateway-a", GatewayTimes(quiet_s=0.01))
+    waiting = asyncio.create_task(entry.until_routed())
+    try:
+        assert await said.get() == "waits for a router: none is registered; `dmsc run router` starts one"
+        assert not waiting.done()
+        await register(mesh, "router-b")
+        await waiting
+        assert await said.get() == "goes on: router router-b routes for it"
+        await entry.until_routed()
+        assert said.empty()
+    finally:
+        waiting.cancel()
+        await communication.close()
+
+
 def test_the_next_entry_is_the_preferred_then_the_first_that_is_not_silent() -> None:
     three = ["gateway-a", "gateway-b", "gateway-c"]
     assert next_entry(three, "gateway-b", set()) == "gateway-b"
