@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -9,6 +11,7 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from schemas.base import Part, Token
 from schemas.callables import misnamed
+from schemas.data_set.step_args import StepArgs, parsed_args
 from schemas.job_file.code import CodeSpec
 from schemas.job_file.text import TextFormat, is_tokenizer_file
 from schemas.marks import HOLDS_USER_VALUES, Url
@@ -52,11 +55,23 @@ class BuildStep(Part):
     def is_users(self) -> bool:
         return ":" in self.function
 
+    @property
+    def called(self) -> str:
+        """What its dropped records are called."""
+        return self.reason or self.function
+
+    @property
+    def options(self) -> StepArgs:
+        """The arguments of a built-in step."""
+        return parsed_args(self.function, self.args)
+
     @model_validator(mode="after")
     def _has_what_it_needs(self) -> BuildStep:
         if (self.tokenizer is None) is (self.function == "tokenize"):
             lack = "tokenize needs tokenizer" if self.tokenizer is None else "tokenizer is for tokenize"
             raise ValueError(f"{self.function}: {lack}")
+        if not self.is_users:
+            parsed_args(self.function, self.args)
         return self
 
 
@@ -79,7 +94,11 @@ class DataBuildSpec(Part):
     unit_bytes: int = Field(
         8 << 20, ge=1 << 10, le=1 << 32, description="bytes of source in a unit, about: a row is never cut"
     )
-    group_units: int = Field(16, ge=1, le=1 << 16, description="units that are packed together, in a row")
+    group_units: int = Field(4, ge=1, le=1 << 16, description="units that are packed together, in a row")
+    on_bad_row: Literal["stop", "drop"] = Field(
+        "stop",
+        description="what becomes of a row that is no record: its unit is unreadable, or it is dropped",
+    )
     on_bad_unit: Literal["stop", "skip"] = Field(
         "stop", description="what becomes of a unit that can't be read, after two more attempts elsewhere"
     )
@@ -97,6 +116,19 @@ class DataBuildSpec(Part):
     @property
     def sources(self) -> tuple[str, ...]:
         return (self.source,) if isinstance(self.source, str) else self.source
+
+    @property
+    def content(self) -> Literal["records", "documents", "windows"]:
+        """What its samples are."""
+        names = [step.function for step in self.steps]
+        return "windows" if "pack" in names else "documents" if "tokenize" in names else "records"
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of all that decides the samples: all fields but those about who works and where."""
+        fields = self.model_dump(mode="json", exclude={"replicas", "store", "clusters", "code"})
+        code = None if self.code is None else self.code.sha256
+        return hashlib.sha256(json.dumps([fields, code], sort_keys=True).encode()).hexdigest()
 
     @property
     def duplicates(self) -> int | None:

@@ -22,46 +22,70 @@ Content = Literal["records", "documents", "windows"]
 
 
 class DataSetShard(StoredObject):
-    """One file of a split: `rows` samples, the next after those of the shards before it."""
+    """One file of a split: `rows` samples, the next after those of the shards before it.
+
+    `index` says where each sample begins, and has a digest of each block, by which a reader checks a block
+    before it uses it (`workers.preparation.shards`).
+    """
 
     rows: Count
     tokens: Count = 0
+    index: StoredObject
 
 
-class DataSetManifest(Part):
-    """One version, immutable. Equal `digest`s mean equal samples in equal order."""
+class DataSetContent(Part):
+    """What a version consists of. Equal `digest`s mean equal samples in equal order."""
 
     name: DataSetName
-    version: int = Field(ge=1)
     content: Content
     splits: dict[str, tuple[DataSetShard, ...]]
-    sample_tokens: int | None = Field(None, description="tokens of each window, with the target of its last")
+    sample_tokens: int | None = Field(None, description="tokens of each window, its last target aside")
+    packing: Literal["", "concatenate", "best_fit"] = Field("", description="of windows")
     dtype: Literal["uint16", "uint32"] | None = Field(None, description="of the tokens")
     tokenizer: str = Field("", description="as the file named it; `tokenizer_sha256` covers its bytes")
     tokenizer_sha256: Digest | None = None
     vocabulary: int | None = Field(None, description="ids that the tokenizer may give")
+    pad_id: Count | None = Field(None, description="what fills windows that are not full")
+    made_by: str = Field("", description="the tokenizer's library")
     field: str = Field("text", description="of records: what holds the text")
     units: Count
+    units_skipped: tuple[Count, ...] = Field((), description="those that could not be read")
     sources: tuple[Digest, ...] = Field(description="of all bytes of each record unit, in order")
     spec_sha256: Digest = Field(description="of the build's file, without who works and where")
+    code_sha256: Digest | None = Field(None, description="of the user's functions")
     rows_in: Count
-    kept: dict[str, Count]
-    dropped: dict[str, Count]
-    store: Url | None = None
+    kept: dict[str, Count] = Field(description="rows by split")
+    dropped: dict[str, Count] = Field(description="rows by reason")
+    tokens_left: Count = Field(0, description="tokens at the ends of groups that fill no window")
     licence: str = ""
     notes: Annotated[dict[str, str], HOLDS_USER_VALUES] = {}
     parents: tuple[str, ...] = Field((), description="data sets that it was built from, NAME@VERSION")
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of these fields; a version's number, time, user and place are not among them."""
+        content = self.model_dump(mode="json", include=set(DataSetContent.model_fields))
+        return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    def rows(self, split: str) -> int:
+        """Samples of a split."""
+        return sum(shard.rows for shard in self.splits.get(split, ()))
+
+    def tokens(self, split: str) -> int:
+        """Tokens of a split that are to be learnt."""
+        return sum(shard.tokens for shard in self.splits.get(split, ()))
+
+
+class DataSetManifest(DataSetContent):
+    """One version, immutable."""
+
+    version: int = Field(ge=1)
+    store: Url | None = None
     built_at: Time
     built_by: str = Field("", description="the user")
     seconds: float = Field(0.0, ge=0, allow_inf_nan=False)
 
     @property
-    def digest(self) -> str:
-        """SHA-256 of all fields but the version, its time, its user, and where its files lie."""
-        content = self.model_dump(
-            mode="json", exclude={"version", "built_at", "built_by", "seconds", "store"}
-        )
-        return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-    def rows(self, split: str) -> int:
-        return sum(shard.rows for shard in self.splits.get(split, ()))
+    def reference(self) -> str:
+        """`dataset://NAME@VERSION`."""
+        return f"{SCHEME}{self.name}@{self.version}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from schemas.base import Part
 from schemas.job_file.code import Digest
@@ -27,15 +27,22 @@ MOST_UNITS = 100_000
 """Units of a phase; a build that would have more is refused with the `unit_bytes` that would do."""
 UNITS_PER_DUPLICATES_PART = 64
 """Record units for each part of the hashes."""
+MOST_ROW_BYTES = 1 << 28
+"""A longer line, or a longer text file, is refused: a row is whole in memory."""
+MOST_REASONS = 256
+UNREADABLE = "unreadable"
+"""What rows are called that are no records, with `on_bad_row: drop`."""
 
 
 class SourceUnit(Part):
-    """Rows of one file (or whole small files in a row): what one instance reads at a time.
+    """Rows of one file (or whole small files in a row) of one source: what one instance reads at a time.
 
-    `start` and `stop` are bytes of a text file or JSON lines (rows that begin there are the unit's), row
-    groups of a Parquet file; of several files, 0 and 0.
+    Files are paths on their source's file system; of `stdlib:`, paths within it. `start` and `stop` are bytes
+    of a file of JSON lines (rows that begin there are the unit's), row groups of a Parquet file; 0 and 0:
+    whole files.
     """
 
+    source: int = Field(0, ge=0, description="which of the build's sources")
     files: tuple[Url, ...] = Field(min_length=1)
     start: Count = 0
     stop: Count = 0
@@ -49,29 +56,55 @@ class StoredObject(Part):
     sha256: Digest
     bytes: Count
 
+    @property
+    def name(self) -> str:
+        """Its name below the store's URL."""
+        return f"{self.sha256[:2]}/{self.sha256}"
+
 
 class UnitResult(Part):
     """What a unit gave. It is committed once; an equal result that comes later changes nothing.
 
     `outputs` by name: of records `records` and, with a duplicates step, `hashes`; of duplicates `dropped`; of
-    pack a name of `SPLITS` each. The books close: `rows_in` = `kept` + the sum of `dropped`.
+    pack, for each of `SPLITS` that has samples, its name, and its name with `-index`. The books close:
+    `rows_in` = the sum of `kept` + the sum of `dropped`.
     """
 
     phase: UnitPhase
     index: int = Field(ge=0)
-    units: tuple[SourceUnit, ...] = Field((), description="of plan only, as the two below")
-    tokenizer_sha256: Digest | None = None
-    vocabulary: int | None = Field(None, ge=1, description="ids that the tokenizer may give")
+    units: tuple[SourceUnit, ...] = Field((), description="of plan only")
     outputs: dict[str, StoredObject] = {}
     rows_in: Count = 0
-    kept: dict[str, Count] = Field({}, description="rows by output: records, or samples of a split")
-    dropped: dict[str, Count] = Field({}, description="rows by reason")
-    tokens: Count = 0
+    kept: dict[str, Count] = Field({}, description="rows: `records`, or by split")
+    dropped: dict[str, Count] = Field({}, max_length=MOST_REASONS, description="rows by reason")
+    samples: dict[str, Count] = Field({}, description="of pack: by split")
+    tokens: dict[str, Count] = Field({}, description="of pack: tokens to be learnt, by split")
+    tokens_left: Count = Field(0, description="of pack: tokens at the ends of groups that fill no window")
+    tokenizer_sha256: Digest | None = Field(None, description="of plan and pack")
+    vocabulary: int | None = Field(
+        None, ge=1, description="of plan and pack: ids that the tokenizer may give"
+    )
+    pad_id: Count | None = Field(None, description="of plan and pack: what fills windows")
+    made_by: str = Field("", max_length=256, description="of plan and pack: the tokenizer's library")
+    code_sha256: Digest | None = Field(None, description="of the user's functions; all units have the same")
     source_sha256: Digest | None = Field(None, description="of records: of all bytes read")
+
+    @model_validator(mode="after")
+    def _books_close(self) -> UnitResult:
+        if self.rows_in != (found := sum(self.kept.values()) + sum(self.dropped.values())):
+            raise ValueError(
+                f"{self.phase} unit {self.index}: {self.rows_in:,} rows came in, and {found:,} are "
+                "accounted for"
+            )
+        return self
 
 
 class UnitOrder(Part):
-    """One unit, with all that it depends on: `inputs` are results of earlier phases, in order of index."""
+    """One unit, with all that it depends on: `inputs` are results of earlier phases, in order of index.
+
+    Of records: none. Of duplicates: of all record units. Of pack: of the record units of its group, and of
+    all duplicates units. A unit that was skipped has no result.
+    """
 
     phase: UnitPhase
     index: int = Field(0, ge=0)
@@ -83,3 +116,8 @@ class UnitOrder(Part):
 def parts_of_hashes(units: int) -> int:
     """Into how many parts the hashes of `units` record units fall: one for each 64, at least 1."""
     return max(1, -(-units // UNITS_PER_DUPLICATES_PART))
+
+
+def groups_of(units: int, group_units: int) -> tuple[range, ...]:
+    """The record units of each group, in order."""
+    return tuple(range(start, min(start + group_units, units)) for start in range(0, units, group_units))

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, cast
 from bus.files.artifacts import SCHEME, open_artifacts, open_filesystem
 from bus.wire.secret_urls import hidden
 from schemas.errors import BadData, BadInput, NotFound
-from schemas.urls import STDLIB
+from schemas.urls import STDLIB, local_path
 from workers.data.storage.node_cache import open_file
 from workers.data.storage.sources import EDGE_BYTES, edge_bytes, marks
 
@@ -43,6 +43,11 @@ class SourceFile:
     local: Path | None = None
     _filesystem: Any = field(default=None, repr=False, compare=False)
     _path: str = field(default="", repr=False, compare=False)
+
+    @property
+    def path(self) -> str:
+        """Where it is on its source's file system."""
+        return str(self.local) if self.local is not None else self._path
 
     def open(self) -> BinaryIO:
         """Opens it to read at any place. A remote file is read by ranges."""
@@ -156,6 +161,37 @@ def list_files(
         )
         for name, facts in sorted(found.items())
     ]
+
+
+def find_file(
+    source: str, path: str, fetched: Mapping[str, Path] = {}, *, key: str = "data.source"
+) -> SourceFile:
+    """One file of a source, by `SourceFile.path`, or by its path within the standard library.
+
+    Raises:
+        BadData: It is missing or can't be read.
+    """
+    if source in fetched:
+        return list_files(source, fetched, key=key)[0]
+    if source.startswith(STDLIB):
+        local = Path(sysconfig.get_paths()["stdlib"], path)
+        if not local.is_file():
+            raise BadData(f"{key} {STDLIB} {path} is not in this node's standard library")
+        return SourceFile(path, local.stat().st_size, local=local)
+    is_local = local_path(source) is not None
+    try:
+        filesystem, path = open_filesystem(path) if is_local else (open_filesystem(source)[0], path)
+        facts = filesystem.info(path)
+    except BadInput as error:
+        raise BadData(f"{key} {error.text}") from None
+    except FileNotFoundError:
+        raise BadData(f"{key} {hidden(path)} is not there, or no longer") from None
+    except OSError as error:
+        raise BadData(f"{key} {hidden(path)} can't be read: {hidden(str(error.strerror or error))}") from None
+    size = int(facts["size"] or 0)
+    if is_local:
+        return SourceFile(path, size, local=Path(path))
+    return SourceFile(path, size, next(iter(marks(facts)), ""), None, filesystem, path)
 
 
 def _found(filesystem: Any, path: str, source: str, key: str) -> tuple[dict[str, Any], str]:

@@ -1,0 +1,62 @@
+"""One unit of a build, by its phase."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from schemas.data_set.build_file import DataBuildSpec
+from schemas.data_set.units import UnitOrder, UnitResult
+from schemas.errors import BadData
+from workers.preparation.duplicates import run_duplicates_unit
+from workers.preparation.pack_unit import run_pack_unit
+from workers.preparation.planning import planned
+from workers.preparation.record_unit import is_record_step, run_record_unit
+from workers.preparation.steps import RecordSteps
+from workers.preparation.stores import UnitStore
+from workers.preparation.token_shards import BuildTokenizer
+from workers.user_code import code_digest
+
+
+def run_unit(
+    spec: DataBuildSpec, order: UnitOrder, store: UnitStore, fetched: Mapping[str, Path] = {}
+) -> UnitResult:
+    """Does the work of one unit. Blocks.
+
+    The result is a function of the sources' bytes, of the outputs of `order.inputs`, and of the build's file.
+
+    Args:
+        spec: The build.
+        order: The unit.
+        store: Where outputs of units are kept.
+        fetched: `bus://` URL → file, of those that the build names.
+
+    Raises:
+        BadData: In one line: what, where, remedy. The same at every attempt.
+        BadModel: A function of the user's can't be loaded here.
+        Unavailable: A source or the store does not answer now.
+        OSError: A file can't be read or written now.
+    """
+    code = code_digest(*spec.user_code()) if spec.user_code() else None
+    if order.phase == "plan":
+        return _plan(spec, fetched, code)
+    if order.phase == "records":
+        if order.unit is None:
+            raise BadData(f"the order of record unit {order.index} names no unit")
+        return run_record_unit(spec, order.index, order.unit, store, fetched, code)
+    if order.phase == "duplicates":
+        if spec.duplicates is None:
+            raise BadData(f"data set {spec.name} has no step that removes duplicates")
+        options = spec.steps[spec.duplicates].options
+        return run_duplicates_unit(options, order.index, order.parts, order.inputs, store)
+    return run_pack_unit(spec, order.index, order.inputs, store, fetched, code)
+
+
+def _plan(spec: DataBuildSpec, fetched: Mapping[str, Path], code: str | None) -> UnitResult:
+    """The plan. All that may be wrong with steps and tokenizer is found here, before any record is read."""
+    for number, step in enumerate(spec.steps):
+        if is_record_step(step.function):
+            RecordSteps([step], number, spec.field)
+    facts = {} if spec.content == "records" else BuildTokenizer.of(spec, fetched).facts()
+    units = planned(spec, fetched)
+    return UnitResult(phase="plan", index=0, units=units, code_sha256=code, **facts)
