@@ -117,16 +117,31 @@ def joined(path: str, name: str) -> str:
     return f"{path.rstrip('/')}/{name}" if name else path
 
 
+_ADVISE = getattr(os, "posix_fadvise", None)  # not everywhere
+_REGION_BYTES = 4 << 20
+
+
 class LocalSource(FileSource):
-    """Files of this machine, by descriptors that stay open: the page cache is their cache."""
+    """Files of this machine, by descriptors that stay open: the page cache is their cache.
+
+    Samples are drawn in any order, but from few shards at a time, so what lies beside one is needed soon: the
+    first read of a region asks the system for all of it, which takes no longer than one read from a disk.
+
+    Args:
+        url: Their URL.
+        most_open: Descriptors.
+        most_regions: Regions that are known to have been asked for; pages of others may be gone by now.
+    """
 
     cached = False
 
-    def __init__(self, url: str, *, most_open: int = 128) -> None:
+    def __init__(self, url: str, *, most_open: int = 128, most_regions: int = 1024) -> None:
         super().__init__(url)
         self._filesystem, self._path = open_filesystem(url)
         self._most_open = most_open
         self._files: OrderedDict[str, FileIO] = OrderedDict()
+        self._most_regions = most_regions
+        self._regions: OrderedDict[tuple[str, int], None] = OrderedDict()
         self._lock = threading.Lock()
 
     def state(self, name: str) -> FileState:
@@ -135,6 +150,7 @@ class LocalSource(FileSource):
 
     def read(self, name: str, start: int, length: int, state: FileState) -> bytes:
         file = self._open(name)
+        self._ask_ahead(name, file, start, length)
         data = os.pread(file.fileno(), length, start)
         while 0 < len(data) < length:
             more = os.pread(file.fileno(), length - len(data), start + len(data))
@@ -151,6 +167,7 @@ class LocalSource(FileSource):
         file = self._open(name)
         number = file.fileno()
         for start, places in parts:
+            self._ask_ahead(name, file, start, length)
             if os.preadv(number, places, start) != length:
                 data = memoryview(self.read(name, start, length, state))
                 for place in places:
@@ -159,6 +176,16 @@ class LocalSource(FileSource):
         now = _local_state(os.fstat(number))
         if now != state:
             raise self.changed(name, now)
+
+    def _ask_ahead(self, name: str, file: FileIO, start: int, length: int) -> None:
+        region = start // _REGION_BYTES
+        if _ADVISE is None or length >= _REGION_BYTES or (name, region) in self._regions:
+            return
+        with self._lock:
+            self._regions[name, region] = None
+            while len(self._regions) > self._most_regions:
+                self._regions.popitem(last=False)
+        _ADVISE(file.fileno(), region * _REGION_BYTES, _REGION_BYTES, os.POSIX_FADV_WILLNEED)
 
     def _open(self, name: str) -> FileIO:
         """The file, open; one that was dropped from here is closed when its last reader is done."""
