@@ -1,6 +1,6 @@
 """Each example of examples/ as its author would train it without DMSC: a plain loop over the same samples.
 
-    python -m benchmarks.plain_loops NAME [STEPS]
+    python -m benchmarks.plain_loops NAME [STEPS] [--backwards]
 
 Model, loss and loop are plain PyTorch, transformers and peft. It shares with DMSC what defines the job: the
 samples in their order, the first weights, and the learning rate of a step. Gradients are accumulated over the
@@ -143,8 +143,8 @@ def make_optimizer(spec: JobSpec, model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(trained, lr=own.lr, **options)
 
 
-async def losses(name: str, steps: int) -> list[float]:
-    """The loss of each of the first steps."""
+async def losses(name: str, steps: int, *, backwards: bool = False) -> list[float]:
+    """The loss of each of the first steps. `backwards`: a step's microbatches in the other order."""
     torch.set_num_threads(1)
     sys.path.insert(0, str(ROOT / "examples" / name))
     spec, example = load_job(ROOT / "examples" / name / "job.yaml"), EXAMPLES[name]
@@ -163,7 +163,7 @@ async def losses(name: str, steps: int) -> list[float]:
     for step in range(steps):
         optimizer.zero_grad()
         total = weight = 0.0
-        for microbatch in range(training.microbatches):
+        for microbatch in range(training.microbatches)[:: -1 if backwards else 1]:
             loss, counted = example.score(model, data.batch("train", step, microbatch))
             torch.autograd.backward(loss)
             total, weight = total + loss.item(), weight + counted
@@ -182,4 +182,4 @@ async def losses(name: str, steps: int) -> list[float]:
 
 if __name__ == "__main__":
     count = int(sys.argv[2]) if len(sys.argv) > 2 else 50
-    print(json.dumps(asyncio.run(losses(sys.argv[1], count))))
+    print(json.dumps(asyncio.run(losses(sys.argv[1], count, backwards="--backwards" in sys.argv))))
