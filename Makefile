@@ -134,6 +134,10 @@ bench-training: setup ## steps against torch's pipeline and DDP
 bench-data: setup ## samples/s and memory from file to tensor, beside DataLoader, StatefulDataLoader, MosaicML Streaming
 	@$(VENV)/python -m benchmarks.data $(ARGS)
 
+.PHONY: bench-build
+bench-build: setup ## MB/s from JSON lines to packed windows: units of a build, beside datasets.map
+	@$(VENV)/python -m benchmarks.data_build $(ARGS)
+
 .PHONY: bench-sums
 bench-sums: setup ## nanoseconds per parameter of exact sums: by the kernel, by torch, beside float sums
 	@$(VENV)/python -m benchmarks.exact_sums $(ARGS)

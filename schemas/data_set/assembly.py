@@ -9,8 +9,9 @@ from typing import Any
 from schemas.data_set.build_file import DataBuildSpec
 from schemas.data_set.manifest import DataSetContent, DataSetShard
 from schemas.data_set.step_args import PackArgs
-from schemas.data_set.units import SPLITS, UnitPhase, UnitResult, groups_of
+from schemas.data_set.units import UnitPhase, UnitResult, groups_of
 from schemas.errors import BadData
+from schemas.job_file.data_set_use import SPLITS
 
 INDEX = "-index"
 """Behind a split's name: the output that has the shard's index."""

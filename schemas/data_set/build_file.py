@@ -7,17 +7,15 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from schemas.base import Part, Token
 from schemas.callables import misnamed
 from schemas.data_set.step_args import StepArgs, parsed_args
 from schemas.job_file.code import CodeSpec
+from schemas.job_file.data_set_use import DataSetName
 from schemas.job_file.text import TextFormat, is_tokenizer_file
 from schemas.marks import HOLDS_USER_VALUES, Url
-
-DataSetName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
-"""A data set's name; it has no `@`, which stands before the version, and is one token of a subject."""
 
 RECORD_STEPS = ("clean", "length", "repetition", "score", "extract")
 """Built-in steps from one record to one record or none."""

@@ -9,13 +9,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from schemas.base import Part, Time
-from schemas.data_set.build_file import DataSetName
 from schemas.data_set.units import Count, StoredObject
 from schemas.job_file.code import Digest
+from schemas.job_file.data_set_use import SCHEME, DataSetName
 from schemas.marks import HOLDS_USER_VALUES, Url
-
-SCHEME = "dataset://"
-"""`dataset://NAME@VERSION`, and `dataset://NAME`: its newest version when the job is submitted."""
 
 Content = Literal["records", "documents", "windows"]
 """What a sample is: a JSON record; a document's tokens, of any length; `sample_tokens` tokens."""

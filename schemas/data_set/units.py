@@ -22,7 +22,6 @@ from schemas.marks import Url
 UnitPhase = Literal["plan", "records", "duplicates", "pack"]
 PHASES: tuple[UnitPhase, ...] = ("plan", "records", "duplicates", "pack")
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
-SPLITS = ("train", "validation")
 MOST_UNITS = 100_000
 """Units of a phase; a build that would have more is refused with the `unit_bytes` that would do."""
 UNITS_PER_DUPLICATES_PART = 64

@@ -9,15 +9,18 @@ from pydantic import AfterValidator, Field, model_validator
 
 from schemas.base import Token
 from schemas.callables import misnamed
+from schemas.job_file.data_set_use import SCHEME, DataSetUse
 from schemas.job_file.preprocess import MOST_FUNCTIONS, PreprocessSpec, check_chain
 from schemas.job_file.text import TextSpec, is_tokenizer_file
 from schemas.marks import HOLDS_USER_VALUES, Url
 from schemas.urls import STDLIB
 
-DataKind = Literal["bytes", "text", "chat", "tokens", "table", "images", "shards", "huggingface", "factory"]
+DataKind = Literal[
+    "bytes", "text", "chat", "tokens", "dataset", "table", "images", "shards", "huggingface", "factory"
+]
 
 OF_KINDS: dict[str, frozenset[str]] = {
-    "sample_tokens": frozenset({"bytes", "text", "chat", "tokens"}),
+    "sample_tokens": frozenset({"bytes", "text", "chat", "tokens", "dataset"}),
     "unit": frozenset({"tokens"}),
     "dtype": frozenset({"tokens"}),
     "columns": frozenset({"table", "images", "shards", "huggingface"}),
@@ -33,6 +36,8 @@ OF_KINDS: dict[str, frozenset[str]] = {
     "streaming": frozenset({"huggingface"}),
     "limit": frozenset({"factory", "huggingface"}),
     **{name: frozenset({"text", "chat"}) for name in TextSpec.model_fields},
+    **{name: frozenset({"text", "chat", "dataset"}) for name in ("attention", "attention_mask")},
+    "data_set": frozenset({"dataset", "text", "chat", "table"}),
 }
 """Field → the kinds that have it. A field that is not here is every kind's."""
 
@@ -42,7 +47,7 @@ MOST_REPEATED = 1 << 20
 """Most characters that a section's parts may take over from it, all together: each repeats them, and the bus
 takes no larger message."""
 
-TOKEN_KINDS = frozenset({"bytes", "text", "chat", "tokens"})
+TOKEN_KINDS = frozenset({"bytes", "text", "chat", "tokens", "dataset"})
 """Kinds whose samples are `sample_tokens` tokens; a sample of any other counts as one."""
 
 
@@ -113,6 +118,10 @@ class SourceSpec(TextSpec):
         None, ge=1, le=1 << 40, description="samples taken of one that can only be read in its own order"
     )
 
+    data_set: DataSetUse | None = Field(
+        None, description="the version that a source `dataset://NAME` stands for; the gateway says so"
+    )
+
     @property
     def tokens_per_sample(self) -> int:
         return self.sample_tokens if self.kind in TOKEN_KINDS else 1
@@ -128,6 +137,15 @@ class SourceSpec(TextSpec):
                 )
         if self.kind in ("text", "chat") and (reason := self.misfit(self.kind)):
             raise ValueError(reason)
+        if self.kind == "dataset" and not self.source.startswith(SCHEME) and not getattr(self, "mixture", ()):
+            raise ValueError(
+                f"kind dataset reads what the mesh has built: source: {SCHEME}NAME or NAME@VERSION"
+            )
+        if self.source.startswith(SCHEME) and self.kind not in OF_KINDS["data_set"]:
+            raise ValueError(
+                f"{self.source} is read by kind dataset, and its records by text, chat or table; this is "
+                f"kind {self.kind}"
+            )
         if self.kind == "factory" and self.factory is None and not getattr(self, "mixture", ()):
             raise ValueError("kind factory needs factory: module:callable")
         if self.kind == "factory" and self.source != STDLIB:
@@ -136,7 +154,9 @@ class SourceSpec(TextSpec):
 
     def own_urls(self) -> dict[str, str]:
         """Field → URL of this source. What is not listed here, nobody checks and no node opens."""
-        return {"source": self.source, **self.text_urls()}
+        built = self.data_set
+        files = {} if built is None else {"data_set.manifest": built.manifest, "data_set.store": built.store}
+        return {"source": self.source, **files, **self.text_urls()}
 
     def callables(self) -> Iterator[str]:
         """Each `module:callable` of the user's that this source runs."""
@@ -210,7 +230,8 @@ class DataSpec(SourceSpec):
     def _inherit(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        own = {name: value[name] for name in SourceSpec.model_fields if name in value and name != "source"}
+        names = SourceSpec.model_fields.keys() - {"source", "data_set"}
+        own = {name: value[name] for name in SourceSpec.model_fields if name in value and name in names}
         changed = dict(value)
         mixture, sets = value.get("mixture"), value.get("validation")
         parts = [

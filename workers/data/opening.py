@@ -18,6 +18,7 @@ from schemas.job_file.data import DataKind, DataSpec, SourceSpec
 from workers.data.batches import Batch, BatchSource, SourceAccount, Split
 from workers.data.checking import check_shapes
 from workers.data.collating import users_collate
+from workers.data.data_set.fetching import fetch_data_sets, held_out_of, read_manifest, with_split
 from workers.data.kinds.byte_windows import rest_of
 from workers.data.kinds.token_files import token_stream
 from workers.data.order import OrderedSource, SampleOrder
@@ -37,6 +38,7 @@ KINDS: dict[DataKind, str] = {
     "text": "workers.data.text.opening:open_text",
     "chat": "workers.data.text.opening:open_text",
     "tokens": "workers.data.kinds.token_files:open_tokens",
+    "dataset": "workers.data.shards.data_set_shards:open_data_set",
     "table": "workers.data.kinds.tables:open_table",
     "images": "workers.data.kinds.images:open_images",
     "shards": "workers.data.shards:open_shards",
@@ -123,7 +125,9 @@ async def open_source(spec: JobSpec, bus: Bus | None, *, chained: bool = True) -
     folder = tempfile.TemporaryDirectory(prefix="data-", ignore_cleanup_errors=True)
     with ExitStack() as stack:
         spool = Path(stack.enter_context(folder))
-        fetched = await fetch_uploads(spec.data.urls(), bus, spool)
+        uploads = {place: url for place, url in spec.data.urls().items() if ".data_set." not in place}
+        fetched = await fetch_uploads(uploads, bus, spool)
+        fetched |= await fetch_data_sets(spec.data, bus, spool)
         opener = _Opener(spec, spool, fetched, stack)
         splits = await asyncio.to_thread(opener.splits)
         data = JobData(splits, stack.pop_all(), spec.data.largest)
@@ -142,6 +146,8 @@ def open_samples(spec: SourceSpec, opening: Opening) -> Samples:
     Raises:
         BadData: See `open_source`.
     """
+    if spec.data_set is not None:
+        spec = with_split(spec)
     module, _, name = KINDS[spec.kind].partition(":")
     if importlib.util.find_spec(module) is None:
         raise BadData(f"{opening.at}.kind: {spec.kind} is not there in this version")
@@ -224,9 +230,13 @@ class _Opener:
         for number, (place, part) in enumerate(places.items()):
             samples = self._samples(place, part, digests)
             shuffled = data.order != "sequential"
-            mine, others = split(
-                samples, data.held_out, self._training.seed, number, shuffled=shuffled, name=place
-            )
+            others = self._held_out_by_build(place, part, digests)
+            if others is not None:
+                mine = whole(samples, name=place)
+            else:
+                mine, others = split(
+                    samples, data.held_out, self._training.seed, number, shuffled=shuffled, name=place
+                )
             kept.append(mine)
             held.append(others)
             if data.held_out and not others.size:
@@ -238,6 +248,21 @@ class _Opener:
         if data.held_out:
             found["validation"] = self._split("validation", held, list(places.values()))
         return found
+
+    def _held_out_by_build(self, place: str, part: SourceSpec, digests: list[str]) -> SampleView | None:
+        """What was held out of a data set when it was built; None: nothing, or nothing is held out."""
+        use = None if part.data_set is None else held_out_of(part.data_set)
+        if use is None or not self._data.held_out:
+            return None
+        manifest = read_manifest(self._openings[place].fetched, use, place)
+        if use.split not in manifest.splits:
+            return None
+        own = self._openings[place]
+        self._openings[f"{place} (validation)"] = Opening(
+            own.at, own.seed, own.spool.with_name(f"{own.spool.name}-validation"), own.fetched
+        )
+        samples = self._samples(f"{place} (validation)", with_split(part, use.split), digests)
+        return whole(samples, name=place)
 
     def _split(self, name: Split, views: list[SampleView], parts: list[SourceSpec]) -> SplitSamples:
         data, training = self._data, self._training

@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from schemas.data_set.assembly import INDEX
 from schemas.data_set.build_file import DataBuildSpec
-from schemas.data_set.units import SPLITS, UNREADABLE, UnitResult
+from schemas.data_set.units import UNREADABLE, UnitResult
 from schemas.errors import BadData
+from schemas.job_file.data_set_use import SPLITS
 from workers.data.data_set.shard_file import write_index
 from workers.preparation.reading import Record, UnfitRecord, text_of, written
 from workers.preparation.record_unit import is_record_step

@@ -48,11 +48,11 @@ class FolderUnitStore:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
 
     def write(self, path: Path) -> StoredObject:
         stored = digested(path)
-        target = self._folder / stored.name
+        target = self.folder / stored.name
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             temporary = target.with_name(f".{secrets.token_hex(8)}")
@@ -61,7 +61,7 @@ class FolderUnitStore:
         return stored
 
     def open(self, stored: StoredObject) -> Path:
-        return checked(self._folder / stored.name, stored, str(self._folder))
+        return checked(self.folder / stored.name, stored, str(self.folder))
 
 
 class ArtifactUnitStore:

@@ -14,6 +14,7 @@ from schemas.data_set.build_file import DataBuildSpec
 from schemas.data_set.step_args import PackArgs, TokenizeArgs
 from schemas.errors import BadData
 from workers.data.data_set.shard_file import write_index
+from workers.data.text.corpus import bound_parallelism
 from workers.data.text.packing import BestFitPacking, WholePacking
 from workers.data.text.tokenizer import Ids, TextTokenizer, naming_failures, open_tokenizer
 
@@ -44,6 +45,7 @@ class BuildTokenizer:
         """
         number, step = next((n, step) for n, step in enumerate(spec.steps) if step.function == "tokenize")
         assert step.tokenizer is not None
+        bound_parallelism(1)  # units are what is done at a time
         options = cast(TokenizeArgs, step.options)
         try:
             return cls(open_tokenizer(step.tokenizer, options.eos, fetched), options)

@@ -37,7 +37,10 @@ ALLOWED: dict[str, set[str]] = {
     **{
         f"data{source}.{size}": set()
         for source in ("", ".mixture[0]")
-        for size in ("sample_tokens", "limit", "image_size", "image_size[0]", "image_size[1]", *TEXT_NUMBERS)
+        for size in (
+            *("sample_tokens", "limit", "image_size", "image_size[0]", "image_size[1]", "data_set.version"),
+            *TEXT_NUMBERS,
+        )
     },
     "data.mixture[0].weight": set(),
     "data.validation_fraction": {"zero"},
@@ -105,6 +108,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "groups[0]": {"match": ["x"]},
     "preprocess[0]": {"name": "x", "function": "extract"},
     "sets[0]": {"name": "validation"},
+    "data_set": {"name": "x", "digest": "0" * 64, "manifest": "bus://m", "store": "bus://s"},
     "until": {"metric": "loss"},
 }
 """What is needed beside a number, by the part that has both."""
@@ -173,6 +177,8 @@ def document(model: type[Part], path: str, value: object) -> dict[str, Any]:
         return body
     if path.startswith(("data.image_size", "data.limit")):
         body["data"] = {"kind": "huggingface"}
+    if path.startswith("data.data_set."):
+        body["data"] = {"kind": "dataset", "source": "dataset://x@1"}
     if path.removeprefix("data.") in TEXT_NUMBERS:
         body["data"] = {"kind": "text"}
     if path.endswith("]") and path.partition("[")[0].endswith(("betas", "image_size")):

@@ -31,7 +31,7 @@ def lines(data: dict[str, Any]) -> list[str]:
         ),
         (
             {"kind": "table", "sample_tokens": 9},
-            "data: sample_tokens is for kind bytes or chat or text or tokens",
+            "data: sample_tokens is for kind bytes or chat or dataset or text or tokens",
         ),
         ({"kind": "factory"}, "data: kind factory needs factory: module:callable"),
         (

@@ -1,4 +1,4 @@
-"""Kind `table`: columns of CSV and Parquet files as named tensors, by pyarrow.
+"""Kind `table`: columns of CSV, JSON lines and Parquet files as named tensors, by pyarrow.
 
 The columns that the job names are read once, part by part, into arrays of a fixed width per row: in memory as
 long as they are small, else in files that are mapped. So a row, or many at once, is one access, whatever the
@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from bus.logs import get_logger
 from schemas.errors import BadData
 from schemas.job_file.data import SourceSpec
+from workers.data.data_set.record_files import files_of
 from workers.data.kinds.decoding import library, seed_generators
 from workers.data.kinds.file_formats import HEAD_BYTES, format_of
 from workers.data.samples import Opening, Samples
-from workers.data.source_files import SourceFile, files_digest, list_files
+from workers.data.source_files import SourceFile, files_digest
 from workers.user_code import describe, load
 
 log = get_logger("data")
@@ -30,6 +31,7 @@ IN_MEMORY_BYTES = 1 << 28
 """Columns up to this size stay in memory; larger ones are written into the spool and mapped."""
 
 ROWS_AT_ONCE = 1 << 16
+_JSON_LINES = (".jsonl", ".ndjson")
 
 Array = NDArray[Any]
 
@@ -101,7 +103,7 @@ def open_table(spec: SourceSpec, opening: Opening) -> Samples:
     """
     key = f"{opening.at}.source"
     library("pyarrow", "table", opening.at)
-    files = list_files(spec.source, opening.fetched, key=key, endings=(".parquet", ".pq", ".csv", ".tsv"))
+    files = files_of(spec, opening, (".parquet", ".pq", ".csv", ".tsv", *_JSON_LINES))
     readers = [_TableFile(file, f"{key} {file.name}") for file in files]
     wanted = _wanted(spec, readers, opening.at)
     parts: dict[str, _ColumnBuilder] = {
@@ -161,7 +163,9 @@ class _TableFile:
         found = format_of(head)
         self._is_parquet = head.startswith(b"PAR1")
         if found is not None and not self._is_parquet:
-            raise BadData(f"{what} is {found[0]}, which kind table does not read; give CSV or Parquet")
+            raise BadData(
+                f"{what} is {found[0]}, which kind table does not read; give CSV, JSON lines or Parquet"
+            )
         with self._opened() as opened:
             self.names: list[str] = list(
                 opened.schema_arrow.names if self._is_parquet else opened.schema.names
@@ -182,11 +186,15 @@ class _TableFile:
 
     def _opened(self, types: Mapping[str, str | None] = {}) -> Any:
         import pyarrow as pa
-        from pyarrow import csv, parquet
+        from pyarrow import csv, json, parquet
 
         try:
             if self._is_parquet:
                 return parquet.ParquetFile(self._file.open())
+            if self._file.name.lower().endswith(_JSON_LINES):
+                return json.open_json(
+                    pa.PythonFile(self._file.open()), read_options=json.ReadOptions(block_size=1 << 22)
+                )
             separator = "\t" if self._file.name.lower().endswith(".tsv") else ","
             return csv.open_csv(
                 pa.PythonFile(self._file.open()),

@@ -128,16 +128,20 @@ class LocalSource(FileSource):
     first read of a region asks the system for all of it, which takes no longer than one read from a disk.
 
     Args:
-        url: Their URL.
+        url: Their folder, or the file.
         most_open: Descriptors.
         most_regions: Regions that are known to have been asked for; pages of others may be gone by now.
+        own: Whether it is a folder of this process, which no job names and no rule forbids.
     """
 
     cached = False
 
-    def __init__(self, url: str, *, most_open: int = 128, most_regions: int = 1024) -> None:
+    def __init__(
+        self, url: str, *, most_open: int = 128, most_regions: int = 1024, own: bool = False
+    ) -> None:
         super().__init__(url)
-        self._filesystem, self._path = open_filesystem(url)
+        opened: tuple[Any, str] = (None, url) if own else open_filesystem(url)
+        self._filesystem, self._path = opened
         self._most_open = most_open
         self._files: OrderedDict[str, FileIO] = OrderedDict()
         self._most_regions = most_regions

@@ -7,8 +7,8 @@ import torch
 from bus.logs import get_logger
 from schemas.errors import BadData
 from schemas.job_file.data import SourceSpec
+from workers.data.data_set.record_files import files_of
 from workers.data.samples import Opening
-from workers.data.source_files import list_files
 from workers.data.storage.node_cache import shared_folder
 from workers.data.text.chat import ChatReader
 from workers.data.text.corpus import Corpus, bound_parallelism, stopped_at
@@ -39,7 +39,7 @@ def open_text(spec: SourceSpec, opening: Opening) -> PackedSamples:
     if spec.kind == "chat":
         template = open_template(spec.template, spec.template_arguments, tokenizer, opening.fetched)
         chat = ChatReader(template, spec.loss_on)
-    files = list_files(spec.source, opening.fetched, key=f"{opening.at}.source")
+    files = files_of(spec, opening)
     if not files:
         raise BadData(f"{opening.at}.source {spec.source} is a folder without files")
     corpus = Corpus(files, tokenizer, spec, chat)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ IGNORED = -100
 
 Tokens = npt.NDArray[np.int64]
 Values = dict[str, npt.NDArray[Any]]
+ReadTokens = Callable[[int, int], npt.NDArray[Any]]
 Mask = Literal["none", "padding", "documents"]
 
 
@@ -85,27 +86,77 @@ class PackedSamples:
 
     def inputs(self, segments: Sequence[DocumentSlice], length: int) -> Values:
         """What the model sees, without what it is to say."""
-        form = self._form
-        inputs = np.full(length, form.pad, np.int64)
-        documents = np.zeros(length, np.int64)
-        positions = np.zeros(length, np.int64)
-        place = 0
-        for number, part in enumerate(segments, 1):
-            count = part.stop - part.start
-            here = slice(place, place + count)
-            inputs[here] = self._file.tokens.read(part.start, part.stop)
-            documents[here] = number
-            positions[here] = np.arange(count)
-            place += count
-        positions[place:] = np.arange(length - place)
-        values: Values = {"inputs": inputs}
-        if form.within_documents:
-            values |= {"position_ids": positions, "document_ids": documents}
-        if form.mask == "padding":
-            values["attention_mask"] = (documents > 0).astype(np.int64)
-        elif form.mask == "documents":
-            values["attention_mask"] = (documents[:, None] == documents[None, :])[None]
-        return values
+        return input_values(self._file.tokens.read, segments, length, self._form)
+
+
+def input_values(
+    read: ReadTokens, segments: Sequence[DocumentSlice], length: int, form: SampleForm
+) -> Values:
+    """What the model sees, without what it is to say.
+
+    Args:
+        read: (start, stop) → tokens at these positions.
+        segments: The positions, by document.
+        length: Of the sample; the rest is padding.
+        form: What it consists of.
+    """
+    inputs = np.full(length, form.pad, np.int64)
+    documents = np.zeros(length, np.int64)
+    positions = np.zeros(length, np.int64)
+    place = 0
+    for number, part in enumerate(segments, 1):
+        count = part.stop - part.start
+        here = slice(place, place + count)
+        inputs[here] = read(part.start, part.stop)
+        documents[here] = number
+        positions[here] = np.arange(count)
+        place += count
+    positions[place:] = np.arange(length - place)
+    values: Values = {"inputs": inputs}
+    if form.within_documents:
+        values |= {"position_ids": positions, "document_ids": documents}
+    if form.mask == "padding":
+        values["attention_mask"] = (documents > 0).astype(np.int64)
+    elif form.mask == "documents":
+        values["attention_mask"] = (documents[:, None] == documents[None, :])[None]
+    return values
+
+
+def target_values(
+    read: ReadTokens,
+    segments: Sequence[DocumentSlice],
+    length: int,
+    *,
+    shifted: bool = True,
+    separated: bool = False,
+    counted: ReadTokens | None = None,
+) -> Tokens:
+    """What is to be learnt.
+
+    Args:
+        read: (start, stop) → tokens at these positions.
+        segments: The positions of the inputs, by document.
+        length: Of the sample; the rest is `IGNORED`.
+        shifted: Whether targets are the inputs one token later; else they are the inputs.
+        separated: Whether nothing is predicted from another document.
+        counted: (start, stop) → 1 for each token that is a target; None: all are.
+    """
+    targets = np.full(length, IGNORED, np.int64)
+    ahead = int(shifted)
+    place = 0
+    for part in segments:
+        count = part.stop - part.start
+        here = targets[place : place + count]
+        known = part.start + ahead, part.stop + ahead
+        here[:] = read(*known)
+        if counted is not None:
+            here[counted(*known) == 0] = IGNORED
+        if separated and shifted and part.crosses:
+            here[-1] = IGNORED
+        if separated and not shifted:
+            here[0] = IGNORED  # it would be predicted from another document
+        place += count
+    return targets
 
 
 class TextSamples(PackedSamples):
@@ -140,20 +191,12 @@ class TextSamples(PackedSamples):
         return {"inputs": values.pop("inputs"), "targets": targets, **values}
 
     def _targets(self, segments: Sequence[DocumentSlice], length: int) -> Tokens:
-        targets = np.full(length, IGNORED, np.int64)
-        separated = self._form.within_documents or self.packing.padded
-        ahead = int(self._form.shifted)
-        place = 0
-        for part in segments:
-            count = part.stop - part.start
-            here = targets[place : place + count]
-            known = part.start + ahead, part.stop + ahead
-            here[:] = self._file.tokens.read(*known)
-            if self._file.counted is not None:
-                here[self._file.counted.read(*known) == 0] = IGNORED
-            if separated and self._form.shifted and part.crosses:
-                here[-1] = IGNORED
-            if separated and not self._form.shifted:
-                here[0] = IGNORED  # it would be predicted from another document
-            place += count
-        return targets
+        counted = self._file.counted
+        return target_values(
+            self._file.tokens.read,
+            segments,
+            length,
+            shifted=self._form.shifted,
+            separated=self._form.within_documents or self.packing.padded,
+            counted=None if counted is None else counted.read,
+        )
