@@ -88,7 +88,7 @@ def _jsonl(folder: Path, content: bytes, name: str = "rows.jsonl") -> Path:
         ("rows.jsonl", b"PAR1xxxx", {}, "is Parquet, not JSON lines; name the files that are meant"),
         ("rows.parquet", b"nothing", {}, "is not a Parquet file"),
         ("rows.parquet", b"PAR1nothing PAR1", {}, "can't be read as Parquet"),
-        ("rows.jsonl.gz", gzip.compress(GOOD * 99)[:-9], {}, "rows.jsonl.gz is damaged"),
+        ("rows.jsonl.gz", gzip.compress(GOOD * 99, mtime=0)[:-9], {}, "rows.jsonl.gz is damaged"),
         ("rows.txt", b"\x89PNG\r\n\x1a\n", {}, "is PNG, not text"),
         ("rows.jsonl", b"", {}, "is empty: of 0 rows none is left for training; dropped: none"),
         (
