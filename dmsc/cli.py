@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from dmsc.commands.data import feeds
 from dmsc.commands.jobs import (
     chaos,
     check,
@@ -93,6 +94,7 @@ app.add_typer(audit.app, name="audit", rich_help_panel="Mesh")
 runs.app.command("list")(comparing.list_)
 runs.app.command()(comparing.show)
 runs.app.command()(comparing.compare)
+app.add_typer(feeds.app, name="data", rich_help_panel="Jobs")
 app.add_typer(runs.app, name="runs", rich_help_panel="Watch")
 
 

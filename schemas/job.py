@@ -106,6 +106,20 @@ class JobSpec(Part):
         return self
 
     @model_validator(mode="after")
+    def _has_a_feed_that_ends(self) -> JobSpec:
+        if self.ends_with_feed and self.data.arriving is None:
+            raise ValueError(
+                "training.until.feed: there is no feed in the order of arrival; give data.kind: feed, "
+                "or until.epochs"
+            )
+        return self
+
+    @property
+    def ends_with_feed(self) -> bool:
+        """Whether training ends with the feed whose records it takes as they arrive."""
+        return self.training.until is not None and self.training.until.feed
+
+    @model_validator(mode="after")
     def _watches_what_is_measured(self) -> JobSpec:
         """A metric without a value would end the training as one that does not improve."""
         training, evaluation = self.training, self.training.evaluation

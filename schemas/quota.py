@@ -31,7 +31,8 @@ class Quota(Part):
     """The most of each resource that one user may have at a time; None: no limit.
 
     `jobs` counts jobs that have not ended, including waiting ones; `slots` those of their stage instances,
-    including standbys; `stored_bytes` data sets, and weights and checkpoints of all their jobs, on the bus.
+    including standbys; `stored_bytes` data sets, feeds, and weights and checkpoints of all their jobs, on
+    the bus; `datasets` data sets and feeds.
     """
 
     rule: str = Field("", description="the entry of the rules' file that says so")
@@ -57,8 +58,12 @@ _WORDS = (
         "slots of jobs that have not ended",
         "ask for fewer replicas, or wait for another job of yours",
     ),
-    ("stored_bytes", "what is stored on the bus", "remove data sets or checkpoints, or store elsewhere"),
-    ("datasets", "data sets", "remove one that is not needed any more"),
+    (
+        "stored_bytes",
+        "what is stored on the bus",
+        "remove data sets, feeds or checkpoints, or store elsewhere",
+    ),
+    ("datasets", "data sets and feeds", "remove one that is not needed any more"),
 )
 
 

@@ -36,10 +36,11 @@ class LayerProfile(Part):
 
 
 class DataSource(Part):
-    """One source that a job is trained on. `epoch_samples`: None for windows from anywhere."""
+    """One source that a job is trained on. `epoch_samples`: None for windows from anywhere and for feeds."""
 
-    name: str = Field(description="its place in the job file")
+    name: str = Field(description="its place in the job file, or the feed")
     epoch_samples: int | None = None
+    feed: str = Field("", description="of a feed whose records are taken as they arrive, its `uid`")
 
     def epochs(self, samples: int) -> float | None:
         """How often each of its samples was seen, if so many were taken of it."""

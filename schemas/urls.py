@@ -15,6 +15,8 @@ from urllib.parse import unquote
 
 BUS, STDLIB, SECRET = "bus://", "stdlib:", "secret://"
 BUS_FOLDERS = ("artifacts", "datasets")
+FEEDS = "feeds"
+"""What stands before the name of a feed, `bus://feeds/NAME`: no folder of objects."""
 RUNS = "runs"
 ANY = "*"
 """The value of `--allow-url` that allows every URL."""
@@ -78,7 +80,8 @@ class UrlRules:
         if url.startswith(BUS):
             parts = url.removeprefix(BUS).strip("/").split("/")
             known = parts[0] in (BUS_FOLDERS[:1] if write else BUS_FOLDERS)
-            if known and not {"", ".", ".."} & set(parts):
+            is_feed = parts[0] == FEEDS and len(parts) == 2 and not write
+            if (known or is_feed) and not {"", ".", ".."} & set(parts):
                 return ""
             may_be = " or ".join(f"{BUS}{name}" for name in (BUS_FOLDERS[:1] if write else BUS_FOLDERS))
             return f"{url}: of the bus it may be {may_be}; --allow-url '*' allows anything"

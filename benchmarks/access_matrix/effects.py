@@ -55,7 +55,7 @@ _OPEN = (
     *("cluster.*.sample", "policy.>", "fault.>", "log.*"),
     *("job.event.*", "job.command.*"),
     *("$KV.registry.*", "$KV.routes.>", "$KV.leadership.*", "$KV.cordons.>", "$KV.steps.*"),
-    *("$KV.modules.*", "$KV.standings.>", "$KV.jobs.*", "$KV.datasets.*"),
+    *("$KV.modules.*", "$KV.standings.>", "$KV.jobs.*", "$KV.datasets.*", "$KV.feeds.>"),
 )
 _MEETING = tuple(
     f"{kind}.{place}.*"
@@ -128,7 +128,7 @@ INSTANCE = Effects(
         *("step.*.j.j-s0-r0", "state.*.j.j-s0-r0", "store.query.j.j-s0-r0"),
         *("data.notice.j.j-s0-r0", "data.answer.j.j-s0-r0", "data.blocks.j.*", "data.block.j.j-s0-r0"),
         *("fault.verdict.*", "job.event.j", "$KV.registry.*", "$KV.jobs.j", "$KV.routes.j.>"),
-        *("object artifacts/j/weights", *_MEETING),
+        *("$KV.feeds.>", "$KV.feed_records.>", "object artifacts/j/weights", *_MEETING),
     ),
     writes=(*_MEETING, "$O.artifacts.C.j.*", "$O.artifacts.M.YXJ0aWZhY3RzL2ovd2VpZ2h0cw=="),
 )
@@ -183,8 +183,17 @@ JOINS_ANY = _agent_named("join-any", "~")
 _STREAMS = (
     *("AUDIT", "DEAD_LETTERS", "FAULTS", "FAULT_QUEUE", "JOBS", "LOGS", "POLICIES", "SIGNALS", "STEPS"),
     *("TELEMETRY", "UNREADABLE", "OBJ_artifacts", "KV_rendezvous", "RENDEZVOUS_COUNTERS"),
-    *("KV_answers", "KV_cordons", "KV_datasets", "KV_jobs", "KV_leadership", "KV_link_secrets", "KV_modules"),
-    *("KV_registry", "KV_revocations", "KV_routes", "KV_secrets", "KV_standings", "KV_steps"),
+    *("KV_answers", "KV_cordons", "KV_datasets", "KV_feed_records", "KV_feeds", "KV_jobs", "KV_leadership"),
+    *(
+        "KV_link_secrets",
+        "KV_modules",
+        "KV_registry",
+        "KV_revocations",
+        "KV_routes",
+        "KV_secrets",
+        "KV_standings",
+        "KV_steps",
+    ),
     *("KV_uploads", "KV_users"),
 )
 
@@ -217,10 +226,11 @@ def _itself(name: str) -> tuple[str, ...]:
     )
 
 
-_GATEWAY_KEEPS = ("$KV.answers.*", "$KV.datasets.*", "$KV.secrets.*.*", "$KV.uploads.*")
+_FEEDS = ("$KV.feeds.feed.*", "$KV.feeds.segment.*.*", "$KV.feed_records.*.*")
+_GATEWAY_KEEPS = ("$KV.answers.*", "$KV.datasets.*", "$KV.secrets.*.*", "$KV.uploads.*", *_FEEDS)
 GATEWAY = Effects(
-    "asks everybody for its users, after Type 3; hears all that is said; keeps data sets, answers, secrets, "
-    "objects; writes no record of jobs, users, revocations, routes, the audit",
+    "asks everybody for its users, after Type 3; hears all that is said; keeps data sets, feeds, answers, "
+    "secrets, objects; writes no record of jobs, users, revocations, routes, the audit",
     says=(
         *_itself("gateway-a"),
         *("signal.access.gateway-a", "access.explain.gateway-a", "access.users.gateway-a"),
@@ -259,6 +269,8 @@ GATEWAY = Effects(
                 "UNREADABLE": ("unreadable.*",),
                 "KV_answers": ("$KV.answers.*",),
                 "KV_datasets": ("$KV.datasets.*",),
+                "KV_feeds": _FEEDS[:2],
+                "KV_feed_records": _FEEDS[2:],
                 "KV_secrets": ("$KV.secrets.*.*",),
                 "KV_uploads": ("$KV.uploads.*",),
                 "KV_jobs": ("$KV.jobs.*",),
@@ -268,7 +280,8 @@ GATEWAY = Effects(
                 "OBJ_artifacts": ("$O.artifacts.M.>",),
             }
         ),
-        *(f"$JS.API.STREAM.MSG.GET.KV_{name}" for name in ("answers", "datasets", "secrets", "uploads")),
+        *(f"$JS.API.STREAM.MSG.GET.KV_{name}" for name in ("answers", "datasets", "feeds", "feed_records")),
+        *(f"$JS.API.STREAM.MSG.GET.KV_{name}" for name in ("secrets", "uploads")),
         *("$JS.API.STREAM.MSG.GET.OBJ_artifacts", "$JS.API.STREAM.PURGE.OBJ_artifacts", "$O.artifacts.>"),
         "_INBOX.*.*.*.any.gateway-a.*",
     ),

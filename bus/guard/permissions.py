@@ -39,15 +39,15 @@ REMEMBERED = 4_096
 
 PRIVATE = (
     *(subjects.ACCESS, subjects.DOOR, subjects.DEAD_LETTER, subjects.STORE_QUERY),
-    *(subjects.KEPT_ANSWER, subjects.UPLOADS),
+    *(subjects.KEPT_ANSWER, subjects.UPLOADS, subjects.FEED_PIECE),
     *(subjects.USER_COMMAND, subjects.EXPLAIN_ACCESS, subjects.USER_RECORD, subjects.REVOCATION),
     *(subjects.AUDIT, subjects.START_INSTANCE, subjects.LINK_SECRET, subjects.UNREADABLE),
     *(subjects.SECRET, subjects.ANALYSE, subjects.WRITE_SAMPLE, subjects.READ_FILES),
     *(subjects.REMOVE_CHECKPOINTS, subjects.BROKER_REQUEST),
 )
 """Rows that only operators and admins see: requests of users (Type 3, the gateways' request API), unreadable
-bytes, rows of an instance's own store, files of a job, tokens and the audit; and rows that carry a secret,
-which a tap hides but a NATS client does not."""
+bytes, rows of an instance's own store, files of a job, records of feeds, tokens and the audit; and rows that
+carry a secret, which a tap hides but a NATS client does not."""
 
 _PROVISIONING = frozenset({K.SERVICE_REGISTRY, K.ORCHESTRATOR, K.AUTHORIZER, K.GATEWAY, K.ROUTER})
 """Kinds that may make streams: only the control plane, because a stream can be made to republish anything."""

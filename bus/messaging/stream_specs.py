@@ -63,8 +63,8 @@ KEEPS_PREVIOUS = frozenset(
 )
 """Buckets whose values exist nowhere else. Their streams keep earlier values, in case the newest can't be
 read. Buckets that change often, or whose values others can publish again (registry, routes, leadership,
-answers, uploads), keep only the newest. So does `steps`, because a decision that is not the last is worse
-than none."""
+answers, uploads), keep only the newest. So do `steps`, because a decision that is not the last is worse
+than none, and `feeds`, whose rows are written once."""
 PREVIOUS_VALUES = 8
 """How many values per key such a bucket keeps."""
 BUCKETS = tuple(sorted({row.bucket for row in SUBJECTS if row.bucket}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bus.subject_row import Names, Subject
 from bus.subjects.table import ALL, BROKER, CLIENT, FM, MG, MI, MIC, RECORDS_BYTES, SMO, STREAM
-from schemas import broker, gateway_api, job, module_status, policy
+from schemas import broker, feeds, gateway_api, job, module_status, policy
 from schemas.errors import Ack
 
 __all__ = [
@@ -14,6 +14,9 @@ __all__ = [
     "CORDON_PLACE",
     "DATASET_OWNER",
     "DOOR",
+    "FEED",
+    "FEED_PIECE",
+    "FEED_SEGMENT",
     "JOB_EVENT",
     "JOB_RECORD",
     "KEPT_ANSWER",
@@ -55,6 +58,33 @@ DATASET_OWNER = Subject(
 )
 UPLOADS = Subject(
     "uploads", "{key}", gateway_api.UserUploads, MG, MG, "room for data sets on their way", bucket="uploads"
+)
+FEED = Subject(
+    "feed",
+    "feed.{feed}",
+    feeds.FeedRecord,
+    MG,
+    MI | SMO | MG,
+    "a feed: whose, with which fields",
+    bucket="feeds",
+)
+FEED_SEGMENT = Subject(
+    "feed segment",
+    "segment.{uid}.{number}",
+    feeds.FeedSegment,
+    MG,
+    MI | SMO | MG,
+    "what one push added to a feed, or its end; created once",
+    bucket="feeds",
+)
+FEED_PIECE = Subject(
+    "feed piece",
+    "{uid}.{digest}",
+    feeds.FeedPieceData,
+    MG,
+    MI | MG,
+    "some records of a feed, under the SHA-256 of their bytes",
+    bucket="feed_records",
 )
 SUBMIT = Subject(
     "submit",

@@ -17,6 +17,7 @@ from typing import Any, Literal, Self
 from dmsc.authoring.code_folder import PackedCode
 from dmsc.client import http_protocol
 from dmsc.client.access_calls import AccessCalls, segment
+from dmsc.client.feed_calls import FeedCalls
 from dmsc.client.gateway_requests import Gateways, OnProgress
 from dmsc.client.train_calls import TrainCalls
 from dmsc.client.weights_check import check_file, check_weights
@@ -56,7 +57,7 @@ Job = str | Path | Mapping[str, Any] | JobSpec
 Fault = Literal["kill", "freeze", "resume"]
 
 
-class AsyncClient(TrainCalls, AccessCalls):
+class AsyncClient(TrainCalls, AccessCalls, FeedCalls):
     """Sends requests to a mesh's gateways from a coroutine; use it with `async with`.
 
     Args:

@@ -108,6 +108,18 @@ class Gateways:
 
         return await self._answer(send, method, keyed=bool(headers))
 
+    async def post_bytes(self, path: str, body: bytes, key: str | None = None) -> Any:
+        """Send lines of JSON with POST, as `ask` does; return the JSON answer."""
+        headers = {
+            "Idempotency-Key": key or secrets.token_hex(16),
+            "Content-Type": "application/x-ndjson",
+        }
+
+        def send() -> Awaitable[httpx.Response]:
+            return self._http.post(self.urls[0] + path, content=body, headers=headers)
+
+        return await self._answer(send, "POST", keyed=True)
+
     async def _answer(
         self, send: Callable[[], Awaitable[httpx.Response]], method: str, *, keyed: bool
     ) -> Any:

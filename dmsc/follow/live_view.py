@@ -154,7 +154,7 @@ def _head(run: RunState, elapsed_s: float) -> Text:
     colour = {JobState.FAILED: "bold red", JobState.CANCELLED: "yellow", JobState.DONE: "bold green"}
     head = Text.assemble((run.name, "bold"), ("  ", ""), (run.job, "dim"), ("  ", ""))
     head.append(run.state.value, colour.get(run.state, "cyan"))
-    if run.reason and run.state is not JobState.RUNNING:
+    if run.reason and (run.state is not JobState.RUNNING or run.reason.startswith("waits ")):
         head.append(f"  {plain(run.reason)}", "dim")
     if not run.results and not run.ended:
         head.append(f"  {duration(elapsed_s)}", "dim")

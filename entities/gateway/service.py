@@ -168,6 +168,7 @@ class Gateway:
             return
         # Imported only here: a gateway without an HTTP API need not spend FastAPI's memory.
         from entities.gateway.dashboard import Dashboard
+        from entities.gateway.feeds.operations import FeedOperations
         from entities.gateway.http.admission.deadlines import with_deadlines
         from entities.gateway.http.admission.early_refusal import refusing_early
         from entities.gateway.http.admission.listener import bind, configured, serving, url_of
@@ -196,6 +197,7 @@ class Gateway:
             ),
             dashboard=Dashboard(self._bus, self.config.sid, lambda: registry.view.records.values()),
             curves=JobCurves(self._bus),
+            feeds=FeedOperations(self.jobs.feeds, self.jobs.stored),
             config=config,
         )
 

@@ -13,10 +13,20 @@ from schemas.job_file.data_set_use import SCHEME, DataSetUse
 from schemas.job_file.preprocess import MOST_FUNCTIONS, PreprocessSpec, check_chain
 from schemas.job_file.text import TextSpec, is_tokenizer_file
 from schemas.marks import HOLDS_USER_VALUES, Url
-from schemas.urls import STDLIB
+from schemas.urls import BUS, FEEDS, STDLIB
 
 DataKind = Literal[
-    "bytes", "text", "chat", "tokens", "dataset", "table", "images", "shards", "huggingface", "factory"
+    "bytes",
+    "text",
+    "chat",
+    "tokens",
+    "dataset",
+    "table",
+    "images",
+    "shards",
+    "huggingface",
+    "factory",
+    "feed",
 ]
 
 OF_KINDS: dict[str, frozenset[str]] = {
@@ -35,6 +45,7 @@ OF_KINDS: dict[str, frozenset[str]] = {
     "split": frozenset({"huggingface"}),
     "streaming": frozenset({"huggingface"}),
     "limit": frozenset({"factory", "huggingface"}),
+    "feed": frozenset({"feed"}),
     **{name: frozenset({"text", "chat"}) for name in TextSpec.model_fields},
     **{name: frozenset({"text", "chat", "dataset"}) for name in ("attention", "attention_mask")},
     "data_set": frozenset({"dataset", "text", "chat", "table"}),
@@ -117,6 +128,7 @@ class SourceSpec(TextSpec):
     limit: int | None = Field(
         None, ge=1, le=1 << 40, description="samples taken of one that can only be read in its own order"
     )
+    feed: Token | None = Field(None, description="name of a feed, to which records are pushed")
 
     data_set: DataSetUse | None = Field(
         None, description="the version that a source `dataset://NAME` stands for; the gateway says so"
@@ -150,10 +162,16 @@ class SourceSpec(TextSpec):
             raise ValueError("kind factory needs factory: module:callable")
         if self.kind == "factory" and self.source != STDLIB:
             raise ValueError("source is not for kind factory: what the factory needs are its args")
+        if self.kind == "feed" and self.feed is None and not getattr(self, "mixture", ()):
+            raise ValueError("kind feed needs feed: NAME, as `dmsc data feeds` lists them")
+        if self.kind == "feed" and self.source != STDLIB:
+            raise ValueError("source is not for kind feed: what it reads is named by feed")
         return self
 
     def own_urls(self) -> dict[str, str]:
         """Field → URL of this source. What is not listed here, nobody checks and no node opens."""
+        if self.kind == "feed":
+            return {}
         built = self.data_set
         files = {} if built is None else {"data_set.manifest": built.manifest, "data_set.store": built.store}
         return {"source": self.source, **files, **self.text_urls()}
@@ -219,6 +237,12 @@ class DataSpec(SourceSpec):
     validation: dict[Token, EvaluationSpec] = Field(
         {}, max_length=MOST_SETS, description="named evaluation sets"
     )
+    shuffle_window: int = Field(
+        0,
+        ge=0,
+        le=1 << 20,
+        description="of a feed that arrives, records in a row that are shuffled together; 0: as they came",
+    )
     preprocess: tuple[PreprocessSpec, ...] = Field(
         (),
         max_length=MOST_FUNCTIONS,
@@ -230,6 +254,8 @@ class DataSpec(SourceSpec):
     def _inherit(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
+        if value.get("kind") == "feed" and value.get("order", "auto") != "shuffled":
+            value = {"validation_fraction": 0.0, **value}  # what arrives has no size to hold a part of out
         names = SourceSpec.model_fields.keys() - {"source", "data_set"}
         own = {name: value[name] for name in SourceSpec.model_fields if name in value and name in names}
         changed = dict(value)
@@ -265,8 +291,24 @@ class DataSpec(SourceSpec):
             raise ValueError("order: windows is for one source of kind bytes or tokens; say shuffled")
         if "train" in self.validation:
             raise ValueError("validation: an evaluation set can't be called train")
+        self._fits_arrival()
         check_chain(self.preprocess)
         return self
+
+    def _fits_arrival(self) -> None:
+        if self.arriving is None:
+            if self.shuffle_window:
+                raise ValueError("shuffle_window is for kind feed, alone and in the order of arrival")
+            return
+        if self.validation_fraction:
+            raise ValueError(
+                "validation_fraction: a feed in the order of arrival has no size to hold a part of out; name "
+                "evaluation sets in data.validation, or close the feed and say order: shuffled"
+            )
+        if self.last == "drop":
+            raise ValueError(
+                "last: drop is for epochs; a feed that arrives ends with training.until: {feed: true}"
+            )
 
     @property
     def parts(self) -> tuple[SourceSpec, ...]:
@@ -293,6 +335,17 @@ class DataSpec(SourceSpec):
         """Whether samples are windows drawn from anywhere, so that there are no epochs."""
         return self.order == "windows" or (self.order == "auto" and self.kind == "bytes" and not self.mixture)
 
+    @property
+    def shuffled(self) -> bool:
+        """Whether epochs are shuffled, where there are any."""
+        return self.order != "sequential" and self.arriving is None
+
+    @property
+    def arriving(self) -> str | None:
+        """The feed whose records are taken as they arrive, while it is open, too; None: there is none."""
+        arrives = self.kind == "feed" and not self.mixture and self.order in ("auto", "sequential")
+        return self.feed if arrives else None
+
     def places(self) -> dict[str, SourceSpec]:
         """Each source of the section by its key in the job file, evaluation sets included."""
         found: dict[str, SourceSpec] = {} if self.mixture else {"data": self}
@@ -300,8 +353,13 @@ class DataSpec(SourceSpec):
         return found | {f"data.validation.{name}": part for name, part in self.validation.items()}
 
     def urls(self) -> dict[str, str]:
-        """Each URL of the section by its key in the job file."""
-        found = {
+        """Each URL of the section by its key in the job file; feeds as what they are on the bus."""
+        feeds = {
+            f"{place}.feed": f"{BUS}{FEEDS}/{part.feed}"
+            for place, part in self.places().items()
+            if part.kind == "feed" and part.feed is not None
+        }
+        found = feeds | {
             f"{place}.{field}": url
             for place, part in self.places().items()
             for field, url in part.own_urls().items()

@@ -256,6 +256,10 @@ class UntilSpec(Part):
     epochs: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = Field(
         None, description="the most passes over the data"
     )
+    feed: bool = Field(
+        False,
+        description="ends with the last whole step of the feed that it is trained on, once it is closed",
+    )
     metric: str | None = Field(None, max_length=200, description="ends it early: a metric, or `set/metric`")
     mode: Literal["min", "max"] = Field(
         "min", description="whether a small or a large value of the metric is good"
@@ -269,8 +273,8 @@ class UntilSpec(Part):
 
     @model_validator(mode="after")
     def _ends(self) -> UntilSpec:
-        if not self.bounded and self.metric is None:
-            raise ValueError("says no end: give steps, tokens, epochs or metric")
+        if not self.bounded and self.metric is None and not self.feed:
+            raise ValueError("says no end: give steps, tokens, epochs, feed or metric")
         return self
 
     @property

@@ -24,12 +24,15 @@ class SourceAccount:
     Attributes:
         name: The source's place in the job file: `data`, `data.mixture[0]`.
         samples: Samples taken from it.
-        epoch_samples: Samples of one of its epochs; None: windows from anywhere, which have no epochs.
+        epoch_samples: Samples of one of its epochs; None: windows from anywhere, which have no epochs, or a
+            feed, whose end is not known.
+        feed: The `uid` of the feed that it is; empty: it is none in the order of arrival.
     """
 
     name: str
     samples: int
     epoch_samples: int | None
+    feed: str = ""
 
     @property
     def epochs(self) -> float | None:

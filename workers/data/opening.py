@@ -32,6 +32,7 @@ from workers.data.windows import JoinedTokens, WindowBatches
 
 if TYPE_CHECKING:
     from bus.connection import Bus
+    from workers.data.kinds.feeds import OpenFeed
 
 KINDS: dict[DataKind, str] = {
     "bytes": "workers.data.kinds.token_files:open_bytes",
@@ -44,6 +45,7 @@ KINDS: dict[DataKind, str] = {
     "shards": "workers.data.shards:open_shards",
     "huggingface": "workers.data.kinds.hugging_face:open_huggingface",
     "factory": "workers.data.kinds.user_data:open_factory",
+    "feed": "workers.data.kinds.feeds:open_feed",
 }
 """Kind → the function (SourceSpec, Opening) → Samples that opens it. It is imported when a job has it."""
 
@@ -108,13 +110,50 @@ class JobData:
         return self._splits[split]
 
 
-async def open_source(spec: JobSpec, bus: Bus | None, *, chained: bool = True) -> BatchSource:
+class ArrivingData(JobData):
+    """The data of a job that takes the records of a feed as they arrive: its size is not known."""
+
+    def __init__(
+        self, spec: JobSpec, feed: OpenFeed, splits: Mapping[Split, BatchSource], closing: ExitStack
+    ):
+        super().__init__(splits, closing, spec.data.largest)
+        self.feed = feed
+        self.tokens = 0
+        self._samples = spec.training.microbatch_samples
+        self._step_samples = spec.training.microbatches * self._samples
+
+    async def arrive(self, split: Split, step: int, microbatch: int) -> bool:
+        """Waits until the records of a microbatch are there, and fetches them; False: they never will be.
+
+        Raises:
+            BadData: The feed was deleted, or is damaged.
+        """
+        if split != "train":
+            return True
+        first = step * self._step_samples + microbatch * self._samples
+        if not await self.feed.until(first + self._samples):
+            return False
+        await self.feed.fetch(self.feed.record_at(first + place) for place in range(self._samples))
+        return True
+
+    def size(self, split: Split) -> int | None:
+        return None if split == "train" else super().size(split)
+
+    def account(self, step: int) -> tuple[SourceAccount, ...]:
+        name = f"feed {self.feed.record.name}"
+        return (SourceAccount(name, step * self._step_samples, None, self.feed.record.uid),)
+
+
+async def open_source(
+    spec: JobSpec, bus: Bus | None, *, chained: bool = True, stand_ins: bool = False
+) -> BatchSource:
     """The batches of a job. Blocking work is done on a thread.
 
     Args:
         spec: The job.
         bus: For what was uploaded; None: there is none.
         chained: Whether its samples go through `data.preprocess` here.
+        stand_ins: Whether records of a feed that are not there yet are made up, to measure with.
 
     Raises:
         BadData: The data is missing, unreadable, of another kind, too short, or needs a library that is not
@@ -128,9 +167,13 @@ async def open_source(spec: JobSpec, bus: Bus | None, *, chained: bool = True) -
         uploads = {place: url for place, url in spec.data.urls().items() if ".data_set." not in place}
         fetched = await fetch_uploads(uploads, bus, spool)
         fetched |= await fetch_data_sets(spec.data, bus, spool)
-        opener = _Opener(spec, spool, fetched, stack)
+        feeds = await _opened_feeds(spec, bus, spool, stand_ins=stand_ins)
+        opener = _Opener(spec, spool, fetched, feeds, stack)
         splits = await asyncio.to_thread(opener.splits)
-        data = JobData(splits, stack.pop_all(), spec.data.largest)
+        if spec.data.arriving is None:
+            data = JobData(splits, stack.pop_all(), spec.data.largest)
+        else:
+            data = ArrivingData(spec, feeds["data"], splits, stack.pop_all())
     if not (chained and spec.data.preprocess):
         return data
     try:
@@ -138,6 +181,16 @@ async def open_source(spec: JobSpec, bus: Bus | None, *, chained: bool = True) -
     except BaseException:
         data.close()
         raise
+
+
+async def _opened_feeds(
+    spec: JobSpec, bus: Bus | None, spool: Path, *, stand_ins: bool
+) -> dict[str, OpenFeed]:
+    if all(part.kind != "feed" for part in spec.data.places().values()):
+        return {}
+    from workers.data.kinds.feeds import open_feeds
+
+    return await open_feeds(spec, bus, spool, stand_ins=stand_ins)
 
 
 def open_samples(spec: SourceSpec, opening: Opening) -> Samples:
@@ -158,12 +211,19 @@ def open_samples(spec: SourceSpec, opening: Opening) -> Samples:
 class _Opener:
     """Opens the sources of one job, and puts them into their splits and orders."""
 
-    def __init__(self, spec: JobSpec, spool: Path, fetched: Mapping[str, Path], closing: ExitStack) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        spool: Path,
+        fetched: Mapping[str, Path],
+        feeds: Mapping[str, OpenFeed],
+        closing: ExitStack,
+    ) -> None:
         self._data, self._training = spec.data, spec.training
         self._closing = closing
         self._classes: tuple[str, Sequence[str]] | None = None
         self._openings = {
-            place: Opening(place, self._training.seed, spool / f"source-{number}", fetched)
+            place: Opening(place, self._training.seed, spool / f"source-{number}", fetched, feeds)
             for number, place in enumerate(self._data.places())
         }
 
@@ -229,7 +289,7 @@ class _Opener:
         kept, held = [], []
         for number, (place, part) in enumerate(places.items()):
             samples = self._samples(place, part, digests)
-            shuffled = data.order != "sequential"
+            shuffled = data.shuffled
             others = self._held_out_by_build(place, part, digests)
             if others is not None:
                 mine = whole(samples, name=place)
@@ -281,7 +341,7 @@ class _Opener:
             training.seed,
             name,
             [
-                OrderedSource(view.size, view.blocks, data.order != "sequential", weight)
+                OrderedSource(view.size, view.blocks, data.shuffled, weight)
                 for view, weight in zip(views, weights, strict=True)
             ],
             whole_steps=step_samples if trained and data.last == "drop" else 0,

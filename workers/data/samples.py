@@ -113,12 +113,14 @@ class Opening:
         seed: The job's `training.seed`.
         spool: A folder of this source alone, for what it has to write down; removed when the data is closed.
         fetched: `bus://` URL → the file that holds what was uploaded under it.
+        feeds: Key in the job file → the feed that was opened for it.
     """
 
     at: str
     seed: int
     spool: Path
     fetched: Mapping[str, Path] = field(default_factory=dict)
+    feeds: Mapping[str, object] = field(default_factory=dict)
 
 
 class UnreadableSample(BadData):

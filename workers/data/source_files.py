@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, cast
 from bus.files.artifacts import SCHEME, open_artifacts, open_filesystem
 from bus.wire.secret_urls import hidden
 from schemas.errors import BadData, BadInput, NotFound
-from schemas.urls import STDLIB, local_path
+from schemas.urls import FEEDS, STDLIB, bus_name, local_path
 from workers.data.storage.node_cache import open_file
 from workers.data.storage.sources import EDGE_BYTES, edge_bytes, marks
 
@@ -99,7 +99,7 @@ async def fetch_uploads(urls: Mapping[str, str], bus: Any, folder: Path) -> dict
     """
     fetched: dict[str, Path] = {}
     for place, url in urls.items():
-        if not url.startswith(SCHEME) or url in fetched:
+        if not url.startswith(SCHEME) or url in fetched or bus_name(url).startswith(f"{FEEDS}/"):
             continue
         upper, _, name = url.rpartition("/")
         path = folder / f"upload-{len(fetched)}" / name

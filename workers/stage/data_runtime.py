@@ -33,7 +33,7 @@ from schemas.step import (
     StepFenced,
 )
 from workers.data.batches import Batch, BatchSource, Split
-from workers.data.opening import open_source
+from workers.data.opening import ArrivingData, open_source
 from workers.data.prefetch import Prefetcher
 from workers.data.storage import node_cache
 from workers.links.hop_exchange import COPIES, TensorTransfer
@@ -61,12 +61,30 @@ async def open_analysed(start: InstanceStart, bus: Bus) -> BatchSource:
         BadData: See `open_source`; or it is not the data that was analysed.
     """
     source = await open_source(start.spec, bus, chained=False)
+    if isinstance(source, ArrivingData) and start.data_digest not in ("", source.digest):
+        raise BadData(
+            f"feed {source.feed.record.name} is another one than when the job was analysed: it was deleted, "
+            "and created again"
+        )
     if start.data_digest not in ("", source.digest):
         raise BadData(
             f"the data on the node of {start.unit.sid} differs from the data that was analysed "
             f"({source.digest[:12]} ≠ {start.data_digest[:12]}): give every node the same files"
         )
     return source
+
+
+async def arrival(source: BatchSource, split: Split, step: int, microbatch: int) -> None:
+    """Waits for the records of a microbatch that was dispatched, where they arrive: they are at the bus.
+
+    Raises:
+        BadData: They will never be there.
+    """
+    if isinstance(source, ArrivingData) and not await source.arrive(split, step, microbatch):
+        raise BadData(
+            f"feed {source.feed.record.name} was closed with {source.feed.rows.count:,} records, and step "
+            f"{step} needs more"
+        )
 
 
 class EntryRuntime(HopRuntime):
@@ -232,10 +250,19 @@ class DataRuntime(EntryRuntime):
             super().received(notice, tensors)
 
     async def make(self, step: int, microbatch: int, *, evaluate: bool) -> tuple[Batch, int]:
-        return await self.prefetcher.get(*drawn(self.start.spec, step, microbatch, evaluate=evaluate))
+        place = drawn(self.start.spec, step, microbatch, evaluate=evaluate)
+        await arrival(self.source, *place)
+        return await self.prefetcher.get(*place)
 
     def make_ahead(self, step: int, microbatch: int) -> None:
-        self.prefetcher.expect("train", step, microbatch)
+        if isinstance(self.source, ArrivingData):
+            self.track(self._expect(self.source, step, microbatch))
+        else:
+            self.prefetcher.expect("train", step, microbatch)
+
+    async def _expect(self, source: ArrivingData, step: int, microbatch: int) -> None:
+        if await source.arrive("train", step, microbatch):
+            self.prefetcher.expect("train", step, microbatch)
 
     def figures(self) -> dict[str, Any]:
         return {

@@ -20,16 +20,17 @@ from bus.subject_row import Subject
 from bus.subjects import ADOPT
 from bus.tasks import TaskSet
 from schemas.data_plane import HopLoad, MicrobatchNotice, RouteTable
-from schemas.errors import PeerUnreachable
+from schemas.errors import BadData, PeerUnreachable
 from schemas.step import Adopt, Adopted, Member
 from schemas.task_graph import UnitKind
 from workers.data.batches import Batch, BatchSource, counted
+from workers.data.kinds.feeds import OpenFeed, follow_arrival
 from workers.data.preprocessing.chain import BatchMaking, ChainLink
 from workers.data.preprocessing.records import Sample
 from workers.data.source_files import fetch_uploads
 from workers.local_store.recorder import Order
 from workers.routing.next_hop import Binder
-from workers.stage.data_runtime import EntryRuntime, drawn, open_analysed
+from workers.stage.data_runtime import EntryRuntime, arrival, drawn, open_analysed
 from workers.stage.hop_runtime import HopRuntime, InstanceContext
 from workers.stage.pulls import Answers, Pulls, Workbench
 from workers.transaction.pull_machine import AnsweringMachine, Key, PullMachine
@@ -99,6 +100,7 @@ class PreprocessRuntime(PullingRuntime, EntryRuntime):
         Raises:
             BadData, BadModel: See `open_function`.
         """
+        self._feed = await follow_arrival(self.start.spec, self.bus)
         self._link = await self.open_link()
         self._making = BatchMaking(self.start.spec)
         self._ahead: dict[Key, asyncio.Task[tuple[Batch, int]]] = {}
@@ -113,12 +115,21 @@ class PreprocessRuntime(PullingRuntime, EntryRuntime):
     async def _make(self, step: int, microbatch: int, *, evaluate: bool) -> tuple[Batch, int]:
         split, draw, number = drawn(self.start.spec, step, microbatch, evaluate=evaluate)
         key = (evaluate, draw, microbatch)
+        if self._feed is not None and not evaluate:
+            await self._arrived(self._feed, step, microbatch)
         samples, replaced = await self.pulls.get(key)
         batch = await self.bench.make(
             key, lambda: self._making.batch(self._link.apply(samples, split, draw, number))
         )
         self._batch_bytes = max(self._batch_bytes, sum(tensor.nbytes for tensor in batch.values()))
         return batch, replaced
+
+    async def _arrived(self, feed: OpenFeed, step: int, microbatch: int) -> None:
+        """Waits until records are there: whoever is asked for them would be taken for slow."""
+        training = self.start.spec.training
+        behind = (step * training.microbatches + microbatch + 1) * training.microbatch_samples
+        if not await feed.until(behind):
+            raise BadData(f"feed {feed.record.name} ends before step {step}")
 
     def make_ahead(self, step: int, microbatch: int) -> None:
         key = (False, step, microbatch)
@@ -187,6 +198,7 @@ class SamplesRuntime(PullingRuntime):
         place = drawn(self.start.spec, step, microbatch, evaluate=evaluate)
         source, link = self._source, self._link
         if source is not None:
+            await arrival(source, *place)
             source.expect(*place)
             return await self.bench.make(key, lambda: counted(source, lambda: source.samples(*place)))
         assert link is not None

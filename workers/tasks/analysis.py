@@ -53,7 +53,7 @@ async def _main(payload: dict[str, Any]) -> dict[str, Any]:
     check_requirements(spec.code, payload.get("node", ""))
     node_cache.grant(payload.get("cache"), payload.get("sid", "analysis"))
     async with bus_for(payload, *spec.data.urls().values()) as bus:
-        data = await open_source(spec, bus)
+        data = await open_source(spec, bus, stand_ins=True)
     try:
         place = (payload["cluster"], payload["node"], payload.get("device", "cpu"))
         topology = analyse(payload["job"], spec, data, *place)
@@ -133,7 +133,8 @@ def analyse(
         shared=sharing_layers(graph),
         batch=batch_schema(sample, travels),
         sources=tuple(
-            DataSource(name=seen.name, epoch_samples=seen.epoch_samples) for seen in data.account(0)
+            DataSource(name=seen.name, epoch_samples=seen.epoch_samples, feed=seen.feed)
+            for seen in data.account(0)
         ),
         records=data.records() if isinstance(data, PreprocessedBatches) else (),
         optimizer_bytes=optimizer_bytes,

@@ -34,7 +34,7 @@ from typing import Any, TextIO
 from schemas.errors import BadData, DmscError
 from schemas.job import JobSpec
 from schemas.training_length import samples_of, with_steps
-from schemas.urls import BUS, SECRET
+from schemas.urls import BUS, FEEDS, SECRET, bus_name
 from workers.compute.determinism import compute_exactly
 from workers.data.batches import Batch, BatchSource
 from workers.data.opening import open_source
@@ -68,6 +68,8 @@ class LocalCheck:
         compute_exactly(training.compute_threads, training.seed)
         self._begin("opening the data")
         for key, url in spec.data.urls().items():
+            if bus_name(url).startswith(f"{FEEDS}/"):
+                raise BadData(f"{key}: feeds are at a mesh, which checks a job when it is submitted")
             if url.startswith((BUS, SECRET)):
                 raise BadData(f"{key}: {url} is on a mesh: give a local one, --set {key}=…")
         with contextlib.closing(asyncio.run(open_source(spec, None))) as data:

@@ -23,7 +23,7 @@ from entities.gateway.http.routes.access import access
 from entities.gateway.http.routes.chaos import chaos
 from entities.gateway.http.routes.checkpoints import checkpoints
 from entities.gateway.http.routes.dashboard import dashboard
-from entities.gateway.http.routes.datasets import code, datasets
+from entities.gateway.http.routes.datasets import code, datasets, feeds
 from entities.gateway.http.routes.faults import faults
 from entities.gateway.http.routes.jobs import jobs
 from entities.gateway.http.routes.nodes import nodes
@@ -40,6 +40,7 @@ RESOURCES = (
     weights,
     checkpoints,
     datasets,
+    feeds,
     code,
     faults,
     registry,

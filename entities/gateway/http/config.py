@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from entities.gateway.http.rate_limit import RequestRate
 from entities.gateway.http.sse.format import EventsConfig
 from entities.http_server.connection_limits import ConnectionBounds
+from schemas.feeds import PUSH_BYTES
 from schemas.job_file.code import ARCHIVE_BYTES
 from schemas.usage import Prices
 
@@ -21,6 +22,7 @@ class HttpConfig(ConnectionBounds):
     max_job_bytes: int = 1 << 20  # of a JSON body; the bus takes no larger message either
     max_dataset_bytes: int = 4 << 30  # of one data set, streamed into the bus's object store
     max_code_bytes: int = ARCHIVE_BYTES  # of one archive of code; nodes take no larger one
+    max_push_bytes: int = PUSH_BYTES  # of one push to a feed, whose records are checked one by one
     rate: RequestRate = USUAL_RATE  # of one identity: a user, else an address
     unknown_rate: RequestRate = UNKNOWN_RATE  # of an address, without a token that was accepted before
     open_requests: int = 256  # requests being answered, without streams and files; beyond it 503

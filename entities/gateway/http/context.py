@@ -12,6 +12,7 @@ from fastapi import Request, Response
 from bus.connection import Bus
 from bus.files.artifacts import ReadableArtifacts
 from entities.gateway.dashboard import Dashboard
+from entities.gateway.feeds.operations import FeedOperations
 from entities.gateway.http.admission.load import HttpLoad
 from entities.gateway.http.config import HttpConfig
 from entities.gateway.http.metrics import HttpMetrics
@@ -48,6 +49,7 @@ class HttpContext:
     metrics: HttpMetrics
     dashboard: Dashboard
     curves: JobCurves
+    feeds: FeedOperations
     config: HttpConfig
 
     @property

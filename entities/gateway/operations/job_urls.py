@@ -9,10 +9,10 @@ from bus.files.artifacts import refusal
 from schemas.errors import BadJob
 from schemas.job import JobRecord, JobSpec
 from schemas.job_file.code import CODE
-from schemas.urls import BUS, SECRET, bus_name, local_path
+from schemas.urls import BUS, FEEDS, SECRET, bus_name, local_path
 
 DATA_SETS, ARTIFACTS = "datasets", f"{BUS}artifacts"
-READ_ARTIFACT, READ_DATA_SET = "artifact.read", "dataset.read"
+READ_ARTIFACT, READ_DATA_SET, READ_FEED = "artifact.read", "dataset.read", "feed.read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,9 @@ def names_folders(spec: JobSpec) -> bool:
     """Whether the job names folders that may contain other jobs' folders, or lie within them."""
     named = [place(url) for url in (spec.artifacts, *(url for _, url in _read(spec)))]
     return any(
-        "/" in name and not name.startswith(f"{BUS}{DATA_SETS}/") for name in named if name != ARTIFACTS
+        "/" in name and not name.startswith((f"{BUS}{DATA_SETS}/", f"{BUS}{FEEDS}/"))
+        for name in named
+        if name != ARTIFACTS
     )
 
 
@@ -73,8 +75,8 @@ def place(url: str) -> str:
 def named_things(spec: JobSpec, jobs: Mapping[str, JobRecord]) -> list[Named]:
     """The things with an owner that the job reads.
 
-    On the bus: data sets, files in a job's folder, and folders that are no job's (their place is then the
-    resource). Elsewhere: files in a job's folder, and folders in which jobs have theirs.
+    On the bus: data sets, feeds, files in a job's folder, and folders that are no job's (their place is then
+    the resource). Elsewhere: files in a job's folder, and folders in which jobs have theirs.
     `jobs`: all known jobs by id.
     """
     things = []
@@ -82,6 +84,8 @@ def named_things(spec: JobSpec, jobs: Mapping[str, JobRecord]) -> list[Named]:
         name = bus_name(url)
         if name.startswith(f"{DATA_SETS}/"):
             things.append(Named(key, url, READ_DATA_SET, name.split("/")[1]))
+        elif name.startswith(f"{FEEDS}/"):
+            things.append(Named(key, url, READ_FEED, name.split("/")[1]))
         elif (job := job_of(url, jobs)) is not None:
             things.append(Named(key, url, READ_ARTIFACT, job.job))
         elif name or any(place(record.spec.artifacts) == place(url) for record in jobs.values()):

@@ -33,6 +33,7 @@ from entities.gateway.operations.job_view import JobCache
 from entities.gateway.operations.modules import ModuleOperations
 from entities.gateway.operations.operation import Operation
 from entities.gateway.operations.secrets import SecretOperations
+from entities.gateway.storage.feed_log import FeedLog
 from entities.gateway.storage.usage import StoredUse
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope
@@ -98,7 +99,8 @@ class JobOperations:
         self.secrets = SecretOperations(bus)
         self.cache = JobCache(bus)
         self.code = CodeOperations(bus, self.cache.all)
-        self.stored = StoredUse(bus, self.cache.all)
+        self.feeds = FeedLog(bus)
+        self.stored = StoredUse(bus, self.cache.all, self.feeds)
         self._compute = compute
         self._idempotency = idempotency
         self._bus = bus

@@ -1,4 +1,4 @@
-"""What each user has stored on the bus, and whether there is room for one more job, data set or archive."""
+"""What each user has stored on the bus, and whether there is room for more."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from bus import subjects
 from bus.connection import Bus
+from entities.gateway.storage.feed_log import FeedLog
 from entities.gateway.storage.uploads import Uploads
 from schemas.errors import OverQuota
 from schemas.gateway_api import UploadHold
@@ -19,10 +20,16 @@ DATASETS = "datasets"
 
 
 class StoredUse:
-    """Each user's jobs, slots, data sets and stored bytes. `records` returns all known jobs, ended or not."""
+    """Each user's jobs, slots, data sets, feeds (which count as data sets) and stored bytes.
 
-    def __init__(self, bus: Bus, records: Callable[[], Iterable[JobRecord]]) -> None:
+    `records` returns all known jobs, ended or not.
+    """
+
+    def __init__(
+        self, bus: Bus, records: Callable[[], Iterable[JobRecord]], feeds: FeedLog | None = None
+    ) -> None:
         self._bus = bus
+        self._feeds = feeds or FeedLog(bus)
         self._owners = bus.bucket(subjects.DATASET_OWNER)
         self._records = records
         self.uploads = Uploads(bus, self._count)
@@ -60,7 +67,9 @@ class StoredUse:
         pending = [hold for hold in on_their_way if hold.upload not in stored_nuids]
         names |= {hold.name for hold in pending if not hold.name.startswith(f"{CODE}/")}
         stored_bytes += sum(hold.size_bytes for hold in pending)
-        use = used_by(user, records).plus(QuotaUse(stored_bytes=stored_bytes, datasets=len(names)))
+        own = [feed for feed in await self._feeds.all() if feed.user == user]
+        stored_bytes += sum(feed.stored_bytes for feed in await self._feeds.views(own))
+        use = used_by(user, records).plus(QuotaUse(stored_bytes=stored_bytes, datasets=len(names) + len(own)))
         return use, frozenset(names)
 
     async def admit_job(self, access: AccessDecision) -> None:

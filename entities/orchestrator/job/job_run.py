@@ -167,7 +167,7 @@ class JobRun:
         """
         if self.over or sid not in self.job.instances.members:
             return "not running now"
-        return self.training.changes.drain(sid)
+        return self.training.drain(sid)
 
     def move(self, sid: str, stage: int, by: str, forecast: MoveForecast | None = None) -> str:
         """See `Rebalancing.ask`."""

@@ -29,6 +29,7 @@ from entities.orchestrator.recovery.node_partitions import NodePartitions
 from entities.orchestrator.recovery.peer_copies import PeerCopies
 from entities.orchestrator.recovery.replacement import Replacement
 from entities.orchestrator.recovery.standbys import Standbys
+from entities.orchestrator.step.arrivals import Arrivals
 from entities.orchestrator.step.member_orders import MemberOrders
 from entities.orchestrator.step.step_loop import StageGone, StepGivenUp
 from entities.orchestrator.step.step_owner import StepOwner
@@ -66,6 +67,8 @@ class Training:
         self.rebalancing = Rebalancing(job, step_owner, joining, self.changes.part_with)
         self._partitions = NodePartitions(job, step_owner, replacement, self.failures)
         self._copies = PeerCopies(job, step_owner, joining)
+        self._arrivals = Arrivals(job)
+        self._validated_at = -1
         self._decided_at = time.monotonic()
         self.alerts = Alerts(job.store.record.alerts)
         self._figures = JobFigures()
@@ -82,6 +85,7 @@ class Training:
             if self._step_owner.running:
                 await self._step_owner.close()
         finally:
+            await self._arrivals.close()
             await self._job.tasks.close()
 
     # --- for the job's run ------------------------------------------------------------
@@ -104,11 +108,20 @@ class Training:
         if self.rebalancing.under_way:
             raise Conflict(f"{self.rebalancing.under_way} is changing its stage: ask again in a moment")
         self.rebalancing.disturbed()
-        return self.changes.scale(stage, replicas)
+        said = self.changes.scale(stage, replicas)
+        self._arrivals.wake()
+        return said
+
+    def drain(self, sid: str) -> str:
+        """See `MembershipChanges.drain`."""
+        obstacle = self.changes.drain(sid)
+        self._arrivals.wake()
+        return obstacle
 
     def park(self, why: str) -> bool:
         """Has the job stop at a checkpoint after the open step; '' withdraws that. Returns: it runs."""
         self._park_reason = why
+        self._arrivals.wake()
         return self._step_owner.running
 
     @property
@@ -180,14 +193,39 @@ class Training:
             if not self._step_owner.loop.over:  # a step that was given up had its boundary already
                 await self._at_rest()
             bad = self._job.quarantine.of(self.step)
-            if bad is None or self._step_owner.at_end:
-                return not self._step_owner.at_end
-            await self._skip_step(bad)
+            if self._step_owner.at_end:
+                return False
+            if bad is not None:
+                await self._skip_step(bad)
+            elif await self._arrived():
+                return True
+
+    async def _arrived(self) -> bool:
+        """Whether the records of the next step are there; else waits for news, or ends with the feed.
+
+        Raises:
+            BadData: the feed was deleted, or is damaged.
+        """
+        there = await self._arrivals.standing(self.step)
+        if there == "over":
+            text = f"feed {self._arrivals.feed} ends before step {self.step}"
+            progress = self._job.store.record.progress
+            progress = progress.model_copy(update={"stopped_at": self.step, "because": text})
+            await self._job.store.note(now=True, progress=progress)
+            await self._job.decisions.stop(self.step)
+            await self._job.store.tell("state", state=self._job.store.record.state, text=f"stops: {text}")
+        elif there == "waits":
+            await self._job.tasks.unless_failed(
+                self._step_owner.loop.beside(self._arrivals.until_news(self.step))
+            )
+            self._decided_at = time.monotonic()  # a wait is no part of a step's time
+        return there == "there"
 
     async def _at_rest(self) -> None:
         """Validates, takes a checkpoint, and lets one instance leave its node, as far as each is due."""
-        if self._validation_due(self.step):
+        if self._validation_due(self.step) and self._validated_at != self.step:
             await self._job.tasks.unless_failed(self._validate())
+            self._validated_at = self.step
         try:
             await self._job.tasks.unless_failed(
                 self._checkpoints.at_boundary(self.step, self._step_owner.stages)
@@ -221,6 +259,7 @@ class Training:
             or self._job.quarantine.of(step) is not None
             or self.changes.need_rest
             or bool(self._park_reason)
+            or not self._arrivals.there(step)
         )
 
     def _validation_due(self, step: int) -> bool:
@@ -262,7 +301,7 @@ class Training:
         await self._job.store.move(JobState.RECOVERING, cause.text)
         closed = await self._step_owner.close()
         version, members = await self._restore(attempt=closed.attempt)
-        self._step_owner.step = version
+        self._step_owner.step, self._validated_at = version, -1
         text = f"{cause.text}: back after {time.monotonic() - began:.2f} s, all back to step {version}"
         self.failures.rolled_back(text)
         self.rebalancing.disturbed()

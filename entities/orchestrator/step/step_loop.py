@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Literal
 
@@ -93,7 +93,11 @@ class StepLoop:
 
     async def pause(self) -> None:
         """Waits a moment; raises the failure of this loop, if it has one."""
-        await self._tasks.unless_failed(asyncio.sleep(self._job.times.steps.repeat_s))
+        await self.beside(asyncio.sleep(self._job.times.steps.repeat_s))
+
+    async def beside(self, waiting: Awaitable[None]) -> None:
+        """Waits beside this loop; raises its failure, if it has one."""
+        await self._tasks.unless_failed(waiting)
 
     def give_up(self, step: int, why: str) -> None:
         """Ends the loop if `step` is open and not decided: then all members are at its version."""

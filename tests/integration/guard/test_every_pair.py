@@ -55,6 +55,7 @@ PRIVATE = {
             STORE_QUERY,
             subjects.KEPT_ANSWER,
             subjects.UPLOADS,
+            subjects.FEED_PIECE,
             subjects.USER_COMMAND,
             subjects.AUDIT,
         ),

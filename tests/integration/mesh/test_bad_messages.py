@@ -58,6 +58,9 @@ UNHEARD = {
     "secret",
     "dataset owner",
     "uploads",
+    "feed",
+    "feed segment",
+    "feed piece",
     "blocks kept",
 }
 """For people, functional modules and data instances that stream from a store, none of which are here; and

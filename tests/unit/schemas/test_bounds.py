@@ -42,6 +42,7 @@ ALLOWED: dict[str, set[str]] = {
             *TEXT_NUMBERS,
         )
     },
+    "data.shuffle_window": {"zero"},
     "data.mixture[0].weight": set(),
     "data.validation_fraction": {"zero"},
     "data.preprocess[0].replicas": set(),
@@ -179,6 +180,8 @@ def document(model: type[Part], path: str, value: object) -> dict[str, Any]:
         body["data"] = {"kind": "huggingface"}
     if path.startswith("data.data_set."):
         body["data"] = {"kind": "dataset", "source": "dataset://x@1"}
+    if path == "data.shuffle_window":
+        body["data"] = {"kind": "feed", "feed": "f"}
     if path.removeprefix("data.") in TEXT_NUMBERS:
         body["data"] = {"kind": "text"}
     if path.endswith("]") and path.partition("[")[0].endswith(("betas", "image_size")):

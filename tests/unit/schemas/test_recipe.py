@@ -133,7 +133,7 @@ def test_a_job_as_it_was_is_written_as_it_was() -> None:
             {"schedule": {"name": "plateau"}, "validate_every": 1, "validation_microbatches": 0},
             "training.schedule plateau watches loss, but nothing is measured: give data.validation",
         ),
-        ({"until": {}}, "says no end: give steps, tokens, epochs or metric"),
+        ({"until": {}}, "says no end: give steps, tokens, epochs, feed or metric"),
         ({"evaluation": {"metrics": ["acc"]}}, "'acc' is not one of accuracy, loss, perplexity, top5"),
         ({"evaluation": {"sets": [{"name": "a"}, {"name": "a"}]}}, "two sets have the same name"),
     ],
