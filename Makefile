@@ -75,6 +75,10 @@ check: lint types layers ## the quick half of `test`
 pytest: setup-dev ## the tests alone, three files at a time, e.g. make pytest ARGS="tests/unit -k ledger"
 	@$(VENV)/python $(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
+.PHONY: test-matrix
+test-matrix: ## the long matrices, which `make test` leaves out: the same faults in more shapes and places
+	@$(MAKE) pytest ARGS="-m matrix tests/integration/mesh $(ARGS)"
+
 .PHONY: lint
 lint: setup-dev ## ruff: rules and format, changes nothing
 	@$(VENV)/ruff check .

@@ -16,6 +16,7 @@ import pytest_asyncio
 from bus.connection import Bus
 from bus.server.embedded import EmbeddedServer
 from schemas.envelope import EntityKind
+from tests import cpu_by_file
 from tests.patience import PATIENCE_S
 from tests.warm_processes import share_incubator
 
@@ -30,7 +31,8 @@ hypothesis.settings.load_profile("dmsc")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Test processes beside each other share one import of torch for their meshes."""
+    """Test processes beside each other share one import of torch for their meshes; all count CPU seconds."""
+    cpu_by_file.register(config)
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         share_incubator()
 

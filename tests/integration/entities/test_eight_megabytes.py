@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import subprocess
@@ -36,13 +37,19 @@ ROOT = Path(__file__).resolve().parents[3]
 SERVICES = ("service-registry", "authorizer", "orchestrator", "router", "gateway", "broker")
 MIB = 1 << 20
 SIZE = codec.MAX_MESSAGE_BYTES - 4_096
-SHAPES = {
-    "lists": b"\xdd\x00\x7f\x00\x00" + b"\x90" * (SIZE - 5),
-    "numbers": b"\xdd\x00\x7f\x00\x00" + b"\x01" * (SIZE - 5),
-    "deep": b"\x91" * SIZE,
-    "keys": b"\xdf\x00\x0c\x80\x00" + b"".join(b"\xa8%08d\x01" % key for key in range(0xC8000)),
-    "text": b"\xdb" + (SIZE - 5).to_bytes(4, "big") + b"x" * (SIZE - 5),
-}
+SHAPES = ("lists", "numbers", "deep", "keys", "text")
+
+
+@functools.cache
+def bodies() -> dict[str, bytes]:
+    """8 MB of each shape: made when a test needs them, not whenever this file is read."""
+    return {
+        "lists": b"\xdd\x00\x7f\x00\x00" + b"\x90" * (SIZE - 5),
+        "numbers": b"\xdd\x00\x7f\x00\x00" + b"\x01" * (SIZE - 5),
+        "deep": b"\x91" * SIZE,
+        "keys": b"\xdf\x00\x0c\x80\x00" + b"".join(b"\xa8%08d\x01" % key for key in range(0xC8000)),
+        "text": b"\xdb" + (SIZE - 5).to_bytes(4, "big") + b"x" * (SIZE - 5),
+    }
 
 
 VALID = ModuleAnswer(
@@ -52,7 +59,7 @@ VALID = ModuleAnswer(
 
 async def refused_answers(bus: Bus) -> int:
     """A module answers questions with 8 MB of each kind, and with 5 MB that fit its schema; how often."""
-    answers = [*SHAPES.values(), codec.encode(VALID, bus.sender_map, "valid")]
+    answers = [*bodies().values(), codec.encode(VALID, bus.sender_map, "valid")]
     given: list[bytes] = []
 
     async def answer(question: Msg) -> None:
@@ -70,7 +77,7 @@ async def refused_answers(bus: Bus) -> int:
 async def ask_broker_for_large_things(bus: Bus) -> None:
     """Calls of 8 MB, which it refuses; and what is stored, of which it passes on 8 MB at a time."""
     who = BrokerCaller(EntityKind.CLIENT, "any", "a")
-    for shape in SHAPES.values():
+    for shape in bodies().values():
         with bus.connection.question(who.subject, shape, answerer=reply_subjects.BROKER) as (inbox, asked):
             await bus.connection.send(who.subject, shape, reply=inbox)
             async with asyncio.timeout(PATIENCE_S):
@@ -116,7 +123,7 @@ async def test_services_stay_small_and_answer(own_server: EmbeddedServer, tmp_pa
             names = ("a", "gateway-a", "router-a", "orchestrator", "service-registry", "authorizer")
             for number, row in enumerate(asked):
                 for name in names[number % 3 :: 3]:
-                    shape = list(SHAPES.values())[number % len(SHAPES)]
+                    shape = bodies()[SHAPES[number % len(SHAPES)]]
                     subject = row(**dict.fromkeys(row.tokens, name))
                     reply = reply_to(subject, shape) if row.delivery is Delivery.REQUEST else ""
                     await bus.connection.send(subject, shape, reply=reply)
@@ -148,4 +155,4 @@ async def test_services_stay_small_and_answer(own_server: EmbeddedServer, tmp_pa
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_it_sends_is_what_it_says(shape: str) -> None:
-    assert 7 * MIB < len(SHAPES[shape]) < codec.MAX_MESSAGE_BYTES
+    assert 7 * MIB < len(bodies()[shape]) < codec.MAX_MESSAGE_BYTES

@@ -174,7 +174,7 @@ def test_what_is_not_exact_is_trained_and_not_promised(mesh: Mesh, source: Path)
         ("nan", "the loss is nan; lower the learning rate, or look at this microbatch's data"),
     ],
 )
-@pytest.mark.parametrize(("stages", "replicas"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize(("stages", "replicas"), [(1, 1), pytest.param(2, 2, marks=pytest.mark.matrix)])
 def test_what_breaks_the_same_step_twice_ends_the_job(
     mesh: Mesh, source: Path, reaction: str, error: str, stages: int, replicas: int
 ) -> None:

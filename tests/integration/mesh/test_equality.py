@@ -16,12 +16,12 @@ from tests.integration.mesh.conftest import Mesh, done, losses, outcome, tiny_jo
 
 SHAPES = [
     (1, 1, "expected-completion"),
-    (2, 1, "weighted-service-time"),
-    (1, 2, "round-robin"),
-    (2, 2, "power-of-two"),
+    pytest.param(2, 1, "weighted-service-time", marks=pytest.mark.matrix),
+    pytest.param(1, 2, "round-robin", marks=pytest.mark.matrix),
+    pytest.param(2, 2, "power-of-two", marks=pytest.mark.matrix),
     (3, 2, "workers.routing.balancers:LeastOutstanding"),
 ]
-"""Stages × replicas, and how microbatches are spread over them."""
+"""Stages × replicas, and how microbatches are spread; by default, one instance and the largest cut."""
 
 hashes: dict[tuple[int, int, str], str] = {}
 

@@ -62,7 +62,7 @@ def test_after_a_roll_back_the_replacement_takes_part_in_a_validation(mesh: Mesh
     assert check_weights(mesh.client, job).recoveries >= 1
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.matrix), 2])
 def test_an_instance_is_killed_in_the_validation_before_the_first_step(mesh: Mesh, replicas: int) -> None:
     """No step was opened yet: members change, and the validation begins again, as at any other boundary."""
     training = {"steps": 4, "seed": 11, "validate_every": 4, "validation_microbatches": 60}

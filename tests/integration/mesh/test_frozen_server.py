@@ -89,7 +89,7 @@ def job_of(name: str, steps: int) -> JobSpec:
 
 async def at_work(client: Witness, name: str) -> str:
     """A job in mid-run, which is still running when the server goes on."""
-    spec = padded(job_of(name, 40), pad_ms=10.0)
+    spec = padded(job_of(name, 20), pad_ms=20.0)
     await undisturbed_at(client, spec)  # computed beforehand
     job = await client.submit(spec)
     await client.until_step(job, 3)
@@ -128,7 +128,14 @@ def on(cluster: EmbeddedCluster, pid: int) -> tuple[EmbeddedServer, ...]:
     return tuple(server for server in cluster.servers if int(server.url.rpartition(":")[2]) in ports)
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param("deploying", marks=pytest.mark.matrix),
+        "adopting",
+        pytest.param("finishing", marks=pytest.mark.matrix),
+    ],
+)
 async def test_a_server_that_stands_still_outside_the_steps_ends_no_job(
     own: OwnMesh, witness: Witness, wire: Tripwire, moment: str
 ) -> None:

@@ -40,13 +40,13 @@ def lasting(
 async def test_a_job_with_nothing_left_is_parked_and_goes_on_when_there_is_room(
     own: OwnMesh, witness: Witness
 ) -> None:
-    job = await witness.submit(lasting("parks", 50, stages=2, replicas=1, checkpoint_every=6))
+    job = await witness.submit(lasting("parks", 22, stages=2, replicas=1, pad_ms=25.0, checkpoint_every=3))
     later = await witness.submit(tiny_job("waits"))
     behind = await witness.until_event(
         later, lambda event: event.state is JobState.QUEUED and bool(event.text)
     )
     assert "submitted" in behind.text or "slots" in behind.text
-    await witness.until_event(job, lambda event: event.result is not None and event.result.step >= 14)
+    await witness.until_event(job, lambda event: event.result is not None and event.result.step >= 7)
     own.kill("agent-b")
     parked = await witness.until_event(job, lambda event: event.state is JobState.PARKED)
     assert "needs 1 slots" in parked.text
@@ -63,10 +63,10 @@ async def test_a_job_with_nothing_left_is_parked_and_goes_on_when_there_is_room(
 
 
 async def test_a_person_parks_a_job_and_another_takes_its_slots(own: OwnMesh, witness: Witness) -> None:
-    job = await witness.submit(lasting("by-hand", 30, stages=2, replicas=1, pad_ms=20.0))
+    job = await witness.submit(lasting("by-hand", 15, stages=2, replicas=1, pad_ms=40.0))
     with pytest.raises(Conflict, match="only a parked one can be resumed"):
         await witness.ask("job.resume", job=job)
-    await witness.until_step(job, 8)
+    await witness.until_step(job, 4)
     later = await witness.submit(tiny_job("meanwhile"))
     with pytest.raises(Conflict, match="has not begun and holds nothing"):
         await witness.ask("job.park", job=later)
@@ -80,7 +80,7 @@ async def test_a_person_parks_a_job_and_another_takes_its_slots(own: OwnMesh, wi
         await witness.ask("job.resume", job=later)
     record = await witness.record(job)
     assert (record.state, record.reason) == (JobState.PARKED, parked.text)
-    assert record.checkpoint_step == record.step > 8, "of the very step"
+    assert record.checkpoint_step == record.step > 4, "of the very step"
     await witness.ask("job.resume", job=job)
     on = await witness.until_event(job, lambda event: "resumed from the checkpoint" in event.text)
     assert on.text == f"resumed from the checkpoint of step {record.step}"
@@ -90,14 +90,14 @@ async def test_a_person_parks_a_job_and_another_takes_its_slots(own: OwnMesh, wi
 async def test_a_healthy_job_goes_on_without_room_for_its_other_replica(
     own: OwnMesh, witness: Witness
 ) -> None:
-    job = await witness.submit(lasting("healthy", 50, stages=1, replicas=2))
-    await witness.until_step(job, 5)
+    job = await witness.submit(lasting("healthy", 25, stages=1, replicas=2, pad_ms=20.0))
+    await witness.until_step(job, 3)
     own.kill("agent-b", signal.SIGKILL)
     said = await witness.until_event(
         job, lambda event: event.state is JobState.RUNNING and "needs 1 slots" in event.text
     )
     step = (await witness.record(job)).step
-    await witness.until_step(job, step + 10)  # it goes on, and says what it lacks
+    await witness.until_step(job, step + 4)  # it goes on, and says what it lacks
     assert said.state is JobState.RUNNING
     record = await check_weights_at(witness, job)
     assert not any(line.startswith("parked") for line in record.history)
@@ -108,8 +108,8 @@ async def test_a_node_that_vanishes_before_its_newcomer_joins_costs_the_job_noth
 ) -> None:
     """A scale-up is ordered from a node agent that stands still, and dies before it has read the order."""
     # it has to last until a node agent has started
-    job = await witness.submit(lasting("scaled-up", 70, stages=1, replicas=1))
-    await witness.until_step(job, 5)
+    job = await witness.submit(lasting("scaled-up", 35, stages=1, replicas=1, pad_ms=20.0))
+    await witness.until_step(job, 3)
     first = await witness.bus.bucket(subjects.REGISTRY_RECORD).get(sid=f"{job}-s0-r0")
     assert first is not None
     agent = f"agent-{'b' if first.message.endpoint.cluster == 'a' else 'a'}"
@@ -123,7 +123,7 @@ async def test_a_node_that_vanishes_before_its_newcomer_joins_costs_the_job_noth
             break
     own.kill(agent)
     step = (await witness.record(job)).step
-    await witness.until_step(job, step + 5)
+    await witness.until_step(job, step + 3)
     assert f"{job}-s0-r1" not in witness.processes[job], "it had joined before"
     own.start(agent)
     both = await witness.until_event(

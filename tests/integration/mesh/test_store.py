@@ -45,8 +45,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def slow_job(name: str) -> JobSpec:
-    job = tiny_job(name, training={"steps": 40, "checkpoint_every": 5}, parallel={"stages": 2, "replicas": 1})
-    return padded(job, pad_ms=20.0)
+    job = tiny_job(name, training={"steps": 16, "checkpoint_every": 5}, parallel={"stages": 2, "replicas": 1})
+    return padded(job, pad_ms=50.0)
 
 
 def heavy_job(name: str) -> JobSpec:
