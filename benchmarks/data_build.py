@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -101,16 +102,15 @@ def build(folder: Path, tokenizer: Path, cache: Path, processes: int) -> dict[st
         packs = list(workers.map(run_unit, [spec] * len(orders), orders, [store] * len(orders)))
     content = assembled(spec, plan, [*records, *packs])
     seconds = time.perf_counter() - began
-    return {
-        "seconds": seconds,
-        "tokens": content.tokens("train") + content.tokens_left,
-        "digest": content.digest,
-    }
+    size = {"uint16": 2, "uint32": 4}[content.dtype or "uint32"]
+    stored = sum(shard.bytes for shard in content.splits["train"]) // size
+    return {"seconds": seconds, "tokens": stored + content.tokens_left, "digest": content.digest}
 
 
 def mapped(folder: Path, tokenizer: Path, cache: Path, processes: int) -> dict[str, Any]:
     """The same by `datasets`."""
     import datasets
+    import pyarrow.compute
     import tokenizers
 
     datasets.disable_progress_bars()
@@ -134,8 +134,14 @@ def mapped(folder: Path, tokenizer: Path, cache: Path, processes: int) -> dict[s
     ids = data.map(to_ids, batched=True, num_proc=processes, remove_columns=["text"])
     packed = ids.map(to_groups, batched=True, num_proc=processes, remove_columns=["ids"])
     seconds = time.perf_counter() - began
-    tokens = sum(len(document) for batch in ids.iter(512) for document in batch["ids"])
+    tokens = sum(pyarrow.compute.list_value_length(ids.data["ids"]).to_pylist())
     return {"seconds": seconds, "tokens": tokens, "windows": len(packed)}
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of those that it has waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def run(side: str, folder: Path, tokenizer: Path, cache: Path, processes: int) -> dict[str, Any]:
@@ -170,7 +176,8 @@ def compare(rounds: int, processes: int, copies: int) -> None:
         print(f"{size / 1e6:.0f} MB, {copies} files, {processes} processes, {rounds} rounds: tokens {tokens}")
         for side, answers in found.items():
             rates = [size / 1e6 / each["seconds"] for each in answers]
-            print(f"  {side:14} {spread(rates, '.2f')} MB/s")
+            cpu = spread([each["cpu_s"] for each in answers], ".1f")
+            print(f"  {side:14} {spread(rates, '.2f')} MB/s; CPU {cpu} s, start included")
         assert tokens[OURS] == tokens[THEIRS], "both sides must make the same tokens"
         assert len({each["digest"] for each in found[OURS]}) == 1
         ratios = [
@@ -197,7 +204,8 @@ def main() -> None:
         compare(options.rounds, options.processes, options.copies)
         return
     side = build if options.side == OURS else mapped
-    print(json.dumps(side(options.corpus, options.tokenizer, options.cache, options.processes)))
+    answer = side(options.corpus, options.tokenizer, options.cache, options.processes)
+    print(json.dumps({**answer, "cpu_s": cpu_seconds()}))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -130,6 +131,20 @@ async def _fetch_objects(
             raise BadData(f"{what}: {stored.name} is not on the bus any more; build it again") from None
         except BadInput as error:
             raise BadData(f"{what}: {error.text}") from None
+        if not await asyncio.to_thread(_is_whole, path, stored):
+            raise BadData(
+                f"{what}: {stored.name} on the bus does not hold what was built: it was changed or damaged; "
+                "nothing of it is used"
+            )
+
+
+def _is_whole(path: Path, stored: StoredObject) -> bool:
+    """Whether what has come is what was built; if not, it is removed."""
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() == stored.sha256:
+            return True
+    path.unlink(missing_ok=True)
+    return False
 
 
 def _make_folder(folder: Path) -> None:

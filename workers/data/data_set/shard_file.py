@@ -67,18 +67,9 @@ class ShardIndex:
                 )
         raise BadData(f"{what} is no index of a data set's shard")
 
-    def check(self, number: int, content: bytes | memoryview, what: str) -> None:
-        """Compares a block with its digest.
-
-        Raises:
-            BadData: It is another one.
-        """
-        expected = self.blocks[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
-        if block_digest(content) != expected:
-            raise BadData(
-                f"{what} does not hold what was built, at byte {number * BLOCK_BYTES:,}: it was changed or "
-                "damaged; nothing of it is used"
-            )
+    def matches(self, number: int, content: bytes | memoryview) -> bool:
+        """Whether a block is the one that was built."""
+        return block_digest(content) == self.blocks[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
 
 
 def write_index(path: Path, shard: Path, borders: Iterable[int], firsts: Iterable[int] = ()) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from schemas.data_set.units import StoredObject
-from schemas.errors import BadData
+from schemas.errors import BadData, DmscError, Unavailable
 from schemas.job_file.data_set_use import DataSetUse
 from workers.data.data_set.fetching import OBJECTS, is_fetched, key_of, read_manifest
 from workers.data.data_set.shard_file import BLOCK_BYTES, ShardIndex
@@ -43,9 +44,10 @@ class SplitFiles:
             )
         self.shards = self.manifest.splits[use.split]
         self.split = use.split
+        self._own: Path | None = None
         if is_fetched(use.store):
-            objects = fetched[key_of(use)] / OBJECTS
-            self.storage = Storage(LocalSource(str(objects.resolve()), own=True))
+            self._own = (fetched[key_of(use)] / OBJECTS).resolve()
+            self.storage = Storage(LocalSource(str(self._own), own=True))
         else:
             self.storage = open_storage(use.store)
         self._readers: dict[int, RangeReader] = {}
@@ -62,6 +64,7 @@ class SplitFiles:
 
         Raises:
             BadData: It is missing, or has another size.
+            Unavailable: It has, and is fetched again.
         """
         if shard not in self._readers:
             self._readers[shard] = self._open(self.shards[shard], shard)
@@ -73,11 +76,22 @@ class SplitFiles:
         except BadData as error:
             raise BadData(f"{self._what}: {error.text}; build it again, or give its files back") from None
         if reader.size != stored.bytes:
-            raise BadData(
-                f"{self._what}: {stored.name} has {reader.size:,} bytes, and the manifest says "
-                f"{stored.bytes:,}: it was changed; nothing of it is used"
-            )
+            reason = f"it has {reader.size:,} bytes, and the manifest says {stored.bytes:,}"
+            raise self._changed(stored, reason)
         return reader
+
+    def _changed(self, stored: StoredObject, reason: str) -> DmscError:
+        """What is raised of a file that is not the one that was built.
+
+        What was fetched was whole when it came: it is removed, and whoever comes next fetches it again.
+        """
+        if self._own is None:
+            return BadData(f"{self._what}: {stored.name} was changed: {reason}; nothing of it is used")
+        with contextlib.suppress(OSError):
+            (self._own / stored.name).unlink()
+        return Unavailable(
+            f"{self._what}: {stored.name} was damaged on this node: {reason}; it is fetched again"
+        )
 
     def index(self, shard: int) -> ShardIndex:
         """The shard's index.
@@ -89,10 +103,7 @@ class SplitFiles:
             stored = self.shards[shard].index
             content = self._open(stored).fetch_whole()
             if hashlib.sha256(content).hexdigest() != stored.sha256:
-                raise BadData(
-                    f"{self._what}: {stored.name} does not hold what was built: it was changed or damaged; "
-                    "nothing of it is used"
-                )
+                raise self._changed(stored, "it does not hold what was built")
             self._indices[shard] = ShardIndex.read(content, f"{self._what}: {stored.name}")
         return self._indices[shard]
 
@@ -100,7 +111,8 @@ class SplitFiles:
         """`length` bytes of a shard from `start`, or fewer at its end. Any thread may call it.
 
         Raises:
-            BadData: It does not hold what was built. Unavailable: the store does not answer.
+            BadData: It does not hold what was built.
+            Unavailable: The same, of a file that is fetched again; or the store does not answer.
         """
         reader, index = self.reader(shard), self.index(shard)
         checked = self._checked.setdefault(shard, bytearray(len(index.blocks)))
@@ -108,7 +120,11 @@ class SplitFiles:
         for block in range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
             if not checked[block]:
                 content = reader.read(block * BLOCK_BYTES, BLOCK_BYTES)
-                index.check(block, content, self.name(shard))
+                if not index.matches(block, content):
+                    where = (
+                        f"{self.name(shard)} does not hold what was built, at byte {block * BLOCK_BYTES:,}"
+                    )
+                    raise self._changed(self.shards[shard], where)
                 checked[block] = 1
         return reader.read(start, length)
 

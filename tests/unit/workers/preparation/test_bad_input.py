@@ -19,11 +19,11 @@ from bus.files.artifacts import open_artifacts
 from schemas.data_set.build_file import DataBuildSpec
 from schemas.data_set.units import StoredObject, UnitOrder, UnitResult
 from schemas.errors import BadData
-from tests.unit.workers.preparation.conftest import FolderBuild
+from tests.builders.data_sets import LocalBuild
 from workers.preparation import run_unit
 from workers.preparation.stores import ArtifactUnitStore, FolderUnitStore
 
-Build = Callable[..., FolderBuild]
+Build = Callable[..., LocalBuild]
 
 GOOD = b'{"text": "good", "q": 1}\n'
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from schemas.data_set.step_args import NearDuplicatesArgs
-from tests.unit.workers.preparation.conftest import WORDS, FolderBuild, write_lines
+from tests.builders.data_sets import WORDS, LocalBuild, write_lines
 from workers.preparation.min_hash import MinHash, band_hashes
 
-Build = Callable[..., FolderBuild]
+Build = Callable[..., LocalBuild]
 
 SEED = 11
 

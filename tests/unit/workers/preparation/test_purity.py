@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from tests.unit.workers.preparation.conftest import FolderBuild, made_up_texts, write_lines
+from tests.builders.data_sets import LocalBuild, made_up_texts, write_lines
 
-Build = Callable[..., FolderBuild]
+Build = Callable[..., LocalBuild]
 
 TOKENS: list[dict[str, Any]] = [
     {"function": "tokenize", "tokenizer": "bytes", "args": {"eos": "<eos>"}},

@@ -16,11 +16,12 @@ from schemas.errors import BadData, BadJob
 from schemas.job import JobSpec
 from schemas.job_file.data import SourceSpec
 from schemas.job_file.data_set_use import DataSetUse
-from tests.unit.workers.preparation.conftest import FolderBuild, made_up_texts, write_lines
+from tests.builders.data_sets import LocalBuild, made_up_texts, write_lines
 from workers.data.batches import BatchSource
 from workers.data.opening import open_source
+from workers.preparation.stores import FolderUnitStore
 
-Build = Callable[..., FolderBuild]
+Build = Callable[..., LocalBuild]
 
 BYTES: dict[str, Any] = {"function": "tokenize", "tokenizer": "bytes", "args": {"eos": "<eos>"}}
 FORMS: dict[str, list[dict[str, Any]]] = {
@@ -29,10 +30,15 @@ FORMS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+def folder_of(build: LocalBuild) -> Path:
+    assert isinstance(build.store, FolderUnitStore)
+    return build.store.folder
+
+
 class BuiltSet:
     """A built data set, and jobs that read it."""
 
-    def __init__(self, build: FolderBuild, folder: Path) -> None:
+    def __init__(self, build: LocalBuild, folder: Path) -> None:
         self.folder = folder
         self.build = build
         self.manifest = DataSetManifest(
@@ -83,7 +89,7 @@ def corpus(tmp_path: Path) -> Path:
 def built(build: Build, corpus: Path, tmp_path: Path) -> Callable[..., BuiltSet]:
     def make(**fields: Any) -> BuiltSet:
         done = build(source=str(corpus), **fields)
-        return BuiltSet(done, done.store.folder)
+        return BuiltSet(done, folder_of(done))
 
     return make
 
@@ -155,7 +161,7 @@ def test_records_are_read_as_text_and_as_columns(
     assert text.size("validation")
     rows = [{"text": f"row {n}", "x": [n, n + 0.5], "y": n % 3} for n in range(50)]
     numbers = build(source=str(write_lines(tmp_path / "numbers.jsonl", rows)), name="numbers")
-    table = BuiltSet(numbers, numbers.store.folder).open(
+    table = BuiltSet(numbers, folder_of(numbers)).open(
         kind="table", columns={"inputs": "x", "targets": "y"}, validation_fraction=0
     )
     found = all_of(table)
@@ -192,7 +198,7 @@ def test_a_changed_shard_stops_before_its_first_wrong_token(built: Callable[...,
     with pytest.raises(BadData, match=r"train-00000 does not hold what was built, at byte 0"):
         done.open(kind="dataset", sample_tokens=48, validation_fraction=0).batch("train", 0, 0)
     shard.write_bytes(content[:-2])
-    with pytest.raises(BadData, match=r"the manifest says .* it was changed; nothing of it is used"):
+    with pytest.raises(BadData, match=r"was changed: it has .* the manifest says .*; nothing of it is used"):
         done.open(kind="dataset", sample_tokens=48, validation_fraction=0).batch("train", 0, 0)
     shard.unlink()
     with pytest.raises(BadData, match=r"build it again, or give its files back"):

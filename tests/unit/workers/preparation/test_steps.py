@@ -12,12 +12,12 @@ import pytest
 
 from schemas.data_set.build_file import BuildStep
 from schemas.errors import BadData, BadModel
-from tests.unit.workers.preparation.conftest import FolderBuild, write_lines
+from tests.builders.data_sets import LocalBuild, write_lines
 from workers.preparation.reading import UnfitRecord
 from workers.preparation.splitting import SplitDraw
 from workers.preparation.steps import RecordSteps, cleaned, repeated_share
 
-Build = Callable[..., FolderBuild]
+Build = Callable[..., LocalBuild]
 
 
 def applied(
