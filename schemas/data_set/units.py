@@ -26,6 +26,8 @@ MOST_UNITS = 100_000
 """Units of a phase; a build that would have more is refused with the `unit_bytes` that would do."""
 UNITS_PER_DUPLICATES_PART = 64
 """Record units for each part of the hashes."""
+BYTES_PER_DUPLICATES_PART = 256 << 20
+"""Bytes of source for each part, where units are large."""
 MOST_ROW_BYTES = 1 << 28
 """A longer line, or a longer text file, is refused: a row is whole in memory."""
 MOST_REASONS = 256
@@ -112,9 +114,9 @@ class UnitOrder(Part):
     inputs: tuple[UnitResult, ...] = ()
 
 
-def parts_of_hashes(units: int) -> int:
-    """Into how many parts the hashes of `units` record units fall: one for each 64, at least 1."""
-    return max(1, -(-units // UNITS_PER_DUPLICATES_PART))
+def parts_of_hashes(units: int, source_bytes: int = 0) -> int:
+    """Into how many parts the hashes fall: one for each 64 record units, or each 256 MiB; at least 1."""
+    return max(1, -(-units // UNITS_PER_DUPLICATES_PART), -(-source_bytes // BYTES_PER_DUPLICATES_PART))
 
 
 def groups_of(units: int, group_units: int) -> tuple[range, ...]:

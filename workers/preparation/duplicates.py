@@ -7,7 +7,9 @@ answer of a part depends on no other part, nor on who gives it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -20,47 +22,75 @@ from schemas.data_set.units import UnitResult
 from workers.preparation.min_hash import MinHash, Signatures, band_hashes
 from workers.preparation.stores import UnitStore
 
-Entries = npt.NDArray[Any]
+Numbers = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
 
 _PAIRS_AT_ONCE = 1 << 13
 _ROWS_AT_ONCE = 1 << 14
-_ENTRY = np.dtype([("hash", "<u8"), ("more", "<u8"), ("record", "<i8")])
+_HEAD = struct.Struct("<QQ")
 
 
-class ExactHashes:
+class Hashes(ABC):
+    """What tells duplicates, of each record of a unit in order, as a file.
+
+    Args:
+        path: Where it goes.
+        width: Numbers of a record.
+        dtype: Of these numbers.
+    """
+
+    def __init__(self, path: Path, width: int, dtype: str) -> None:
+        self.path = path
+        self._file = path.open("wb", 1 << 20)
+        self._file.write(_HEAD.pack(width, np.dtype(dtype).itemsize))
+
+    def add(self, text: str) -> None:
+        """Writes those of the next record."""
+        self._file.write(self.of(text))
+
+    @abstractmethod
+    def of(self, text: str) -> bytes:
+        """Those of a text."""
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class ExactHashes(Hashes):
     """128 bits of each text.
 
     Args:
+        path: Where they go.
         seed: Keys the hash.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, path: Path, seed: int) -> None:
+        super().__init__(path, 2, "<u8")
         self._key = seed.to_bytes(8, "little")
-        self._found = bytearray()
 
-    def add(self, text: str) -> None:
-        self._found += hashlib.blake2b(text.encode(), digest_size=16, key=self._key).digest()
-
-    def save(self, path: Path) -> Path:
-        """(records, 2) uint64, as NumPy writes it."""
-        return _saved(path, np.frombuffer(bytes(self._found), "<u8").reshape(-1, 2))
+    def of(self, text: str) -> bytes:
+        return hashlib.blake2b(text.encode(), digest_size=16, key=self._key).digest()
 
 
-class NearHashes:
+class NearHashes(Hashes):
     """The signature of each text, by `MinHash`."""
 
-    def __init__(self, seed: int, options: NearDuplicatesArgs) -> None:
+    def __init__(self, path: Path, seed: int, options: NearDuplicatesArgs) -> None:
+        super().__init__(path, options.permutations, "<u4")
         self._min_hash = MinHash(seed, options)
-        self._found: list[bytes] = []
 
-    def add(self, text: str) -> None:
-        self._found.append(self._min_hash.signature(text).astype("<u4").tobytes())
+    def of(self, text: str) -> bytes:
+        return self._min_hash.signature(text).astype("<u4").tobytes()
 
-    def save(self, path: Path) -> Path:
-        """(records, permutations) uint32, as NumPy writes it."""
-        width = self._min_hash.permutations
-        return _saved(path, np.frombuffer(b"".join(self._found), "<u4").reshape(-1, width))
+
+def mapped_hashes(path: Path) -> npt.NDArray[Any]:
+    """(records, width) numbers of such a file; only what is read is in memory."""
+    with path.open("rb") as file:
+        width, size = _HEAD.unpack(file.read(_HEAD.size))
+    count = (path.stat().st_size - _HEAD.size) // (width * size)
+    if not count:
+        return np.zeros((0, width), f"<u{size}")
+    return np.memmap(path, f"<u{size}", "r", _HEAD.size, (count, width))
 
 
 def _saved(path: Path, array: npt.NDArray[Any]) -> Path:
@@ -89,7 +119,7 @@ def run_duplicates_unit(
         store: Where their hashes are.
     """
     units = [
-        HashedUnit(each.index, np.load(store.open(each.outputs["hashes"]), mmap_mode="r", allow_pickle=False))
+        HashedUnit(each.index, mapped_hashes(store.open(each.outputs["hashes"])))
         for each in sorted(inputs, key=lambda each: each.index)
         if each.phase == "records"
     ]
@@ -122,23 +152,25 @@ def _places(units: Sequence[HashedUnit], records: Rows) -> npt.NDArray[np.int64]
 
 def _exact(units: Sequence[HashedUnit], index: int, parts: int) -> tuple[Rows, int]:
     """Numbers of the records that fall away, and how many were looked at."""
-    entries = _entries(((hashes[:, 0], hashes[:, 1]) for hashes in _pieces(units)), index, parts)
-    same = (entries["hash"][1:] == entries["hash"][:-1]) & (entries["more"][1:] == entries["more"][:-1])
-    return np.sort(entries["record"][1:][same]), len(entries)
+    firsts, seconds, records = _of_part(units, lambda hashes: (hashes[:, 0], hashes[:, 1]), index, parts)
+    order = np.lexsort((seconds, firsts))  # stable: of equal ones, the earlier record first
+    firsts, seconds, records = firsts[order], seconds[order], records[order]
+    same = (firsts[1:] == firsts[:-1]) & (seconds[1:] == seconds[:-1])
+    return np.sort(records[1:][same]), len(records)
 
 
 def _near(
     units: Sequence[HashedUnit], options: NearDuplicatesArgs, index: int, parts: int
 ) -> tuple[Rows, int]:
-    def banded() -> Iterator[tuple[Entries, Entries]]:
-        for signatures in _pieces(units):
-            found = band_hashes(signatures, options.bands)
-            yield found.reshape(-1), np.tile(np.arange(options.bands, dtype=np.uint64), len(found))
+    def banded(signatures: Numbers) -> tuple[Numbers]:
+        return (band_hashes(signatures, options.bands).reshape(-1),)
 
-    entries = _entries(banded(), index, parts, options.bands)
-    records: Rows = entries["record"]
-    first_of = np.flatnonzero(np.r_[True, entries["hash"][1:] != entries["hash"][:-1]][: len(entries)])
-    sizes = np.diff(np.r_[first_of, len(entries)])
+    hashes, records = _of_part(units, banded, index, parts, options.bands)
+    order = np.argsort(hashes, kind="stable")
+    hashes, records = hashes[order], records[order]
+    first_of = np.flatnonzero(np.r_[True, hashes[1:] != hashes[:-1]][: len(hashes)])
+    sizes = np.diff(np.r_[first_of, len(hashes)])
+    del hashes, order
     signatures = _AllSignatures(units)
     agreeing = options.threshold * options.permutations - 1e-9
     gone: set[int] = set()
@@ -149,7 +181,7 @@ def _near(
 
     # most duplicates are like the first of their bucket: all buckets at once
     starts = np.repeat(first_of, sizes)
-    later = np.flatnonzero(np.arange(len(entries)) != starts)
+    later = np.flatnonzero(np.arange(len(records)) != starts)
     for at in range(0, len(later), _PAIRS_AT_ONCE):
         some = later[at : at + _PAIRS_AT_ONCE]
         hit = similar(records[starts[some]], records[some])
@@ -194,16 +226,29 @@ def _pieces(units: Sequence[HashedUnit]) -> Iterator[npt.NDArray[Any]]:
             yield np.asarray(unit.hashes[first : first + _ROWS_AT_ONCE])
 
 
-def _entries(hashes: Iterator[tuple[Entries, Entries]], index: int, parts: int, each: int = 1) -> Entries:
-    """Those of this part, in order of hash, then record; `each` hashes belong to one record."""
-    found: list[Entries] = []
+def _of_part(
+    units: Sequence[HashedUnit],
+    hashed: Callable[[Numbers], tuple[Numbers, ...]],
+    index: int,
+    parts: int,
+    each: int = 1,
+) -> list[Any]:
+    """The hashes of this part, by what `hashed` makes of the stored ones, and their records' numbers.
+
+    Args:
+        units: All of them.
+        hashed: Stored hashes of some records → (hashes,) arrays, of which the first decides the part.
+        index: The part.
+        parts: How many there are.
+        each: Hashes of one record.
+    """
+    found: list[tuple[Numbers, ...]] = []
     before = 0
-    for values, more in hashes:
-        mine = np.flatnonzero(values % np.uint64(parts) == index)
-        some = np.empty(len(mine), _ENTRY)
-        some["hash"], some["more"] = values[mine], more[mine]
-        some["record"] = before + mine // each
-        before += len(values) // each
-        found.append(some)
-    entries: Entries = np.concatenate(found or [np.empty(0, _ENTRY)])
-    return entries[np.lexsort((entries["record"], entries["more"], entries["hash"]))]
+    for stored in _pieces(units):
+        arrays = hashed(stored)
+        mine = np.flatnonzero(arrays[0] % np.uint64(parts) == index)
+        found.append((*(array[mine] for array in arrays), before + mine // each))
+        before += len(stored)
+    if not found:
+        return [np.zeros(0, np.uint64)] * len(hashed(np.zeros((0, 2), np.uint64))) + [np.zeros(0, np.int64)]
+    return [np.concatenate(column) for column in zip(*found, strict=True)]

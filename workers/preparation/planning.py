@@ -8,6 +8,7 @@ from pathlib import Path
 from schemas.data_set.build_file import DataBuildSpec
 from schemas.data_set.units import MOST_ROW_BYTES, MOST_UNITS, SourceUnit
 from schemas.errors import BadData
+from schemas.job_file.data_set_use import SCHEME
 from schemas.urls import STDLIB
 from workers.data.source_files import SourceFile, list_files
 from workers.data.text.documents import PACKED
@@ -29,6 +30,10 @@ def planned(spec: DataBuildSpec, fetched: Mapping[str, Path] = {}) -> tuple[Sour
     units: list[SourceUnit] = []
     for number, source in enumerate(spec.sources):
         key = f"source[{number}]"
+        if source.startswith(SCHEME):
+            raise BadData(
+                f"{key} {source}: a build reads files, no data sets; name what that one was built from"
+            )
         files = list_files(source, fetched, key=key)
         if not files:
             raise BadData(f"{key} {source} is a folder without files")

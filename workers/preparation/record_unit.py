@@ -11,7 +11,7 @@ from schemas.data_set.build_file import DataBuildSpec
 from schemas.data_set.step_args import NearDuplicatesArgs
 from schemas.data_set.units import UNREADABLE, SourceUnit, UnitResult
 from schemas.errors import BadData
-from workers.preparation.duplicates import ExactHashes, NearHashes
+from workers.preparation.duplicates import ExactHashes, Hashes, NearHashes
 from workers.preparation.reading import BadRow, RowPlace, UnfitRecord, UnitReader, text_of, written
 from workers.preparation.steps import RecordSteps
 from workers.preparation.stores import UnitStore
@@ -35,7 +35,6 @@ def run_record_unit(
     border = spec.duplicates
     last = len(spec.steps) if border is None else border
     steps = RecordSteps([step for step in spec.steps[:last] if is_record_step(step.function)], 0, spec.field)
-    hashes = None if border is None else hashes_of(spec)
     reader = UnitReader(spec, unit, fetched)
     rows = kept = 0
     unreadable: Counter[str] = Counter()
@@ -47,6 +46,7 @@ def run_record_unit(
 
     with TemporaryDirectory(prefix="unit-") as folder:
         path = Path(folder, "records")
+        hashes = None if border is None else hashes_of(spec, Path(folder, "hashes"))
         with path.open("wb") as file:
             for row in reader.rows():
                 rows += 1
@@ -68,7 +68,8 @@ def run_record_unit(
                 kept += 1
         outputs = {"records": store.write(path)}
         if hashes is not None:
-            outputs["hashes"] = store.write(hashes.save(Path(folder, "hashes")))
+            hashes.close()
+            outputs["hashes"] = store.write(hashes.path)
     return UnitResult(
         phase="records",
         index=index,
@@ -81,13 +82,13 @@ def run_record_unit(
     )
 
 
-def hashes_of(spec: DataBuildSpec) -> ExactHashes | NearHashes:
+def hashes_of(spec: DataBuildSpec, path: Path) -> Hashes:
     """What tells duplicates, by the build's step."""
     assert spec.duplicates is not None
     options = spec.steps[spec.duplicates].options
     if isinstance(options, NearDuplicatesArgs):
-        return NearHashes(spec.seed, options)
-    return ExactHashes(spec.seed)
+        return NearHashes(path, spec.seed, options)
+    return ExactHashes(path, spec.seed)
 
 
 def is_record_step(function: str) -> bool:

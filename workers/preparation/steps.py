@@ -17,7 +17,7 @@ RecordStep = Callable[[Record, object], Record | None]
 
 _LINE_ENDS = re.compile("\r\n?|[\u2028\u2029\x0b\x0c\x85]")
 _TRAILING = re.compile("[ \t\u00a0\u3000]+$", re.MULTILINE)
-_CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f\ufeff\u200b\u2060]")
+_CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f\ufeff]")
 
 
 class RecordSteps:

@@ -108,6 +108,12 @@ def _jsonl(folder: Path, content: bytes, name: str = "rows.jsonl") -> Path:
             },
             "has no window for training: 20 tokens are less than one each group; give more data",
         ),
+        (
+            "rows.jsonl",
+            GOOD,
+            {"source": "dataset://x@1"},
+            "a build reads files, no data sets; name what that",
+        ),
         ("rows.jsonl", GOOD, {"source": "/nowhere/x.jsonl"}, r"source\[0\] /nowhere/x.jsonl does not exist"),
         (
             "rows.jsonl",
