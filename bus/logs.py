@@ -126,7 +126,9 @@ def configure_logging(
         raise BadInput(f"DMSC_LOG_SHIP_LEVEL={level_to_ship}: use one of {', '.join(LEVELS)}")
     shipping.level = LEVELS.index(level_to_ship)
     as_json = not stream.isatty() if json is None else json
-    renderer: list[Any] = [structlog.dev.ConsoleRenderer(colors=stream.isatty())]
+    # Rich tracebacks show variables, which may be secrets, and drawing them keeps the event loop for seconds.
+    plain = structlog.dev.plain_traceback
+    renderer: list[Any] = [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)]
     if as_json:
         renderer = [
             structlog.processors.format_exc_info,

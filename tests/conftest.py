@@ -12,6 +12,7 @@ from typing import Any
 import hypothesis
 import pytest
 import pytest_asyncio
+import structlog
 
 from bus.connection import Bus
 from bus.server.embedded import EmbeddedServer
@@ -33,6 +34,10 @@ hypothesis.settings.load_profile("dmsc")
 def pytest_configure(config: pytest.Config) -> None:
     """Test processes beside each other share one import of torch for their meshes; all count CPU seconds."""
     cpu_by_file.register(config)
+    # Services in this process log as structlog does by default, but without rich tracebacks of CPU seconds.
+    *processors, _ = structlog.get_config()["processors"]
+    console = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[*processors, console])
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         share_incubator()
 

@@ -56,6 +56,19 @@ def test_console_lines_on_demand() -> None:
     assert "answer=42" in stream.getvalue()
 
 
+def test_a_traceback_on_a_console_shows_no_variables() -> None:
+    """They may be secrets, or megabytes that take seconds to be drawn."""
+    stream = io.StringIO()
+    logs.configure_logging(level="debug", json=False, stream=stream)
+    token = "-".join(("nobody", "should", "read", "this"))
+    try:
+        raise ValueError(len(token))
+    except ValueError as error:
+        logs.get_logger("part").error("failed", exc_info=error)
+    assert "ValueError: 23" in stream.getvalue()
+    assert token not in stream.getvalue()
+
+
 @asynccontextmanager
 async def shipped(connect: Connect, name: str) -> AsyncIterator[Collector]:
     """Ships what is logged here as the service `name` while the block lasts; gives what a reader gets."""

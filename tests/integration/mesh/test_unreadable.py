@@ -222,7 +222,7 @@ async def refusal(client: Witness, record: str) -> str:
             await asyncio.sleep(0.1)
 
 
-@pytest.mark.parametrize("bucket", ROWS)
+@pytest.mark.parametrize("bucket", [pytest.param("jobs", marks=pytest.mark.matrix), "steps"])
 async def test_a_newer_version_that_comes_under_a_running_job_ends_the_term_and_not_the_job(
     witness: Witness, bucket: str
 ) -> None:
@@ -239,7 +239,7 @@ async def test_a_newer_version_that_comes_under_a_running_job_ends_the_term_and_
     assert {len(pids) for pids in witness.processes[job].values()} == {1}, "somebody was replaced"
 
 
-@pytest.mark.parametrize("bucket", ROWS)
+@pytest.mark.parametrize("bucket", ["jobs", pytest.param("steps", marks=pytest.mark.matrix)])
 async def test_a_newer_version_is_no_garbage(witness: Witness, bucket: str) -> None:
     """Whoever does not read it does not lead, says which, and leaves it as it is."""
     job = await witness.submit(spec("newer"))
