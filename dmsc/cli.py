@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from dmsc.commands.data import feeds
+from dmsc.commands.data import building, feeds, versions
 from dmsc.commands.jobs import (
     chaos,
     check,
@@ -94,6 +94,12 @@ app.add_typer(audit.app, name="audit", rich_help_panel="Mesh")
 runs.app.command("list")(comparing.list_)
 runs.app.command()(comparing.show)
 runs.app.command()(comparing.compare)
+feeds.app.command()(building.build)
+feeds.app.command()(building.cancel)
+feeds.app.command("list")(versions.list_)
+feeds.app.command()(versions.show)
+feeds.app.command()(versions.diff)
+feeds.app.command()(versions.check)
 app.add_typer(feeds.app, name="data", rich_help_panel="Jobs")
 app.add_typer(runs.app, name="runs", rich_help_panel="Watch")
 

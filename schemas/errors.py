@@ -194,3 +194,8 @@ class Ack(Message, wire="ack", version=(1, 0)):
     """The empty answer: received and done (or already done before)."""
 
     note: str = ""
+
+
+def errors_below(kind: type[DmscError]) -> tuple[type[DmscError], ...]:
+    """This class of errors, and all below it in the tree."""
+    return (kind, *(below for child in kind.__subclasses__() for below in errors_below(child)))

@@ -1,5 +1,5 @@
-"""The JSON Schema (2020-12) of a job file, for editors: what may stand where, in which bounds, and what it
-means.
+"""The JSON Schemas (2020-12) of job files and of builds of data sets, for editors: what may stand where, in
+which bounds, and what it means.
 
 It follows from the models of `schemas.job_file`, and takes besides what they take in a shorter form. What
 depends on several fields it does not know: a job that it accepts may still be refused, with one line.
@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from schemas.data_set.build_file import DataBuildSpec
 from schemas.job import JobSpec
 from schemas.job_file.code import CodeSpec
 from schemas.job_file.recipe import GroupSpec, OptimizerSpec
@@ -26,6 +27,13 @@ def job_schema() -> Schema:
     for model, also_takes in _SHORTER.items():
         schema["$defs"][model.__name__] = also_takes(schema["$defs"][model.__name__])
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "DMSC job", **schema}
+
+
+def build_schema() -> Schema:
+    """The schema of the file of a data set's build (`dmsc data build`)."""
+    schema = _plain(DataBuildSpec.model_json_schema())
+    schema["$defs"][CodeSpec.__name__] = _folder(schema["$defs"][CodeSpec.__name__])
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "DMSC data build", **schema}
 
 
 def _plain(value: Any) -> Any:

@@ -10,6 +10,7 @@ from schemas.base import Part, Token
 from schemas.checkpoint import PublishedCheckpoint
 from schemas.cluster import Cordon, NodeStatus
 from schemas.data_plane import RouteTable
+from schemas.data_set.builds import BuildRecord, DataSetVersion
 from schemas.fault import FaultRecord
 from schemas.job import JobRecord
 from schemas.marks import Url
@@ -39,6 +40,18 @@ class CheckpointPage(Page):
     """A job's checkpoints that exist, the newest first."""
 
     checkpoints: tuple[PublishedCheckpoint, ...]
+
+
+class BuildPage(Page):
+    """Builds of data sets in the order of submission."""
+
+    builds: tuple[BuildRecord, ...]
+
+
+class DataSetPage(Page):
+    """Versions of data sets that the mesh has built, by name and number."""
+
+    versions: tuple[DataSetVersion, ...]
 
 
 class Dataset(Part):

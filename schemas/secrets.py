@@ -81,7 +81,7 @@ def split_reference(url: str) -> tuple[str, str, str] | None:
 def has_credentials(url: str) -> bool:
     """Whether a user's URL has a user part, values in its query, or options after `#`."""
     scheme, mark, rest = url.partition("://")
-    if not mark or scheme in ("bus", "secret"):
+    if not mark or scheme in ("bus", "secret", "dataset"):
         return False
     return "@" in rest.partition("/")[0] or "=" in rest.partition("?")[2] or "=" in rest.partition("#")[2]
 
@@ -111,6 +111,38 @@ def references_of(spec: JobSpec) -> dict[str, tuple[str, str]]:
     return {f"{one[0]}/{one[1]}": one[:2] for one in found if one is not None}
 
 
+class TakingOut:
+    """Takes secrets out of a file's texts, one after the other. `made`: new names → values, so far."""
+
+    def __init__(self, user: str, fresh: Callable[[], str]) -> None:
+        self.made: dict[str, str] = {}
+        self._user = user
+        self._fresh = fresh
+        self._names: dict[str, str] = {}  # by value: the parts of a mixture have it in common
+
+    def recorded(self, place: str, key: str, text: str) -> str:
+        """The text for the record. `place`: of the text in the file; `key`: the name that it stands under.
+
+        Raises:
+            BadJob: see `taken_out`.
+        """
+        if text.startswith(SCHEME):
+            return _owned(place, text, self._user)
+        if not has_credentials(text) and not (text and names_secret(key)):
+            return text
+        if text in self._names:
+            return f"{SCHEME}{self._user}/{self._names[text]}"
+        if len(text) > MOST_CHARACTERS:
+            raise BadJob(f"{place}: longer than {MOST_CHARACTERS:,} characters")
+        if len(self.made) == MOST_GENERATED:
+            raise BadJob(
+                f"{place}: more than {MOST_GENERATED} secrets; `dmsc secret set` stores them by name"
+            )
+        name = self._names[text] = self._fresh()
+        self.made[name] = text
+        return f"{SCHEME}{self._user}/{name}"
+
+
 def taken_out(spec: JobSpec, user: str, fresh: Callable[[], str]) -> tuple[JobSpec, dict[str, str]]:
     """The job for its record, and the secrets taken out of its URLs and arguments: new names → values.
 
@@ -120,26 +152,8 @@ def taken_out(spec: JobSpec, user: str, fresh: Callable[[], str]) -> tuple[JobSp
     Raises:
         BadJob: a reference to another user's secret, an invalid name, or too many or too long secrets.
     """
-    made: dict[str, str] = {}
-    names: dict[str, str] = {}  # by value: the parts of a mixture have it in common
-
-    def recorded(place: str, key: str, text: str) -> str:
-        if text.startswith(SCHEME):
-            return _owned(place, text, user)
-        if not has_credentials(text) and not (text and names_secret(key)):
-            return text
-        if text in names:
-            return f"{SCHEME}{user}/{names[text]}"
-        if len(text) > MOST_CHARACTERS:
-            raise BadJob(f"{place}: longer than {MOST_CHARACTERS:,} characters")
-        if len(made) == MOST_GENERATED:
-            raise BadJob(
-                f"{place}: more than {MOST_GENERATED} secrets; `dmsc secret set` stores them by name"
-            )
-        name = names[text] = fresh()
-        made[name] = text
-        return f"{SCHEME}{user}/{name}"
-
+    taking = TakingOut(user, fresh)
+    made, recorded = taking.made, taking.recorded
     of_data = spec.data.urls()
     urls = {place: recorded(place, "", url) for place, url in urls_of(spec).items() if place not in of_data}
     data = _data_with(spec.data, recorded)
@@ -164,7 +178,8 @@ def _data_with(data: DataSpec, change: Callable[[str, str, str], str]) -> DataSp
     """
 
     def changed(place: str, part: PartOfData) -> PartOfData:
-        urls = {field: change(f"{place}.{field}", "", url) for field, url in part.own_urls().items()}
+        changes = {field: change(f"{place}.{field}", "", url) for field, url in part.own_urls().items()}
+        urls = {field: url for field, url in changes.items() if field in SourceSpec.model_fields}
         return part.model_copy(update={**urls, "args": with_texts(part.args, change, f"{place}.args")})
 
     mixture = tuple(changed(f"data.mixture[{index}]", part) for index, part in enumerate(data.mixture))

@@ -190,7 +190,7 @@ def _values(field: Schema) -> Schema | None:
 def _section(place: str, section: Schema, schema: Schema) -> str:
     fields = section["properties"]
     parts = [f"## {place or 'The whole file'}"]
-    if place.startswith("data."):
+    if place.startswith("data.") and place != "data.data_set":
         inherited = schema["$defs"]["DataSpec"]["properties"].keys()
         fields = {name: field for name, field in fields.items() if name not in inherited}
         parts.append(

@@ -56,6 +56,7 @@ _OPEN = (
     *("job.event.*", "job.command.*"),
     *("$KV.registry.*", "$KV.routes.>", "$KV.leadership.*", "$KV.cordons.>", "$KV.steps.*"),
     *("$KV.modules.*", "$KV.standings.>", "$KV.jobs.*", "$KV.datasets.*", "$KV.feeds.>"),
+    "$KV.builds.*",
 )
 _MEETING = tuple(
     f"{kind}.{place}.*"
@@ -139,6 +140,7 @@ AGENT = Effects(
         *("registry.instance_record.a-n.*", "registry.instance_state.a-n.*"),
         *("log.a-n", "dead_letter.a-n", "mesh.node.a-n", "telemetry.node.a-n"),
         *("topology.model.a-n.*", "topology.failed.a-n.*", "topology.sample.a-n.*", "broker.cluster.a.a-n"),
+        "data.prepared.a-n.*",
     ),
     learns=("cluster.a-n.*", "mesh.leader", *_EVERYBODY),
 )
@@ -183,7 +185,17 @@ JOINS_ANY = _agent_named("join-any", "~")
 _STREAMS = (
     *("AUDIT", "DEAD_LETTERS", "FAULTS", "FAULT_QUEUE", "JOBS", "LOGS", "POLICIES", "SIGNALS", "STEPS"),
     *("TELEMETRY", "UNREADABLE", "OBJ_artifacts", "KV_rendezvous", "RENDEZVOUS_COUNTERS"),
-    *("KV_answers", "KV_cordons", "KV_datasets", "KV_feed_records", "KV_feeds", "KV_jobs", "KV_leadership"),
+    *(
+        "KV_answers",
+        "KV_builds",
+        "KV_cordons",
+        "KV_data_sets",
+        "KV_datasets",
+        "KV_feed_records",
+        "KV_feeds",
+        "KV_jobs",
+        "KV_leadership",
+    ),
     *(
         "KV_link_secrets",
         "KV_modules",
@@ -194,7 +206,7 @@ _STREAMS = (
         "KV_standings",
         "KV_steps",
     ),
-    *("KV_uploads", "KV_users"),
+    *("KV_units", "KV_uploads", "KV_users"),
 )
 
 
@@ -235,6 +247,7 @@ GATEWAY = Effects(
         *_itself("gateway-a"),
         *("signal.access.gateway-a", "access.explain.gateway-a", "access.users.gateway-a"),
         *("job.command.*", "mesh.command.*", "mesh.query", "policy.command.*", "policy.question.*.*"),
+        "data.command.*",
         *("cluster.*.read", "cluster.*.strike", "step.dispatch.*.*", "store.query.*.*"),
         "telemetry.observation.*",
         *_GATEWAY_KEEPS,
@@ -244,6 +257,7 @@ GATEWAY = Effects(
         *("telemetry.>", "cluster.*.*", "policy.>", "fault.>", "log.*", "job.>", "door.*", "dead_letter.*"),
         *("unreadable.*", "audit.*", "store.query.*.*"),
         *(*_GATEWAY_KEEPS, "$KV.jobs.*", "$KV.registry.*", "$KV.revocations.*.*", "$KV.routes.>"),
+        *("$KV.builds.*", "$KV.data_sets.*.*"),
         *("$O.artifacts.M.>", "object artifacts/j/weights", "object artifacts/k/weights"),
     ),
     writes=(*_GATEWAY_KEEPS, "$O.artifacts.>"),
@@ -255,7 +269,7 @@ GATEWAY = Effects(
                 "DEAD_LETTERS": ("dead_letter.*",),
                 "FAULTS": ("fault.link.*.*", "fault.verdict.*"),
                 "FAULT_QUEUE": ("fault.record.*.*",),
-                "JOBS": ("job.event.*",),
+                "JOBS": ("job.event.*", "data.event.*"),
                 "LOGS": ("log.*",),
                 "POLICIES": (
                     *("policy.decision.*", "policy.score.*.*", "policy.suggestion.*.*", "policy.switch.*"),
@@ -268,6 +282,8 @@ GATEWAY = Effects(
                 "TELEMETRY": ("telemetry.instance.*.*", "telemetry.node.*", "telemetry.observation.*"),
                 "UNREADABLE": ("unreadable.*",),
                 "KV_answers": ("$KV.answers.*",),
+                "KV_builds": ("$KV.builds.*",),
+                "KV_data_sets": ("$KV.data_sets.*.*",),
                 "KV_datasets": ("$KV.datasets.*",),
                 "KV_feeds": _FEEDS[:2],
                 "KV_feed_records": _FEEDS[2:],

@@ -1,4 +1,4 @@
-"""The objects that each job may use, as a broker reads them from the orchestrator's job records."""
+"""The objects that each job and build may use, as a broker reads them from the orchestrator's records."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from bus import subjects
 from bus.guard.broker_caller import EVERY, BrokerCaller
-from bus.guard.call_rights import ObjectNames, names_of
+from bus.guard.call_rights import ObjectNames, names_of, names_of_build
 from schemas.base import is_token
+from schemas.data_set.builds import BuildRecord, is_build
 from schemas.envelope import EntityKind as K
 from schemas.job import JobRecord
 
@@ -28,6 +29,7 @@ class JobObjects:
     def __init__(self, bus: Bus, *, fresh_s: float = 5.0) -> None:
         self._fresh_s = fresh_s
         self._bucket = bus.bucket(subjects.JOB_RECORD)
+        self._builds = bus.bucket(subjects.BUILD_RECORD)
         self._cache: OrderedDict[str, tuple[float, ObjectNames]] = OrderedDict()
 
     async def names(self, asker: BrokerCaller) -> ObjectNames:
@@ -46,11 +48,19 @@ class JobObjects:
         cached = self._cache.get(asker.scope)
         if cached is not None and now - cached[0] < self._fresh_s:
             return cached[1]
-        names = names_of(await self._record(asker.scope))
+        names = await self._names(asker.scope)
         self._cache[asker.scope] = (now, names)
         while len(self._cache) > MOST_JOBS:
             self._cache.popitem(last=False)
         return names
+
+    async def _names(self, scope: str) -> ObjectNames:
+        record = await self._record(scope)
+        if record is None and is_build(scope):
+            entry = await self._builds.get(leader=True, build=scope)
+            if entry is not None and isinstance(entry.message, BuildRecord):
+                return names_of_build(entry.message)
+        return names_of(record)
 
     async def user_of(self, job: str) -> str:
         """The user who submitted the job; empty if there is no such job.

@@ -83,8 +83,12 @@ class Artifacts(ReadableArtifacts):
     async def delete(self, prefix: str = "") -> None:
         """Removes every file whose name begins with `prefix`; without a prefix, all files."""
         for name in await self.list(prefix):
-            with contextlib.suppress(NotFound):  # somebody else has removed it already
-                await self._remove(name)
+            await self.delete_one(name)
+
+    async def delete_one(self, name: str) -> None:
+        """Removes one file; that somebody else has removed it already is no error."""
+        with contextlib.suppress(NotFound):
+            await self._remove(name)
 
     @abstractmethod
     async def _remove(self, name: str) -> None:

@@ -15,6 +15,7 @@ from bus.guard.broker_caller import EVERY, OWNER, BrokerCaller
 from bus.guard.jetstream_calls import AskStore, Call, Consume, Open, Purge, Read, Write
 from bus.guard.permissions import covers, readable, readable_by
 from bus.messaging import rendezvous, streams
+from schemas.data_set.builds import BuildRecord
 from schemas.envelope import EntityKind as K
 from schemas.errors import BadInput, Refused
 from schemas.job import JobRecord
@@ -42,6 +43,25 @@ class ObjectNames:
     def may_read(self, name: str) -> bool:
         listed = any(name == entry or name.startswith(f"{entry}/") for entry in self.read)
         return listed or self.may_write(name)
+
+
+def names_of_build(record: BuildRecord) -> ObjectNames:
+    """The objects that the units of a build may use.
+
+    They write below the folder of its work, which builds of other work, or of other names, don't share. They
+    read what the build names, if its user was allowed to read that when it was submitted.
+    """
+    spec = record.spec
+    own = f"{bus_name(spec.folder)}/"
+    code = None if spec.code is None else spec.code.url
+    urls = (*(url for key, url in spec.urls() if key != "store"), code)
+    readable_names = (
+        bus_name(url) for url in urls if url and (url in record.may_read or url.startswith(DATA_SETS))
+    )
+    return ObjectNames(
+        own=(own,) if own != "/" else (),
+        read=tuple(name for name in readable_names if "/" in name),
+    )
 
 
 def names_of(record: JobRecord | None) -> ObjectNames:

@@ -43,7 +43,14 @@ PRIVATE = (
     *(subjects.USER_COMMAND, subjects.EXPLAIN_ACCESS, subjects.USER_RECORD, subjects.REVOCATION),
     *(subjects.AUDIT, subjects.START_INSTANCE, subjects.LINK_SECRET, subjects.UNREADABLE),
     *(subjects.SECRET, subjects.ANALYSE, subjects.WRITE_SAMPLE, subjects.READ_FILES),
-    *(subjects.REMOVE_CHECKPOINTS, subjects.BROKER_REQUEST),
+    *(
+        subjects.REMOVE_CHECKPOINTS,
+        subjects.BROKER_REQUEST,
+        subjects.PREPARE_UNIT,
+        subjects.REMOVE_OBJECTS,
+        subjects.UNIT_COMMIT,
+        subjects.DATA_SET_VERSION,
+    ),
 )
 """Rows that only operators and admins see: requests of users (Type 3, the gateways' request API), unreadable
 bytes, rows of an instance's own store, files of a job, records of feeds, tokens and the audit; and rows that

@@ -59,7 +59,10 @@ def _streams() -> tuple[StreamSpec, ...]:
 
 STREAMS = _streams()
 KEEPS_PREVIOUS = frozenset(
-    {"jobs", "users", "revocations", "cordons", "modules", "standings", "link_secrets", "secrets", "datasets"}
+    {
+        *("jobs", "users", "revocations", "cordons", "modules", "standings", "link_secrets", "secrets"),
+        *("datasets", "builds", "data_sets"),
+    }
 )
 """Buckets whose values exist nowhere else. Their streams keep earlier values, in case the newest can't be
 read. Buckets that change often, or whose values others can publish again (registry, routes, leadership,

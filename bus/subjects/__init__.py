@@ -12,9 +12,21 @@ from dataclasses import replace
 from types import ModuleType
 
 from bus.subject_row import Subject
-from bus.subjects import faults, jobs, mesh, node_agents, policies, registry, signals, stage_state, step
+from bus.subjects import (
+    data_sets,
+    faults,
+    jobs,
+    mesh,
+    node_agents,
+    policies,
+    registry,
+    signals,
+    stage_state,
+    step,
+)
 
 # Each module's `__all__` says what a star brings, and stands in ours below.
+from bus.subjects.data_sets import *  # noqa: F403
 from bus.subjects.faults import *  # noqa: F403
 from bus.subjects.jobs import *  # noqa: F403
 from bus.subjects.mesh import *  # noqa: F403
@@ -26,6 +38,7 @@ from bus.subjects.stage_state import *  # noqa: F403
 from bus.subjects.step import *  # noqa: F403
 
 __all__ = ["DISCONNECTED", "SUBJECTS", "lookup"]
+__all__ += data_sets.__all__
 __all__ += faults.__all__
 __all__ += jobs.__all__
 __all__ += mesh.__all__
@@ -47,7 +60,7 @@ def _rows(domain: ModuleType) -> list[Subject]:
 
 SUBJECTS: list[Subject] = [
     row
-    for domain in (signals, registry, mesh, node_agents, step, stage_state, policies, faults, jobs)
+    for domain in (signals, registry, mesh, node_agents, step, stage_state, policies, faults, jobs, data_sets)
     for row in _rows(domain)
 ]
 """All rows, in the order of the draft's flow."""

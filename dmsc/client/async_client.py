@@ -17,6 +17,7 @@ from typing import Any, Literal, Self
 from dmsc.authoring.code_folder import PackedCode
 from dmsc.client import http_protocol
 from dmsc.client.access_calls import AccessCalls, segment
+from dmsc.client.data.data_calls import DataCalls
 from dmsc.client.feed_calls import FeedCalls
 from dmsc.client.gateway_requests import Gateways, OnProgress
 from dmsc.client.train_calls import TrainCalls
@@ -57,7 +58,7 @@ Job = str | Path | Mapping[str, Any] | JobSpec
 Fault = Literal["kill", "freeze", "resume"]
 
 
-class AsyncClient(TrainCalls, AccessCalls, FeedCalls):
+class AsyncClient(TrainCalls, DataCalls, AccessCalls, FeedCalls):
     """Sends requests to a mesh's gateways from a coroutine; use it with `async with`.
 
     Args:

@@ -15,6 +15,7 @@ import yaml
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
 
+    from schemas.data_set.build_file import DataBuildSpec
     from schemas.job import JobSpec
 
 M = TypeVar("M", bound="BaseModel")
@@ -53,6 +54,24 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     return beside(spec, path.parent)
 
 
+def load_build(path: Path, overrides: Sequence[str] = ()) -> DataBuildSpec:
+    """Read and check the file of a build of a data set; see `load_job`.
+
+    Raises:
+        BadJob: The file is wrong.
+    """
+    from schemas.data_set.build_file import DataBuildSpec
+    from schemas.job_file.code import CodeSpec
+
+    what = "a build is a mapping of keys (name:, source:, steps: …)"
+    spec = load_document(path, DataBuildSpec, what, overrides)
+    if spec.code is None or spec.code.folder is None:
+        return spec
+    folder = (path.parent / Path(spec.code.folder).expanduser()).absolute()
+    before = spec.code.model_dump(include={"include", "exclude", "requirements"})
+    return spec.model_copy(update={"code": CodeSpec(folder=str(folder), **before)})
+
+
 def beside(spec: JobSpec, folder: Path) -> JobSpec:
     """The job of a file in this folder, from which its own folder of code is looked for."""
     if spec.code is None or spec.code.folder is None:
@@ -73,10 +92,11 @@ def with_code(spec: JobSpec, folder: Path) -> JobSpec:
 
 def named_urls(spec: JobSpec) -> tuple[str, ...]:
     """The files and stores that a job names. A mesh made for this one job permits them (`--allow-url`)."""
+    from schemas.job_file.data_set_use import SCHEME as DATA_SET
     from schemas.urls import BUS, SECRET, STDLIB, fixed_part, local_path
 
     named = (*spec.data.urls().values(), spec.weights_url, spec.resume_from, spec.artifacts)
-    urls = [url for url in named if url and not url.startswith((BUS, SECRET, STDLIB))]
+    urls = [url for url in named if url and not url.startswith((BUS, SECRET, STDLIB, DATA_SET))]
     return tuple(url if (path := local_path(url)) is None else fixed_part(path) for url in urls)
 
 

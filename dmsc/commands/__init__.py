@@ -6,6 +6,7 @@ Nobody but `dmsc.cli` and neighbouring commands imports these modules. They impo
 at the top and everything else inside functions; a test holds that.
 
 mesh/      start, stop and check a mesh; join it; cordon and drain nodes
+data/      build data sets, their versions
 jobs/      train, follow and manage jobs; recorded runs; chaos; simulation
 observe/   look at a running mesh: routes, top, faults, logs, tap, stores, dashboard
 policies/  functional modules: write, run, order, score, promote

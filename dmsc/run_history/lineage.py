@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from pydantic import Field
+
 from entities.gateway.operations.job_urls import job_of
 from schemas.base import Part, Token
 from schemas.job import JobRecord
@@ -27,6 +29,7 @@ class Lineage(Part):
     children: tuple[Token, ...] = ()
     code_digest: str = ""
     data_digest: str = ""
+    data_sets: dict[str, str] = Field({}, description="NAME@VERSION that it reads → its manifest's digest")
     weights_sha256: str = ""
 
 
@@ -61,5 +64,12 @@ def lineage_of(record: JobRecord, records: Iterable[JobRecord]) -> Lineage:
         children=tuple(sorted(children)),
         code_digest="" if record.graph is None else record.graph.code_digest,
         data_digest="" if record.graph is None else record.graph.data_digest,
+        data_sets=data_sets_of(record),
         weights_sha256=record.weights.sha256 if record.weights is not None else "",
     )
+
+
+def data_sets_of(record: JobRecord) -> dict[str, str]:
+    """NAME@VERSION of each data set that the job reads → its manifest's digest."""
+    uses = (part.data_set for part in record.spec.data.places().values())
+    return {use.lineage: use.digest for use in uses if use is not None}

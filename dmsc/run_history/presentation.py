@@ -50,6 +50,8 @@ def report_lines(report: RunReport, shown: int = 12) -> list[str]:
     ]
     if lineage.children:
         lines.append(f"to          {', '.join(lineage.children)}")
+    for version, digest in lineage.data_sets.items():
+        lines.append(f"data set    {version}, {_digest(digest)}")
     if report.data is not None:
         lines.append(f"seen        {report.data.line()}")
     lines += [

@@ -44,6 +44,7 @@ from schemas.access import (
     answer_about,
 )
 from schemas.base import is_token
+from schemas.data_set.builds import BuildRecord
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import DmscError, NotFound, Refused
 from schemas.job import JobRecord
@@ -109,6 +110,8 @@ class Authorizer:
         self._operations = UserOperations(bus, self.directory, self.audit, disconnect, config.tokens)
         self._bus = bus
         self._jobs = bus.bucket(subjects.JOB_RECORD)
+        self._builds = bus.bucket(subjects.BUILD_RECORD)
+        self._data_sets = bus.bucket(subjects.DATA_SET_VERSION)
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
         """Serve until cancelled."""
@@ -252,7 +255,19 @@ class Authorizer:
             return resource
         if not is_token(resource):
             return None
-        return await (self._module_owner(resource) if kind == "policy" else self._job_owner(resource))
+        owners = {"policy": self._module_owner, "build": self._build_owner, "data": self._data_owner}
+        return await owners.get(kind, self._job_owner)(resource)
+
+    async def _build_owner(self, build: str) -> str | None:
+        """The user who submitted the build."""
+        entry = await self._builds.get(build=build)
+        return entry.message.user if entry is not None and isinstance(entry.message, BuildRecord) else None
+
+    async def _data_owner(self, name: str) -> str | None:
+        """The user who built the first version of the data set."""
+        entries = await self._data_sets.entries(name=name)
+        rows = sorted((entry.message for entry in entries), key=lambda row: int(row.version))
+        return str(rows[0].built_by) if rows else None
 
     async def _job_owner(self, job: str) -> str | None:
         """The user who submitted the job, from the orchestrator's record."""

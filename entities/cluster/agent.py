@@ -36,6 +36,7 @@ from entities.cluster.fork_server_client import ForkServerClient, last_lines, pr
 from entities.cluster.instances import NodeInstances
 from entities.cluster.job_code.code_folders import CodeFolders
 from entities.cluster.model_tasks import ShortLivedWorkers
+from entities.cluster.preparation.unit_workers import UnitWorkers
 from entities.cluster.store_folders import StoreFolders
 from entities.presence.entity_record import entity_record
 from schemas.base import Message
@@ -52,6 +53,7 @@ from schemas.cluster import (
     Struck,
     WriteSample,
 )
+from schemas.data_set.commands import PrepareUnit
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, DmscError, NotFound, Unavailable
 from schemas.leadership import Leadership
@@ -106,6 +108,7 @@ class ClusterAgent:
         self._code = CodeFolders(context)
         self._instances = NodeInstances(context, self._stores, self._code, self._changed.set)
         self._workers = ShortLivedWorkers(context, self._code)
+        self._units = UnitWorkers(context, self._code)
         self._files = NodeFileReader(context)
 
     def _credential(self, sid: str, job: str) -> str | None:
@@ -236,9 +239,13 @@ class ClusterAgent:
     async def _write_sample(self, order: WriteSample, envelope: Envelope) -> Ack:
         return self._workers.write_sample(order, self._device())
 
+    async def _prepare(self, order: PrepareUnit, envelope: Envelope) -> Ack:
+        return self._units.prepare(order)
+
     async def _forget(self, order: ForgetTopology, envelope: Envelope) -> TopologyReleased:
         """Draft §4.4(6): drop the job's topology, workers, remaining instances and local stores."""
         await self._workers.forget(order.job)
+        await self._units.forget(order.job)
         remaining = self._instances.ledger.of_job(order.job)
         await asyncio.gather(
             *(self._instances.end(instance, self._config.stop_grace_s) for instance in remaining)
@@ -363,6 +370,8 @@ class ClusterAgent:
             await self._bus.serve(subjects.READ_FILES, self._files.read, agent=agent),
             await self._bus.serve(subjects.REMOVE_CHECKPOINTS, self._files.remove, agent=agent),
             await self._bus.serve(subjects.FORGET_TOPOLOGY, self._forget, agent=agent),
+            await self._bus.serve(subjects.PREPARE_UNIT, self._prepare, agent=agent),
+            await self._bus.serve(subjects.REMOVE_OBJECTS, self._files.remove_objects, agent=agent),
         ]
         try:
             yield

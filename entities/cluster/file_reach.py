@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from schemas.data_set.build_file import DataBuildSpec
 from schemas.errors import BadInput
 from schemas.job import JobSpec
 from schemas.urls import UrlRules, fixed_part, local_path
@@ -46,6 +47,29 @@ class FileRules:
             tuple(path for path in read if not _lies_in(path, self.closed)),
             tuple(path for path in write if not _lies_in(path, self.closed)),
         )
+
+    def of_build(self, spec: DataBuildSpec) -> FileReach:
+        """The files that the processes of a build may use: its sources to read, its own folder to write."""
+        urls = (url for key, url in spec.urls() if key != "store")
+        read = [
+            fixed_part(path)
+            for url in urls
+            if not self.urls.refusal(url) and (path := local_path(url)) is not None
+        ]
+        folder = None if self.urls.refusal(spec.folder, write=True) else local_path(spec.folder)
+        write = [] if folder is None else [folder]
+        return FileReach(
+            tuple(path for path in read if not _lies_in(path, self.closed)),
+            tuple(path for path in write if not _lies_in(path, self.closed)),
+        )
+
+    def of_folder(self, url: str) -> FileReach:
+        """The files of a process that removes files of a build's folder.
+
+        Raises:
+            BadInput: nobody may write there.
+        """
+        return FileReach(write=self._allowed(url, local_path(url), write=True))
 
     def of_url(self, url: str) -> FileReach:
         """The files that a process may use that reads below one URL for another process.

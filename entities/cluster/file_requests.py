@@ -20,6 +20,7 @@ from entities.cluster.core import Exit
 from entities.cluster.file_reach import FileReach
 from entities.cluster.model_tasks import Failure, read_foreign, read_result
 from schemas.checkpoint import checkpoints_url
+from schemas.data_set.commands import RemoveObjects
 from schemas.envelope import Envelope
 from schemas.errors import Ack, BadInput, ErrorReply, Unavailable
 from schemas.files import FilesRead, ReadFiles, RemoveCheckpoints
@@ -48,7 +49,7 @@ class _Block:
 
 
 class NodeFileReader:
-    """Answers `ReadFiles` and `RemoveCheckpoints`."""
+    """Answers `ReadFiles`, `RemoveCheckpoints` and `RemoveObjects`."""
 
     def __init__(self, context: NodeContext) -> None:
         self._context = context
@@ -104,6 +105,27 @@ class NodeFileReader:
             "what": "remove",
             "url": checkpoints_url(order.artifacts, order.job),
             "folders": list(order.folders),
+            "secrets": order.secrets,
+        }
+        await self._run(request, reach, removes=True)
+        return Ack()
+
+    async def remove_objects(self, order: RemoveObjects, envelope: Envelope) -> Ack:
+        """Remove files of a build's folder.
+
+        Raises:
+            BadInput: nobody may write there.
+            Unavailable: the worker was lost, or took too long.
+        """
+        self._check(order.folder, order.secrets)
+
+        def reach() -> FileReach:
+            return self._context.files.of_folder(order.folder)
+
+        request = {
+            "what": "remove_files",
+            "url": order.folder,
+            "names": list(order.names),
             "secrets": order.secrets,
         }
         await self._run(request, reach, removes=True)

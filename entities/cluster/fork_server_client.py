@@ -218,6 +218,7 @@ class ForkServerClient:
         read: Sequence[str] = (),
         write: Sequence[str] = (),
         code: Path | None = None,
+        priority: int = 0,
     ) -> Spawned:
         """Run `module.main(payload, result)` in a new process; returns once it exists.
 
@@ -232,6 +233,7 @@ class ForkServerClient:
             needs: modules that are costly to import, which the server imports once, before the fork.
             read, write: files and folders that it may use besides its code, if it is confined.
             code: the folder of the job's own code, which it sees in place of the node's folders.
+            priority: the system's (nice): 19 takes only the processor time that all others leave.
 
         Raises:
             Unavailable: the server is away, or the system starts no process.
@@ -250,6 +252,7 @@ class ForkServerClient:
             "threads": threads,
             "needs": list(needs),
             "code": str(code) if code else None,
+            "priority": priority,
         }
         if self._confinement is not None:
             order |= self._confined_fields(payload, read, write)

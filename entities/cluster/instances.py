@@ -111,7 +111,7 @@ class NodeInstances:
         payload["cache"] = None if cache is None else str(cache)
         try:
             await self._processes.wait_ready(self._config.times.start_ready_s)
-            code = await self._code.folder(instance.job, order.spec)
+            code = await self._code.folder(instance.job, order.spec.code)
             child = await self._processes.spawn(
                 _name(instance),
                 f"{self._config.worker_package}.instance",

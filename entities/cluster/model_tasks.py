@@ -29,11 +29,12 @@ from bus.tasks import cancel
 from entities.cluster.cache_folders import cache_owner
 from entities.cluster.context import NodeContext
 from entities.cluster.core import Exit, ProcessWork
-from entities.cluster.fork_server_client import Spawned, work_of
+from entities.cluster.fork_server_client import ForkServerClient, Spawned, work_of
 from schemas.base import Message
 from schemas.cluster import Analyse, AnalysisFailed, SampleWritten, WriteSample
 from schemas.errors import Ack, DmscError, Refused, Unavailable
 from schemas.job import JobSpec
+from schemas.job_file.code import CodeSpec
 from schemas.task_graph import ModelTopology
 
 log = get_logger("cluster")
@@ -53,7 +54,7 @@ class Failure:
 class CodeSource(Protocol):
     """Where the code of jobs lies on this node (`entities.cluster.job_code.code_folders`)."""
 
-    async def folder(self, job: str, spec: JobSpec) -> Path | None: ...
+    async def folder(self, job: str, code: CodeSpec | None) -> Path | None: ...
 
 
 class ShortLivedWorkers:
@@ -215,7 +216,7 @@ class ShortLivedWorkers:
         name = f"{kind}-{self._runs}"
         async with self._context.worker_folder(name, self._config.times.worker_ready_s) as folder:
             result = folder / "result.json"
-            code = await self._code.folder(job, spec)
+            code = await self._code.folder(job, spec.code)
             reach = self._context.files.of_job(job, spec, filter(None, [payload.get("weights_url")]))
             with self._context.caches.opened(name, cache_owner(payload.get("user", ""), job)) as cache:
                 payload = {**payload, "cache": None if cache is None else str(cache)}
@@ -231,41 +232,45 @@ class ShortLivedWorkers:
                     code=code,
                 )
                 where = f"{kind} of the model on {self._node}"
-                exit = await self._wait_for_exit(child)
+                timeout_s = self._config.analysis_timeout_s
+                exit = await wait_for_exit(self._context.processes, child, timeout_s, self._node)
                 if exit is None:
-                    timeout_s = self._config.analysis_timeout_s
                     return Failure(
                         "no_progress", f"{where} made no progress for {timeout_s:.0f} s and was ended"
                     )
                 return read_result(result, exit, where)
 
-    async def _wait_for_exit(self, child: Spawned) -> Exit | None:
-        """Wait for the worker's exit; None if it was killed because it made no progress.
 
-        If cancelled, it kills the worker, too.
-        """
-        work = ProcessWork()
-        try:
-            while True:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._config.analysis_timeout_s):
-                        return await asyncio.shield(child.exit)
-                if not child.pid.done():
-                    continue  # the fork server has its own deadline for that
-                before, work = work, work_of(child.pid.result())
-                if not work.gets_on(before, self._config.analysis_timeout_s):
-                    break
-            await self._kill(child)
-            return None
-        except asyncio.CancelledError:
-            await self._kill(child)
-            raise
+async def wait_for_exit(
+    processes: ForkServerClient, child: Spawned, timeout_s: float, node: str
+) -> Exit | None:
+    """Wait for a worker's exit; None if it was killed because it made no progress for `timeout_s`.
 
-    async def _kill(self, child: Spawned) -> None:
-        try:
-            await self._context.processes.stop(child, 0.0)
-        except DmscError as error:
-            log.error("worker left behind", node=self._node, error=error.text)
+    If cancelled, it kills the worker, too.
+    """
+    work = ProcessWork()
+    try:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    return await asyncio.shield(child.exit)
+            if not child.pid.done():
+                continue  # the fork server has its own deadline for that
+            before, work = work, work_of(child.pid.result())
+            if not work.gets_on(before, timeout_s):
+                break
+        await _kill(processes, child, node)
+        return None
+    except asyncio.CancelledError:
+        await _kill(processes, child, node)
+        raise
+
+
+async def _kill(processes: ForkServerClient, child: Spawned, node: str) -> None:
+    try:
+        await processes.stop(child, 0.0)
+    except DmscError as error:
+        log.error("worker left behind", node=node, error=error.text)
 
 
 def read_foreign(path: Path, most: int) -> bytes:

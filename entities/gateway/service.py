@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.mesh.registration import RegistrationClient
 from bus.messaging.handlers import Subscription
+from entities.gateway.data_sets.operations import DataSetOperations
+from entities.gateway.data_sets.resolution import resolved
 from entities.gateway.dispatch.dispatcher import Dispatcher, DispatcherConfig
 from entities.gateway.http.config import HttpConfig
 from entities.gateway.operations.access_client import AccessClient, AccessClientConfig
@@ -108,6 +111,8 @@ class Gateway:
         self.jobs = JobOperations(
             bus, self.backends, config.sid, access_client, self._last_compute, self._idempotency
         )
+        self.data_sets = DataSetOperations(bus, self.backends, self.jobs)
+        self.jobs.resolve = partial(resolved, self.data_sets)
         self._bus = bus
         self._area = ServiceArea(registry.view, EntityKind.GATEWAY, config.cluster)
         self._compute: dict[str, tuple[float, tuple[ComputeEntry, ...]]] = {}
@@ -185,6 +190,7 @@ class Gateway:
         context = self.http = HttpContext(
             bus=self._bus,
             jobs=self.jobs,
+            data_sets=self.data_sets,
             backends=self.backends,
             follower=self.follower,
             hub=EventHub(self._bus, self.config.sid, config.events),

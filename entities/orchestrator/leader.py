@@ -32,6 +32,7 @@ from entities.orchestrator.policy.arbitration import ArbitrationConfig
 from entities.orchestrator.policy.policy_service import PolicyService
 from entities.orchestrator.policy.promotion_rules import PromotionConfig
 from entities.orchestrator.policy.promotion_service import PromotionService
+from entities.orchestrator.preparation.builds import Builds, BuildsConfig
 from schemas.base import Message
 from schemas.cluster import AnalysisFailed, NodeStatus, SampleWritten
 from schemas.envelope import EntityKind, Envelope
@@ -75,6 +76,7 @@ class OrchestratorConfig:
     lease: LeadershipLeaseConfig = field(default_factory=LeadershipLeaseConfig)
     arbitration: ArbitrationConfig = field(default_factory=ArbitrationConfig)
     promotion: PromotionConfig = field(default_factory=PromotionConfig)
+    builds: BuildsConfig = field(default_factory=BuildsConfig)
 
 
 class Leader:
@@ -109,6 +111,7 @@ class Leader:
         )
         self._claims = term.claims
         self._jobs = JobRuns(term, former_records, lambda job: self._policies.forget(job))
+        self._builds = Builds(term, self._jobs, config.builds)
         self._runs = self._jobs.running
         self._draining = Draining(self.mesh, self._cordoning, self._runs, candidate.confirmed)
         self._policies = PolicyService(
@@ -177,7 +180,9 @@ class Leader:
         loads = (self._cordoning.load, self._policies.load, self._promotions.load)
         for load in (*loads, self._sealing.start):
             await insistently(load)
+        await self._builds.know_code()
         await self._jobs.resume()
+        await self._builds.resume()
         self._tasks.create_task(self.faults.run(set(self._runs)), name="fault queue")
         await self._serve(subscriptions)
         self.mesh.on_leaving = self._leaving
@@ -186,6 +191,7 @@ class Leader:
         self._tasks.create_task(self._draining.run(), name="draining")
         self._tasks.create_task(self._policies.orders(), name="module orders")
         self._tasks.create_task(self._promotions.run(), name="promotions")
+        self._tasks.create_task(self._builds.sweep(), name="work of builds")
         await self._policies.lapses()
 
     async def _stop(self, subscriptions: list[Subscription], deposed: bool) -> None:
@@ -193,7 +199,8 @@ class Leader:
         if deposed:
             for run in self._runs.values():
                 run.job.instances.members.clear()  # the next leader stops them, or goes on with them
-        await asyncio.gather(*(run.shut_down(deposed=deposed) for run in list(self._runs.values())))
+        runs = (run.shut_down(deposed=deposed) for run in list(self._runs.values()))
+        await asyncio.gather(self._builds.shut_down(), *runs)
         await self._guards.stop()
         for subscription in subscriptions:
             await subscription.stop(drain=not deposed)
@@ -221,12 +228,21 @@ class Leader:
             (subjects.CHANGE_STAGE, self._jobs.change_stage),
             (subjects.QUERY, self._jobs.query),
             (subjects.MESH_QUERY, self._mesh_query),
+            (subjects.SUBMIT_BUILD, self._builds.submit),
+            (subjects.QUERY_BUILDS, self._builds.query),
+            (subjects.DELETE_VERSION, self._builds.delete),
+            (subjects.UNIT_PREPARED, self._builds.prepared),
             (subjects.CORDON_PLACE, self._cordoning.cordon),
             (subjects.UNCORDON_PLACE, self._cordoning.uncordon),
         )
         for row, server in requests:
             subscriptions.append(await insistently(partial(bus.serve, row, self._while_leading(server))))
-        for row, server in ((subjects.CANCEL, self._jobs.cancel), (subjects.PARK, self._jobs.park)):
+        ends = (
+            (subjects.CANCEL, self._jobs.cancel),
+            (subjects.PARK, self._jobs.park),
+            (subjects.CANCEL_BUILD, self._builds.cancel),
+        )
+        for row, server in ends:
             subscriptions.append(await insistently(partial(bus.serve, row, self._always(server))))
         messages: tuple[tuple[Subject, Handler], ...] = (
             (subjects.STEP_CLAIM, self._claim),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,12 @@ from schemas.job_file.code import CodeSpec
 from schemas.job_file.data_set_use import DataSetName
 from schemas.job_file.text import TextFormat, is_tokenizer_file
 from schemas.marks import HOLDS_USER_VALUES, Url
+from schemas.urls import BUILT_FOLDER, BUS
+
+BUILT = f"{BUS}{BUILT_FOLDER}"
+"""The folder of data sets' files, unless `store` names another."""
+WORK_DIGITS = 32
+_taken_out = re.compile(r"secret://[A-Za-z0-9_-]{1,120}/generated-[0-9a-f]+")
 
 RECORD_STEPS = ("clean", "length", "repetition", "score", "extract")
 """Built-in steps from one record to one record or none."""
@@ -124,9 +131,25 @@ class DataBuildSpec(Part):
     @property
     def sha256(self) -> str:
         """SHA-256 of all that decides the samples: all fields but those about who works and where."""
-        fields = self.model_dump(mode="json", exclude={"replicas", "store", "clusters", "code"})
+        return self._digest("replicas", "store", "clusters")
+
+    @property
+    def work(self) -> str:
+        """The name of its units' work: equal for builds whose units give the same from the same sources."""
+        without = ("replicas", "store", "clusters", "name", "licence", "notes", "on_bad_unit")
+        return self._digest(*without)[:WORK_DIGITS]
+
+    @property
+    def folder(self) -> str:
+        """The folder of the build's objects, each under its SHA-256. Builds of one work share it."""
+        return f"{(self.store or BUILT).rstrip('/')}/{self.name}/{self.work}"
+
+    def _digest(self, *without: str) -> str:
+        fields = self.model_dump(mode="json", exclude={"code", *without})
         code = None if self.code is None else self.code.sha256
-        return hashlib.sha256(json.dumps([fields, code], sort_keys=True).encode()).hexdigest()
+        text = json.dumps([fields, code], sort_keys=True)
+        # A secret that was taken out of a URL has a new name in each build.
+        return hashlib.sha256(_taken_out.sub("secret://", text).encode()).hexdigest()
 
     @property
     def duplicates(self) -> int | None:

@@ -9,10 +9,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from schemas.base import Part, Time
+from schemas.data_set.build_file import BUILT
 from schemas.data_set.units import Count, StoredObject
 from schemas.job_file.code import Digest
 from schemas.job_file.data_set_use import SCHEME, DataSetName
 from schemas.marks import HOLDS_USER_VALUES, Url
+
+MANIFEST_BYTES = 64 << 20
+"""Most bytes of a manifest as JSON."""
 
 Content = Literal["records", "documents", "windows"]
 """What a sample is: a JSON record; a document's tokens, of any length; `sample_tokens` tokens."""
@@ -76,8 +80,8 @@ class DataSetContent(Part):
 class DataSetManifest(DataSetContent):
     """One version, immutable."""
 
-    version: int = Field(ge=1)
-    store: Url | None = None
+    version: int = Field(ge=1, lt=1 << 31)
+    store: Url = Field(description="the folder of its files")
     built_at: Time
     built_by: str = Field("", description="the user")
     seconds: float = Field(0.0, ge=0, allow_inf_nan=False)
@@ -86,3 +90,8 @@ class DataSetManifest(DataSetContent):
     def reference(self) -> str:
         """`dataset://NAME@VERSION`."""
         return f"{SCHEME}{self.name}@{self.version}"
+
+
+def manifest_url(name: str, version: int) -> str:
+    """Where a version's manifest lies, as JSON."""
+    return f"{BUILT}/{name}/manifests/{version}.json"

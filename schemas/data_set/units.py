@@ -11,6 +11,9 @@ plan, never by who works (`dmsc data build`, ADR-0065).
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -22,8 +25,11 @@ from schemas.marks import Url
 UnitPhase = Literal["plan", "records", "duplicates", "pack"]
 PHASES: tuple[UnitPhase, ...] = ("plan", "records", "duplicates", "pack")
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
-MOST_UNITS = 100_000
-"""Units of a phase; a build that would have more is refused with the `unit_bytes` that would do."""
+MOST_UNITS = 10_000
+"""Units of a phase; a build that would have more is refused with the `unit_bytes` that would do. An order of
+the phase of duplicates names a result of each, and a message has 8 MiB."""
+MOST_RESULT_BYTES = 6 << 20
+"""Most bytes of a result as JSON. Only a plan comes near: of very many small files."""
 UNITS_PER_DUPLICATES_PART = 64
 """Record units for each part of the hashes."""
 BYTES_PER_DUPLICATES_PART = 256 << 20
@@ -112,6 +118,24 @@ class UnitOrder(Part):
     unit: SourceUnit | None = Field(None, description="of records")
     parts: int = Field(1, ge=1, description="of duplicates: how many parts the hashes have")
     inputs: tuple[UnitResult, ...] = ()
+
+    def key(self, inputs_sha256: str) -> str:
+        """What names the unit's result in a ledger: 32 digits of the SHA-256 of all that it depends on.
+
+        Args:
+            inputs_sha256: of the inputs (`digest_of`), which several orders have in common.
+        """
+        document = self.model_dump(mode="json", exclude={"inputs"})
+        text = json.dumps([document, inputs_sha256], sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def digest_of(inputs: Iterable[UnitResult]) -> str:
+    """SHA-256 of the inputs of an order."""
+    digest = hashlib.sha256()
+    for each in inputs:
+        digest.update(each.model_dump_json().encode())
+    return digest.hexdigest()
 
 
 def parts_of_hashes(units: int, source_bytes: int = 0) -> int:

@@ -32,6 +32,8 @@ def run_child(order: dict[str, Any]) -> int:
     prefork.title("dmsc", order.get("title") or order["id"], f"log={order['log']}")
     if sys.platform == "linux":
         prctl(_PR_SET_NAME, order["id"].encode()[:15])
+    if order.get("priority"):
+        os.setpriority(os.PRIO_PROCESS, 0, order["priority"])  # a confined process may not
     payload = _payload(order["payload"])
     code = {"code": order["code"], "closed_code": use_only(order["code"])} if order.get("code") else {}
     if order.get("reach") is not None and order["way"] != ConfinementMethod.NONE:

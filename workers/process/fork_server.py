@@ -6,7 +6,7 @@ broken. It is started by the node agent as `python -m workers.process.fork_serve
 from an incubator (`workers/process/incubator.py`), and speaks JSON lines over that inherited socket:
 
     agent  → {"op": "spawn", "id", "title", "module", "payload", "result", "log", "threads", "needs", "reach",
-              "code"}
+              "code", "priority"}
              {"op": "kill", "id", "signal"}
     server → {"event": "ready", "pid", "torch", "devices", "threads", "method", "warning", "way"}
              {"event": "spawned", "id", "pid"}

@@ -22,15 +22,16 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
 
     Args:
         payload: With url; what: `piece` with name, start, count and `data`, the path for the bytes; `list`
-            with name and after; or `remove` with folders; urls: those that the node's jobs may name; secrets:
-            the values of `secret://` URLs.
+            with name and after; `remove` with folders; `remove_files` with names; urls: those that the node's
+            jobs may name; secrets: the values of `secret://` URLs.
         result: The file to write.
     """
     return answer(_run, payload, result)
 
 
 async def _run(payload: dict[str, Any]) -> dict[str, Any]:
-    return await {"list": _list, "piece": _piece, "remove": _remove}[payload["what"]](payload)
+    work = {"list": _list, "piece": _piece, "remove": _remove, "remove_files": _remove_files}
+    return await work[payload["what"]](payload)
 
 
 async def _piece(payload: dict[str, Any]) -> dict[str, Any]:
@@ -52,6 +53,13 @@ async def _list(payload: dict[str, Any]) -> dict[str, Any]:
     sizes = itertools.accumulate(len(name.encode()) for name in rest[:PAGE_NAMES])
     page = rest[: sum(size <= PIECE_BYTES for size in sizes)]
     return {"names": page, "more": len(rest) > len(page)}
+
+
+async def _remove_files(payload: dict[str, Any]) -> dict[str, Any]:
+    folder = open_artifacts(payload["url"], None)
+    for name in payload["names"]:
+        await folder.delete_one(name)
+    return {}
 
 
 async def _remove(payload: dict[str, Any]) -> dict[str, Any]:

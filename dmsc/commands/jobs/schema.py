@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
+from typing import Annotated
+
+from dmsc.console.command_app import option
 
 
-def schema() -> None:
+def schema(
+    build: Annotated[
+        bool, option("--build", "That of the file of a data set's build (dmsc data build) instead.")
+    ] = False,
+) -> None:
     """Print the JSON Schema of a job file, for editors.
 
     A job file whose first line is `# yaml-language-server: $schema=job.schema.json` is then completed,
@@ -13,6 +20,6 @@ def schema() -> None:
 
     Example: dmsc schema > job.schema.json
     """
-    from schemas.job_schema import job_schema
+    from schemas.job_schema import build_schema, job_schema
 
-    print(json.dumps(job_schema(), indent=1, ensure_ascii=False))
+    print(json.dumps(build_schema() if build else job_schema(), indent=1, ensure_ascii=False))

@@ -21,7 +21,6 @@ from bus.logs import get_logger
 from entities.cluster.context import NodeContext
 from entities.cluster.model_tasks import Failure, read_result
 from schemas.errors import BadModel, DmscError, ErrorReply, Unavailable
-from schemas.job import JobSpec
 from schemas.job_file.code import CodeSpec
 from schemas.limits import SLOWEST_BYTES_PER_S
 
@@ -55,23 +54,23 @@ class CodeFolders:
         self._fetches: dict[str, _Fetch] = {}
         self._jobs: defaultdict[str, set[str]] = defaultdict(set)
 
-    async def folder(self, job: str, spec: JobSpec) -> Path | None:
-        """The folder with the job's code; None for a job that names modules of the node.
+    async def folder(self, job: str, code: CodeSpec | None) -> Path | None:
+        """The folder with the code of a job or build; None for one that names modules of the node.
 
         Raises:
             BadModel: the archive is not there, is not what its digest says, or breaks a rule.
             Unavailable: the worker was lost, or took too long.
         """
-        if spec.code is None:
+        if code is None:
             return None
-        digest = spec.code.sha256
-        if digest is None or spec.code.url is None:
+        digest = code.sha256
+        if digest is None or code.url is None:
             raise BadModel("code: it was not uploaded: submit the job with a client that does so")
         self._jobs[digest].add(job)
         while True:
             fetch = self._fetches.get(digest)
             if fetch is None or fetch.failed:
-                task = self._context.start_task(self._fetch(job, spec.code, digest))
+                task = self._context.start_task(self._fetch(job, code, digest))
                 fetch = self._fetches[digest] = _Fetch(job, task)
             try:
                 found = await asyncio.shield(fetch.task)

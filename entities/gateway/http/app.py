@@ -23,6 +23,7 @@ from entities.gateway.http.routes.access import access
 from entities.gateway.http.routes.chaos import chaos
 from entities.gateway.http.routes.checkpoints import checkpoints
 from entities.gateway.http.routes.dashboard import dashboard
+from entities.gateway.http.routes.data.built import builds, data_sets
 from entities.gateway.http.routes.datasets import code, datasets, feeds
 from entities.gateway.http.routes.faults import faults
 from entities.gateway.http.routes.jobs import jobs
@@ -42,6 +43,8 @@ RESOURCES = (
     datasets,
     feeds,
     code,
+    builds,
+    data_sets,
     faults,
     registry,
     nodes,

@@ -12,6 +12,7 @@ from fastapi import Request, Response
 from bus.connection import Bus
 from bus.files.artifacts import ReadableArtifacts
 from entities.gateway.dashboard import Dashboard
+from entities.gateway.data_sets.operations import DataSetOperations
 from entities.gateway.feeds.operations import FeedOperations
 from entities.gateway.http.admission.load import HttpLoad
 from entities.gateway.http.config import HttpConfig
@@ -39,6 +40,7 @@ class HttpContext:
 
     bus: Bus
     jobs: JobOperations
+    data_sets: DataSetOperations
     backends: Backends
     follower: RegistryFollower
     hub: EventHub

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Callable, Iterable
+from typing import TypeVar
 
 from bus.connection import Bus
 from bus.messaging.object_store import ObjectInfo
 from entities.gateway.operations.access_client import Bearer
 from entities.gateway.operations.operation import Operation
 from schemas.base import is_token
+from schemas.data_set.build_file import DataBuildSpec
 from schemas.errors import Ack, BadInput, BadJob, Conflict, NotFound, Refused
 from schemas.job import ENDED, JobRecord, JobSpec
 from schemas.job_file.code import CODE, archive_name, runs_foreign_code
@@ -20,6 +22,8 @@ from schemas.pages import CodeArchive
 from schemas.signals import AccessDecision
 from schemas.urls import BUS
 
+WithCode = TypeVar("WithCode", JobSpec, DataBuildSpec)
+"""The file of a job or of a build, which may bring code."""
 REMEDY = "an administrator allows it in the access rules; modules that lie on the nodes need no such right"
 
 
@@ -30,8 +34,8 @@ class CodeOperations:
         self._bus = bus
         self._records = records
 
-    async def admit(self, bearer: Bearer, spec: JobSpec, user: str) -> JobSpec:
-        """The job with the place of its code, if its user may bring code, and has stored this.
+    async def admit(self, bearer: Bearer, spec: WithCode, user: str) -> WithCode:
+        """The job or build with the place of its code, if its user may bring code, and has stored this.
 
         Raises:
             Refused: the user may not bring code.
@@ -44,7 +48,7 @@ class CodeOperations:
         digest = "" if spec.code is None else spec.code.sha256
         if digest is None:
             raise BadJob(
-                "code.folder: it is a folder of the client's: `dmsc train` and `dmsc.Client` upload it; "
+                "code.folder: it is a folder of the client's: `dmsc` and `dmsc.Client` upload it; "
                 "others store the archive with PUT /v1/code/SHA256 first, and name code.sha256"
             )
         for resource, key in ((foreign, foreign), (digest, "code")):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from bus.files.artifacts import refusal
 from schemas.errors import BadJob
 from schemas.job import JobRecord, JobSpec
 from schemas.job_file.code import CODE
-from schemas.urls import BUS, FEEDS, SECRET, bus_name, local_path
+from schemas.job_file.data_set_use import is_data_set
+from schemas.urls import BUILT_FOLDER, BUS, FEEDS, SECRET, bus_name, local_path
 
 DATA_SETS, ARTIFACTS = "datasets", f"{BUS}artifacts"
 READ_ARTIFACT, READ_DATA_SET, READ_FEED = "artifact.read", "dataset.read", "feed.read"
@@ -31,14 +32,22 @@ def refuse_urls(spec: JobSpec) -> None:
     Raises:
         BadJob: one of the job's URLs is not allowed.
     """
-    for key, url, write in (
-        *((key, url, False) for key, url in _read(spec)),
-        ("artifacts", spec.artifacts, True),
-    ):
+    refuse_each((*((key, url, False) for key, url in _read(spec)), ("artifacts", spec.artifacts, True)))
+
+
+def refuse_each(named: Iterable[tuple[str, str, bool]]) -> None:
+    """Refuses URLs that nobody may name. `named`: key in the file, URL, whether it is written to.
+
+    Raises:
+        BadJob: one of them is not allowed.
+    """
+    for key, url, write in named:
         if reason := refusal(url, write=write):
             raise BadJob(f"{key}: {reason}")
         if bus_name(url).partition("/")[0] == CODE:  # whatever --allow-url says
             raise BadJob(f"{key}: {url} is code, which a job names as `code` and nobody else reads")
+        if bus_name(url).partition("/")[0] == BUILT_FOLDER:
+            raise BadJob(f"{key}: {url} is where built data sets lie: a job names one as dataset://NAME")
 
 
 def _read(spec: JobSpec) -> list[tuple[str, str]]:
@@ -47,12 +56,17 @@ def _read(spec: JobSpec) -> list[tuple[str, str]]:
         ("initial_weights", spec.weights_url),
         ("resume_from", spec.resume_from),
     )
-    return [(key, url) for key, url in named if url]
+    return [(key, url) for key, url in named if url and not is_data_set(url)]
 
 
 def names_folders(spec: JobSpec) -> bool:
     """Whether the job names folders that may contain other jobs' folders, or lie within them."""
-    named = [place(url) for url in (spec.artifacts, *(url for _, url in _read(spec)))]
+    return among_folders((spec.artifacts, *(url for _, url in _read(spec))))
+
+
+def among_folders(urls: Iterable[str]) -> bool:
+    """Whether any of the URLs may lie in a job's folder, or have some within it."""
+    named = [place(url) for url in urls]
     return any(
         "/" in name and not name.startswith((f"{BUS}{DATA_SETS}/", f"{BUS}{FEEDS}/"))
         for name in named
@@ -79,8 +93,13 @@ def named_things(spec: JobSpec, jobs: Mapping[str, JobRecord]) -> list[Named]:
     the resource). Elsewhere: files in a job's folder, and folders in which jobs have theirs.
     `jobs`: all known jobs by id.
     """
+    return things_among(_read(spec), jobs)
+
+
+def things_among(named: Iterable[tuple[str, str]], jobs: Mapping[str, JobRecord]) -> list[Named]:
+    """The things with an owner among what is read: keys in the file with their URLs; see `named_things`."""
     things = []
-    for key, url in _read(spec):
+    for key, url in named:
         name = bus_name(url)
         if name.startswith(f"{DATA_SETS}/"):
             things.append(Named(key, url, READ_DATA_SET, name.split("/")[1]))
@@ -115,3 +134,22 @@ def job_of(url: str, jobs: Mapping[str, JobRecord]) -> JobRecord | None:
         if record is not None and place(record.spec.artifacts) == "/".join(parts[:index]):
             return record
     return None
+
+
+def unresolved(spec: JobSpec) -> JobSpec:
+    """The job without versions that a client names: a submission is a new question."""
+    data = spec.data
+    if all(part.data_set is None for part in (data, *data.places().values())):
+        return spec
+    none = {"data_set": None}
+    mixture = tuple(part.model_copy(update=none) for part in data.mixture)
+    sets = {name: part.model_copy(update=none) for name, part in data.validation.items()}
+    changed = data.model_copy(update={**none, "mixture": mixture, "validation": sets})
+    return spec.model_copy(update={"data": changed})
+
+
+def files_on_bus(spec: JobSpec) -> tuple[str, ...]:
+    """The bus URLs of the data sets that a resolved job reads: manifests, and folders of their files."""
+    uses = [part.data_set for part in spec.data.places().values() if part.data_set is not None]
+    urls = [url for use in uses for url in (use.manifest, use.store) if url.startswith(BUS)]
+    return tuple(dict.fromkeys(urls))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -24,10 +24,12 @@ from entities.gateway.operations.idempotency import Answer, IdempotencyStore, ke
 from entities.gateway.operations.job_urls import (
     READ_ARTIFACT,
     Named,
+    files_on_bus,
     named_things,
     names_folders,
     refuse_others_folder,
     refuse_urls,
+    unresolved,
 )
 from entities.gateway.operations.job_view import JobCache
 from entities.gateway.operations.modules import ModuleOperations
@@ -69,6 +71,10 @@ Value = TypeVar("Value")
 log = get_logger("gateway")
 
 
+Resolve = Callable[[JobSpec, Bearer, str], Awaitable[JobSpec]]
+"""From a job, its bearer and that user's name to the job with the version of each data set that it names."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class OperationTimes:
     """Deadlines, in seconds."""
@@ -101,12 +107,14 @@ class JobOperations:
         self.code = CodeOperations(bus, self.cache.all)
         self.feeds = FeedLog(bus)
         self.stored = StoredUse(bus, self.cache.all, self.feeds)
+        self.times = times
+        self.resolve: Resolve | None = None
+        """Fixes the versions of data sets that a job names; `Gateway` sets it."""
         self._compute = compute
         self._idempotency = idempotency
         self._bus = bus
         self._backends = backends
         self._gateway = gateway
-        self._times = times
 
     def submit(
         self, bearer: Bearer, spec: JobSpec, *, cause: Envelope | None = None, key: str | None = None
@@ -121,12 +129,15 @@ class JobOperations:
             correlate(new_correlation(), cause=current_cause())
 
         async def act(access: AccessDecision) -> JobRecord:
-            refuse_urls(spec)
-            may_read = await self._let_read(bearer, spec, access.user)
-            with_code = await self.code.admit(bearer, spec, access.user)
+            asked = unresolved(spec)
+            refuse_urls(asked)
+            may_read = await self._let_read(bearer, asked, access.user)
+            with_code = await self.code.admit(bearer, asked, access.user)
             if with_code.code is not None and with_code.code.url is not None:
                 may_read = (*may_read, with_code.code.url)
-            recorded = await self.secrets.keep(with_code, access.user)
+            kept = await self.secrets.keep(with_code, access.user)
+            recorded = kept if self.resolve is None else await self.resolve(kept, bearer, access.user)
+            may_read = (*may_read, *files_on_bus(recorded))
             await self.stored.admit_job(access)
             message = SubmitJob(
                 spec=recorded,
@@ -139,7 +150,7 @@ class JobOperations:
             record = await self._backends.command(
                 subjects.SUBMIT,
                 message,
-                deadline_s=self._times.command_s,
+                deadline_s=self.times.command_s,
                 cause=cause if key is None else f"key.{key_token(access.user, key)}",
             )
             self.cache.take(record)
@@ -236,7 +247,7 @@ class JobOperations:
 
     def mesh(self) -> Operation[MeshStatus]:
         return self._backends.operation(
-            "mesh.read", "mesh", subjects.MESH_QUERY, lambda _: MeshQuery(), self._times.query_s
+            "mesh.read", "mesh", subjects.MESH_QUERY, lambda _: MeshQuery(), self.times.query_s
         )
 
     def cordon(self, node: str, slot: int | None, reason: str, *, drain: bool = False) -> Operation[Cordons]:
@@ -275,7 +286,7 @@ class JobOperations:
         *,
         frees: bool = False,
     ) -> Operation[Reply]:
-        return self._backends.operation(action, resource, row, message, self._times.command_s, frees=frees)
+        return self._backends.operation(action, resource, row, message, self.times.command_s, frees=frees)
 
     def _learning(self, command: Operation[JobRecord]) -> Operation[JobRecord]:
         """The command; this gateway's own reads show its answer at once."""
@@ -293,7 +304,7 @@ class JobOperations:
         return await self._query(None)
 
     async def _query(self, job: str | None) -> JobList:
-        return await self._backends.command(subjects.QUERY, JobQuery(job=job), deadline_s=self._times.query_s)
+        return await self._backends.command(subjects.QUERY, JobQuery(job=job), deadline_s=self.times.query_s)
 
     # --- the NATS request API --------------------------------------------------------------------------
     async def answer(self, request: DoorRequest, envelope: Envelope) -> Message:
@@ -367,7 +378,7 @@ class JobOperations:
         async def act() -> Answer:
             return Answer((await operation.act(access)).model_dump_json())
 
-        deadline = time.monotonic() + self._times.command_s
+        deadline = time.monotonic() + self.times.command_s
         while True:
             try:
                 stored = await self._idempotency.once(access.user, f"door {envelope.id}", digest, act)
@@ -375,7 +386,7 @@ class JobOperations:
             except InProgress:  # another gateway is answering this request: wait for its answer
                 if time.monotonic() > deadline:
                     raise
-            await asyncio.sleep(self._times.pause_s)
+            await asyncio.sleep(self.times.pause_s)
 
 
 _ONCE: dict[str, type[Message]] = {"policy.order": ModuleLifecycle, "observation.write": Ack}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Mapping
 
 from bus import subjects
 from bus.connection import Bus
 from entities.gateway.operations.operation import Operation
 from schemas.base import is_token
+from schemas.data_set.build_file import DataBuildSpec
+from schemas.data_set.secrets import build_references, taken_out_of_build
 from schemas.envelope import EntityKind
 from schemas.errors import Ack, BadInput, BadJob, Conflict, NotFound
 from schemas.job import JobSpec
@@ -65,17 +68,28 @@ class SecretOperations:
         Raises:
             BadJob: the job names a secret that its owner does not have.
         """
-        recorded, generated = taken_out(spec, user, lambda: f"{GENERATED}{secrets.token_hex(8)}")
+        recorded, generated = taken_out(spec, user, _fresh)
+        return recorded if await self._kept(generated, references_of(recorded), user) else spec
+
+    async def keep_of_build(self, spec: DataBuildSpec, user: str) -> DataBuildSpec:
+        """The build in the form that may be recorded; see `keep`."""
+        recorded, generated = taken_out_of_build(spec, user, _fresh)
+        return recorded if await self._kept(generated, build_references(recorded), user) else spec
+
+    async def _kept(
+        self, generated: Mapping[str, str], references: Mapping[str, tuple[str, str]], user: str
+    ) -> bool:
+        """Stores what was taken out; False if the bus has no keys for that."""
         if generated and not self._bus.keyring.of_kind(EntityKind.ORCHESTRATOR):
-            return spec  # the bus is not guarded: the bus's one token opens everything anyway
+            return False  # the bus is not guarded: the bus's one token opens everything anyway
         for name, value in generated.items():
             await self._store(_owner(user), name, value)
-        for owner, name in references_of(recorded).values():
+        for owner, name in references.values():
             if name in generated:
                 continue
             if await self._bus.bucket(subjects.SECRET).get(leader=True, user=owner, name=name) is None:
                 raise BadJob(f"{user} has no secret {name}; `dmsc secret set {name}` stores one")
-        return recorded
+        return True
 
     async def _store(self, user: str, name: str, value: str) -> None:
         keyring = self._bus.keyring
@@ -85,6 +99,10 @@ class SecretOperations:
         sealed = keyring.seal(value, key, about(user, name))
         message = StoredSecret(user=user, name=name, sealed=sealed, stored_at=time.time())
         await self._bus.bucket(subjects.SECRET).put(message, user=user, name=name)
+
+
+def _fresh() -> str:
+    return f"{GENERATED}{secrets.token_hex(8)}"
 
 
 def _owner(user: str) -> str:

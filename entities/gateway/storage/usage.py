@@ -8,15 +8,17 @@ from bus import subjects
 from bus.connection import Bus
 from entities.gateway.storage.feed_log import FeedLog
 from entities.gateway.storage.uploads import Uploads
+from schemas.data_set.builds import BuildRecord, DataSetVersion
 from schemas.errors import OverQuota
 from schemas.gateway_api import UploadHold
 from schemas.job import JobRecord
 from schemas.job_file.code import CODE
 from schemas.quota import QuotaUse, used_by
 from schemas.signals import AccessDecision
+from schemas.urls import BUILT_FOLDER
 
 DATASETS = "datasets"
-"""The folder of data sets in the object store."""
+"""The folder of data sets in the object store that users stored as they are."""
 
 
 class StoredUse:
@@ -31,6 +33,8 @@ class StoredUse:
         self._bus = bus
         self._feeds = feeds or FeedLog(bus)
         self._owners = bus.bucket(subjects.DATASET_OWNER)
+        self._versions = bus.bucket(subjects.DATA_SET_VERSION)
+        self._builds = bus.bucket(subjects.BUILD_RECORD)
         self._records = records
         self.uploads = Uploads(bus, self._count)
 
@@ -50,11 +54,14 @@ class StoredUse:
         owned_names = {
             entry.message.name for entry in await self._owners.entries() if entry.message.user == user
         }
-        stored_bytes, names, stored_nuids = 0, set(), set()
+        built = await self._built(user)
+        stored_bytes, names, stored_nuids = 0, set(built), set()
         for info in await self._bus.objects.list():
             folder, _, name = info.name.partition("/")
             if folder == CODE:
                 is_owned = name.startswith(f"{user}/")
+            elif folder == BUILT_FOLDER:
+                is_owned = name.partition("/")[0] in built
             else:
                 is_owned = (
                     name in owned_names if folder == DATASETS else not jobs.isdisjoint(info.name.split("/"))
@@ -71,6 +78,20 @@ class StoredUse:
         stored_bytes += sum(feed.stored_bytes for feed in await self._feeds.views(own))
         use = used_by(user, records).plus(QuotaUse(stored_bytes=stored_bytes, datasets=len(names) + len(own)))
         return use, frozenset(names)
+
+    async def _built(self, user: str) -> set[str]:
+        """Names of the data sets of which the user has built the first version, or has a build's work."""
+        first: dict[str, DataSetVersion] = {}
+        for entry in await self._versions.entries():
+            row: DataSetVersion = entry.message
+            if row.name not in first or row.version < first[row.name].version:
+                first[row.name] = row
+        names = {name for name, row in first.items() if row.built_by == user}
+        for entry in await self._builds.entries():
+            record: BuildRecord = entry.message
+            if record.user == user and record.keeps_work and record.spec.name not in first:
+                names.add(record.spec.name)
+        return names
 
     async def admit_job(self, access: AccessDecision) -> None:
         """Admits a job while at least one byte is free: how much the job will write is unknown.

@@ -7,10 +7,11 @@ between the check and the job that needs it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from bus.connection import Bus
 from bus.logs import get_logger
+from schemas.data_set.build_file import DataBuildSpec
 from schemas.errors import DmscError, NotFound
 from schemas.job import ENDED, JobRecord, JobSpec
 from schemas.job_file.code import CODE
@@ -20,13 +21,17 @@ log = get_logger("orchestrator")
 
 
 class CodeArchives:
-    """The archives of this mesh's jobs. Its callers hold the turn of submissions."""
+    """The archives of this mesh's jobs. Its callers hold the turn of submissions.
 
-    def __init__(self, bus: Bus) -> None:
+    `builds`: the objects' names of archives that builds of data sets need, by build.
+    """
+
+    def __init__(self, bus: Bus, builds: Mapping[str, str]) -> None:
         self._bus = bus
+        self._builds = builds
 
-    async def require(self, spec: JobSpec) -> None:
-        """Checks that the archive of a submitted job exists.
+    async def require(self, spec: JobSpec | DataBuildSpec) -> None:
+        """Checks that the archive of a submitted job or build exists.
 
         Raises:
             NotFound: it does not, any more; the client uploads it again.
@@ -39,10 +44,12 @@ class CodeArchives:
         except NotFound:
             raise NotFound("code: its archive is not on the bus any more; upload it again") from None
 
-    async def release(self, ended: Iterable[JobSpec], others: Iterable[JobRecord]) -> None:
-        """Removes the archives of ended jobs that no other job needs; what fails, a later leader does."""
+    async def release(self, ended: Iterable[JobSpec | DataBuildSpec], others: Iterable[JobRecord]) -> None:
+        """Removes the archives of ended jobs and builds that no other one needs; what fails, a later leader
+        does."""
         names = {name for spec in ended if (name := archive_of(spec))}
         names -= {archive_of(record.spec) for record in others if record.state not in ENDED}
+        names -= set(self._builds.values())
         for name in sorted(names):
             try:
                 if await self._bus.objects.delete(name):
@@ -61,6 +68,6 @@ class CodeArchives:
             await self.release([spec for spec in ended if archive_of(spec) in stored], known)
 
 
-def archive_of(spec: JobSpec) -> str:
-    """The object's name of a job's archive; empty if it has none."""
+def archive_of(spec: JobSpec | DataBuildSpec) -> str:
+    """The object's name of a job's or build's archive; empty if it has none."""
     return "" if spec.code is None or spec.code.url is None else bus_name(spec.code.url)

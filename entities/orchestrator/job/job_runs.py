@@ -55,8 +55,8 @@ class JobRuns:
         self._former_records = former_records
         self._forget = forget
         self._demand = SlotDemand(term.mesh, self.running)
-        self._admission = JobAdmission(lambda: [run.present_record() for run in self.running.values()])
-        self._code = CodeArchives(term.bus)
+        self.admission = JobAdmission(lambda: [run.present_record() for run in self.running.values()])
+        self.code = CodeArchives(term.bus, term.code_of_builds)
         self._submitted: OrderedDict[tuple[str, str], asyncio.Future[JobRecord]] = OrderedDict()
 
     async def submit(self, message: SubmitJob, envelope: Envelope) -> JobRecord:
@@ -95,9 +95,9 @@ class JobRuns:
             OverQuota: its user has as much as they may.
             NotFound: the archive of its code is not there.
         """
-        async with self._admission.turn:  # the next submission counts this one, too
-            self._admission.submission(message)
-            await self._code.require(message.spec)
+        async with self.admission.turn:  # the next submission counts this one, too
+            self.admission.submission(message)
+            await self.code.require(message.spec)
             return await self._queued(message, command)
 
     async def _queued(self, message: SubmitJob, command: str) -> JobRecord:
@@ -160,9 +160,9 @@ class JobRuns:
 
     async def _release_code(self, run: JobRun) -> None:
         if run.job.spec.code is not None and run.job.store.record.state in ENDED:
-            async with self._admission.turn:
+            async with self.admission.turn:
                 others = [other.present_record() for other in self.running.values()]
-                await self._code.release([run.job.spec], others)
+                await self.code.release([run.job.spec], others)
 
     async def resume(self) -> None:
         """Starts jobs again that an earlier leader left open, in a new epoch."""
@@ -178,8 +178,8 @@ class JobRuns:
             if record.command:
                 self._remember((record.user, record.command)).set_result(record)
             await self._resume_one(record, revision)
-        async with self._admission.turn:
-            await self._code.release_left_behind(self.records())
+        async with self.admission.turn:
+            await self.code.release_left_behind(self.records())
 
     async def _resume_one(self, record: JobRecord, revision: int) -> None:
         """Takes over one job. The former leader may write its record until our epoch is in it."""
@@ -208,9 +208,9 @@ class JobRuns:
         return run
 
     async def scale(self, message: ScaleJob, envelope: Envelope) -> Ack:
-        async with self._admission.turn:  # a job that is being submitted counts, too
+        async with self.admission.turn:  # a job that is being submitted counts, too
             run = self._running(message.job)
-            self._admission.scaling(message, run.present_record())
+            self.admission.scaling(message, run.present_record())
             return Ack(note=run.scale(message.stage, message.replicas, message.unit))
 
     async def change_stage(self, message: ChangeStage, envelope: Envelope) -> Ack:

@@ -18,6 +18,7 @@ from entities.orchestrator.job_state.link_secret import forget_link_secret
 from schemas.cluster import ForgetTopology
 from schemas.errors import DmscError
 from schemas.registry import ReleaseJob
+from schemas.secrets import references_of
 from schemas.signals import TerminationReport
 
 log = get_logger("orchestrator")
@@ -46,7 +47,7 @@ class Teardown:
             ("registry", self._release),
             ("topology", self._forget),
             ("link secret", lambda: forget_link_secret(self._job.bus, self._job.name)),
-            ("secrets", lambda: forget_secrets(self._job.bus, self._job.spec)),
+            ("secrets", lambda: forget_secrets(self._job.bus, references_of(self._job.spec).values())),
         )
         for name, step in steps:
             try:

@@ -36,6 +36,8 @@ class TermContext:
     spawn: Callable[[Coroutine[None, None, None]], None]
     """Starts a task of the term."""
     claims: Claims = field(default_factory=dict)
+    code_of_builds: dict[str, str] = field(default_factory=dict)
+    """The objects' names of archives of code that builds of data sets need, by build."""
 
 
 async def insistently(work: Callable[[], Awaitable[Result]], retry_s: float = 0.2) -> Result:

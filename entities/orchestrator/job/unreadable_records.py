@@ -23,7 +23,10 @@ log = get_logger("orchestrator")
 
 SHOWN = 32
 """Most unreadable values that the mesh's status shows: the newest."""
-GUARDED = (subjects.CORDON, subjects.MODULE_RECORD, subjects.MODULE_STANDING, subjects.LINK_SECRET)
+GUARDED = (
+    *(subjects.CORDON, subjects.MODULE_RECORD, subjects.MODULE_STANDING, subjects.LINK_SECRET),
+    *(subjects.BUILD_RECORD, subjects.DATA_SET_VERSION),
+)
 """Buckets that are seldom written: here the former value is written again. The writers of the buckets `steps`
 and `leadership` do that themselves."""
 

@@ -6,6 +6,7 @@ The orchestrator itself opens nothing with them.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 
 from bus.connection import Bus
 from bus.logs import get_logger
@@ -19,14 +20,23 @@ log = get_logger("orchestrator")
 
 
 async def secrets_for(bus: Bus, spec: JobSpec) -> str:
-    """The job's secrets as a JSON object, `USER/NAME` to value; empty if the job names none.
+    """The job's secrets as a JSON object; see `secrets_of`."""
+    return await secrets_of(bus, references_of(spec))
+
+
+async def secrets_of(bus: Bus, references: Mapping[str, tuple[str, str]]) -> str:
+    """Secrets as a JSON object, `USER/NAME` to value; empty if there are none.
+
+    Args:
+        bus: the bus.
+        references: `USER/NAME` → user and name of each.
 
     Raises:
         BadJob: a secret no longer exists.
         Unsealable: a secret was sealed with the keys of another root.
     """
     values: dict[str, str] = {}
-    for key, (user, name) in references_of(spec).items():
+    for key, (user, name) in references.items():
         entry = await bus.bucket(SECRET).get(leader=True, user=user, name=name)
         if entry is None or not isinstance(entry.message, StoredSecret):
             raise BadJob(f"{user} has no secret {name} any more; `dmsc secret set {name}` stores one")
@@ -53,8 +63,13 @@ async def seal_secrets_anew(bus: Bus) -> None:
             log.warning("secret not sealed anew", user=secret.user, name=secret.name, reason=error.text)
 
 
-async def forget_secrets(bus: Bus, spec: JobSpec) -> None:
-    """Deletes secrets that were taken out of the URLs of a job that is over."""
-    for user, name in references_of(spec).values():
+async def forget_secrets(bus: Bus, references: Iterable[tuple[str, str]]) -> None:
+    """Deletes secrets that were taken out of the URLs of a job or build that is over.
+
+    Args:
+        bus: the bus.
+        references: user and name of each secret that it names.
+    """
+    for user, name in references:
         if name.startswith(GENERATED):
             await bus.bucket(SECRET).delete(user=user, name=name)

@@ -63,6 +63,7 @@ PRIVATE = {
         subjects.LINK_SECRET,
         *(subjects.SECRET, subjects.ANALYSE, subjects.WRITE_SAMPLE, subjects.READ_FILES),
         *(subjects.REMOVE_CHECKPOINTS, subjects.UNREADABLE),
+        *(subjects.PREPARE_UNIT, subjects.REMOVE_OBJECTS, subjects.UNIT_COMMIT, subjects.DATA_SET_VERSION),
     )
 }
 OTHER = "somebody-else"

@@ -62,6 +62,8 @@ UNHEARD = {
     "feed segment",
     "feed piece",
     "blocks kept",
+    "build event",
+    "unit commit",
 }
 """For people, functional modules and data instances that stream from a store, none of which are here; and
 keys that are read, not watched."""

@@ -43,6 +43,8 @@ ALLOWED: dict[str, set[str]] = {
         )
     },
     "data.shuffle_window": {"zero"},
+    "data.data_set.version": set(),
+    "data.mixture[0].data_set.version": set(),
     "data.mixture[0].weight": set(),
     "data.validation_fraction": {"zero"},
     "data.preprocess[0].replicas": set(),
@@ -106,10 +108,10 @@ ALLOWED: dict[str, set[str]] = {
 """By the place of each number: which of `BAD` are none there. Written by hand."""
 
 BESIDE: dict[str, dict[str, Any]] = {
+    "data_set": {"name": "x", "digest": "0" * 64, "manifest": "bus://m", "store": "bus://s"},
     "groups[0]": {"match": ["x"]},
     "preprocess[0]": {"name": "x", "function": "extract"},
     "sets[0]": {"name": "validation"},
-    "data_set": {"name": "x", "digest": "0" * 64, "manifest": "bus://m", "store": "bus://s"},
     "until": {"metric": "loss"},
 }
 """What is needed beside a number, by the part that has both."""

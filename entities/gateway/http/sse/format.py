@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from bus.messaging.streams import StreamRecord
 from entities.gateway.server_sent_events import encode_event
+from schemas.data_set.builds import BUILD_ENDED, BuildEvent
 from schemas.fault import FaultRecord
 from schemas.job import ENDED, JobEvent
 
@@ -45,6 +46,14 @@ def job_line(recorded: StreamRecord) -> EventLine | None:
         return None
     data = encode_event(event.kind, event.model_dump_json(exclude_none=True), recorded.sequence)
     return EventLine(recorded.sequence, data, event.state in ENDED)
+
+
+def build_line(recorded: StreamRecord) -> EventLine | None:
+    event = recorded.message
+    if not isinstance(event, BuildEvent):
+        return None
+    data = encode_event(event.kind, event.model_dump_json(exclude_none=True), recorded.sequence)
+    return EventLine(recorded.sequence, data, event.state in BUILD_ENDED)
 
 
 def fault_line(recorded: StreamRecord) -> EventLine | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bus.guard.call_rights import names_of
+from bus.guard.call_rights import names_of, names_of_build
+from schemas.data_set.build_file import DataBuildSpec
+from schemas.data_set.builds import BuildRecord, BuildState
 from schemas.job import JobRecord
 from tests.builders.jobs import job, spec
 
@@ -42,3 +44,45 @@ def test_a_folder_of_many_jobs_names_nobodys_objects(above: str) -> None:
     assert names.may_write("artifacts/j/checkpoints/1")
     for name in ("artifacts/k/checkpoints/1", "datasets/private/0", "k/1"):
         assert not names.may_read(name)
+
+
+def build(name: str = "corpus", source: str = "bus://datasets/raw", **more: object) -> BuildRecord:
+    may_read = more.pop("may_read", ())
+    spec_ = DataBuildSpec.model_validate({"name": name, "source": source, **more})
+    return BuildRecord.model_validate(
+        {
+            "build": "b1",
+            "spec": spec_,
+            "state": BuildState.BUILDING,
+            "may_read": may_read,
+            "submitted_at": 1.0,
+            "changed_at": 1.0,
+        }
+    )
+
+
+def test_units_of_a_build_write_below_its_work_and_nowhere_else() -> None:
+    one, other = build(), build(seed=7)
+    names, folder = names_of_build(one), one.spec.folder.removeprefix("bus://")
+    assert names.may_write(f"{folder}/ab/abcd")
+    assert names.may_read(f"{folder}/ab/abcd")
+    assert names.may_read("datasets/raw")
+    for foreign in (
+        f"{other.spec.folder.removeprefix('bus://')}/ab/abcd",  # another work of the same name
+        f"{build('another').spec.folder.removeprefix('bus://')}/ab/abcd",
+        "built/corpus/manifests/1.json",
+        "artifacts/j/weights",
+        "datasets/another",
+    ):
+        assert not names.may_write(foreign)
+        assert not names.may_read(foreign)
+
+
+def test_units_read_what_their_user_was_let_read() -> None:
+    source = "bus://artifacts/j/samples.jsonl"
+    assert not names_of_build(build(source=source)).may_read("artifacts/j/samples.jsonl")
+    assert names_of_build(build(source=source, may_read=(source,))).may_read("artifacts/j/samples.jsonl")
+
+
+def test_a_build_with_a_store_elsewhere_writes_nothing_on_the_bus() -> None:
+    assert not names_of_build(build(store="s3://bucket/x")).own

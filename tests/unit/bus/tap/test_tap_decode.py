@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import types
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgpack
 import pytest
@@ -39,11 +39,15 @@ def value_of(field: FieldInfo) -> Any:
     rules = str(field.metadata)
     if "[0-9a-f]{32}" in rules:
         return "0" * 32
+    if "[0-9a-f]{64}" in rules:
+        return "0" * 64
     return "module:callable" if ":" in rules else candidates(field.annotation)[0]
 
 
 def candidates(kind: Any) -> list[Any]:
     origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return candidates(args[0])
     if origin is Literal:
         return [args[0]]
     if origin in (Union, types.UnionType):

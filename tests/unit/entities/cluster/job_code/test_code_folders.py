@@ -90,7 +90,7 @@ async def test_an_archive_is_fetched_once_and_goes_with_its_last_job(node: Node)
     folders = node.folders()
     node.hold.set()
     first, second = await asyncio.gather(
-        folders.folder("one", of_user("ann")), folders.folder("two", of_user("bob"))
+        folders.folder("one", of_user("ann").code), folders.folder("two", of_user("bob").code)
     )
     assert first == second == node.config.code_root / DIGEST
     assert node.fetches == ["one"]
@@ -104,7 +104,7 @@ async def test_a_job_fetches_itself_where_another_ones_fetch_failed(node: Node) 
     folders = node.folders()
     node.gone.add("one")
     waiting = [
-        asyncio.create_task(folders.folder(job, of_user(user)))
+        asyncio.create_task(folders.folder(job, of_user(user).code))
         for job, user in (("one", "ann"), ("two", "bob"))
     ]
     node.hold.set()
@@ -120,7 +120,7 @@ async def test_code_that_is_fetched_again_outlives_the_removal_of_the_former(
     folders, begun, go_on = node.folders(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     node.hold.set()
-    await folders.folder("one", of_user("ann"))
+    await folders.folder("one", of_user("ann").code)
 
     def slowly(folder: Path) -> bool:
         if not go_on.is_set() and any(Path(folder).glob("*.py")):
@@ -131,7 +131,7 @@ async def test_code_that_is_fetched_again_outlives_the_removal_of_the_former(
     monkeypatch.setattr(code_folders, "remove_folder", slowly)
     forgetting = asyncio.create_task(folders.forget("one"))
     await begun.wait()
-    again = await folders.folder("two", of_user("ann"))
+    again = await folders.folder("two", of_user("ann").code)
     assert again is not None
     go_on.set()
     await forgetting

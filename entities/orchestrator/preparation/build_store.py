@@ -1,0 +1,153 @@
+"""A build's record and its events: each change is recorded by compare-and-set, then published."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.subjects import BUILD_EVENT, BUILD_RECORD
+from schemas.data_set.builds import (
+    BUILD_TRANSITIONS,
+    MOST_FAILURES,
+    BuildEvent,
+    BuildRecord,
+    BuildState,
+    PhaseProgress,
+)
+from schemas.errors import Conflict, DmscError, Fenced, IllegalTransition, Unavailable
+
+log = get_logger("orchestrator")
+
+HISTORY = 32
+"""Changes of state and phase that a record keeps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildStoreTimes:
+    """When a build's record is written, in seconds."""
+
+    retry_s: float = 0.2
+    """Pause before a failed write is repeated."""
+    record_every_s: float = 2.0
+    """Shortest time between writes of figures; states and phases are written at once."""
+
+
+class BuildStore:
+    """Writes one build's record and events.
+
+    `revision`: that of the present record; 0: there is none. `confirmed` returns once this orchestrator
+    surely leads. Every call that writes raises `Fenced` once another one has written the record.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        record: BuildRecord,
+        revision: int,
+        confirmed: Callable[[], Awaitable[None]],
+        times: BuildStoreTimes = BuildStoreTimes(),
+    ) -> None:
+        self.record = record
+        self._bus = bus
+        self._bucket = bus.bucket(BUILD_RECORD)
+        self._revision = revision
+        self._confirmed = confirmed
+        self._times = times
+        self._lock = asyncio.Lock()
+        self._written_at = 0.0
+
+    async def move(self, state: BuildState, reason: str = "", **figures: Any) -> None:
+        """Records and publishes that the build enters `state`, or why it stays there.
+
+        Raises:
+            IllegalTransition: the table of transitions forbids it.
+        """
+        before = self.record.state
+        if state is not before and state not in BUILD_TRANSITIONS[before]:
+            history = " | ".join(self.record.history)
+            raise IllegalTransition(f"build {self.record.build}: {before} → {state} (history: {history})")
+        line = f"{state}: {reason}" if reason else str(state)
+        self._change(
+            state=state,
+            reason=reason,
+            changed_at=time.time(),
+            history=(*self.record.history, line)[-HISTORY:],
+            **figures,
+        )
+        await self._write()
+        log.info("build", build=self.record.build, state=str(state), reason=reason)
+        version, digest = self.record.version, self.record.digest
+        await self._tell("state", text=reason, state=state, version=version, digest=digest)
+
+    async def progress(
+        self, progress: PhaseProgress, rows_per_s: float, left_s: float | None, *, began: bool = False
+    ) -> None:
+        """Takes a phase's figures into the record; `began`: it begins or ends, which is told at once."""
+        others = tuple(phase for phase in self.record.phases if phase.phase != progress.phase)
+        self._change(phases=(*others, progress), rows_per_s=rows_per_s, left_s=left_s)
+        if not began and time.monotonic() - self._written_at < self._times.record_every_s:
+            return
+        await self._write()
+        kind = "phase" if began else "progress"
+        await self._tell(kind, progress=progress, rows_per_s=rows_per_s, left_s=left_s)
+
+    async def failure(self, text: str) -> None:
+        """An attempt at a unit has failed."""
+        self._change(failures=(*self.record.failures, text)[-MOST_FAILURES:])
+        await self._tell("failure", text=text)
+
+    async def note(self, **figures: Any) -> None:
+        """Changes fields of the record, and writes it."""
+        self._change(**figures)
+        await self._write()
+
+    def _change(self, **figures: Any) -> None:
+        self.record = self.record.model_copy(update=figures)
+
+    async def _tell(self, kind: str, **fields: Any) -> None:
+        event = BuildEvent.model_validate(
+            {"build": self.record.build, "kind": kind, "at": time.time(), **fields}
+        )
+        with contextlib.suppress(DmscError):  # the record says the same
+            await self._bus.append(BUILD_EVENT, event, deadline_s=5.0, build=self.record.build)
+
+    async def _write(self) -> None:
+        """Writes the record; repeats that while the bus is away."""
+        async with self._lock:
+            self._written_at = time.monotonic()
+            unknown = False  # whether a write of ours may have arrived without an answer
+            while True:
+                try:
+                    if unknown:
+                        await self._find_own()
+                    self._revision = await self._put()
+                    return
+                except Conflict:
+                    unknown = True
+                except Unavailable:
+                    unknown = True
+                    await asyncio.sleep(self._times.retry_s)
+
+    async def _put(self) -> int:
+        build = self.record.build
+        if self._revision:
+            return await self._bucket.update(self.record, revision=self._revision, build=build)
+        return await self._bucket.create(self.record, build=build)
+
+    async def _find_own(self) -> None:
+        """Takes over the revision if the last write is ours, or the record was lost while we lead."""
+        entry = await self._bucket.get(leader=True, build=self.record.build)
+        if entry is None or entry.stale:
+            await self._confirmed()
+            self._revision = await self._bucket.revision(build=self.record.build)
+            return
+        if entry.revision != self._revision:
+            if entry.envelope.sender.incarnation != self._bus.sender.incarnation:
+                raise Fenced(f"the record of build {self.record.build} is another orchestrator's now")
+            self._revision = entry.revision

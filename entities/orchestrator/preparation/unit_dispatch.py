@@ -1,0 +1,123 @@
+"""Units on their way to node agents and back: who gets which, and what an attempt gave.
+
+Units run beside training: their processes have the lowest priority of the operating system, so that they take
+what cores training leaves. A node takes as many at a time as it has free slots, and one if it has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+
+from bus.connection import Bus
+from bus.subjects import PREPARE_UNIT
+from entities.orchestrator.mesh.mesh_view import MeshView
+from entities.orchestrator.preparation.progress import UnitTimes
+from entities.orchestrator.preparation.unit_ledger import AgentLoad, Unit
+from schemas.data_set.build_file import DataBuildSpec
+from schemas.data_set.commands import PrepareUnit, UnitPrepared
+
+
+@dataclass(frozen=True, kw_only=True)
+class DispatchTimes:
+    """Deadlines and periods, in seconds."""
+
+    accept_s: float = 30.0
+    """How long an agent may take to accept a unit."""
+    repeat_s: float = 10.0
+    """Period after which an order is sent again: an agent that was restarted knows nothing of it, and one
+    whose result was lost sends that again."""
+
+
+class UnitDispatch:
+    """The units of one build that agents work on. `working`: units of all builds, by agent."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        mesh: MeshView,
+        build: str,
+        spec: DataBuildSpec,
+        user: str,
+        working: Counter[str],
+        times: DispatchTimes = DispatchTimes(),
+    ) -> None:
+        self._bus = bus
+        self._mesh = mesh
+        self._build = build
+        self._spec = spec
+        self._user = user
+        self._working = working
+        self._times = times
+        self._answers: dict[tuple[str, str, int], asyncio.Future[UnitPrepared]] = {}
+
+    def loads(self, times: UnitTimes) -> list[AgentLoad]:
+        """The agents that may have units now. `times`: of the present phase."""
+        clusters, closed = self._spec.clusters, self._mesh.cordons.places()
+        loads = []
+        for sid, node in self._mesh.nodes.items():
+            if (clusters and node.cluster not in clusters) or not node.warm or None in closed.get(sid, ()):
+                continue
+            slots = [slot for slot in node.slots if slot.index not in closed.get(sid, ())]
+            if not slots:
+                continue
+            room = max(1, sum(slot.busy_with is None for slot in slots))
+            loads.append(AgentLoad(sid, room, self._working[sid], times.of(sid)))
+        return loads
+
+    def take(self, agent: str) -> None:
+        """Counts a unit as worked on by the agent, until `free`."""
+        self._working[agent] += 1
+
+    def free(self, agent: str) -> None:
+        self._working[agent] -= 1
+
+    async def give(self, unit: Unit, secrets: str) -> UnitPrepared:
+        """Has the agent to which the unit is bound do it; returns what that gave.
+
+        Raises:
+            Unavailable: the agent has left, or does not accept it.
+            DmscError: it refuses.
+        """
+        agent, repetition = unit.agent, 0 if unit.result is None else 1
+        key = (unit.key, agent, repetition)
+        self._answers[key] = answer = asyncio.get_running_loop().create_future()
+        order = PrepareUnit(
+            build=self._build,
+            unit=unit.key,
+            repetition=repetition,
+            spec=self._spec,
+            order=unit.order,
+            secrets=secrets,
+            user=self._user,
+        )
+        try:
+            return await self._mesh.while_there(agent, self._ordered(order, agent, answer))
+        finally:
+            if self._answers.get(key) is answer:
+                del self._answers[key]
+
+    async def _ordered(
+        self, order: PrepareUnit, agent: str, answer: asyncio.Future[UnitPrepared]
+    ) -> UnitPrepared:
+        while not answer.done():
+            await self._bus.command(
+                PREPARE_UNIT,
+                order,
+                deadline_s=self._times.accept_s,
+                while_heard=True,
+                agent=agent,
+                seal_to=self._mesh.nodes[agent].sealing_key,
+            )
+            await asyncio.wait([answer], timeout=self._times.repeat_s)
+        return answer.result()
+
+    def prepared(self, message: UnitPrepared, agent: str) -> bool:
+        """An agent tells what a unit gave; False: it was not asked for that."""
+        answer = self._answers.get((message.unit, agent, message.repetition))
+        if answer is None:
+            return False
+        if not answer.done():
+            answer.set_result(message)
+        return True
