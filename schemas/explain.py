@@ -20,13 +20,16 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from schemas.base import TOKEN_PATTERN
+from schemas.base import SAMPLE_NAME_PATTERN, TOKEN_PATTERN
 
 _SHOWN = 60
 _USUAL = 1e5
 _OR_NULL = " or null"
 _NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
-_PATTERNS = {TOKEN_PATTERN: "1 to 120 letters, digits, _ or -"}
+_PATTERNS = {
+    TOKEN_PATTERN: "1 to 120 letters, digits, _ or -",
+    SAMPLE_NAME_PATTERN: "1 to 120 letters, digits or _, no digit first",
+}
 _FACTORY = "module:callable, for example my_models.gpt:build"
 
 
@@ -53,6 +56,8 @@ def _line(
 ) -> str:
     first = found[0]
     kind, shown = first["type"], _show(first["input"])
+    if first["loc"][-1:] == ("[key]",):
+        return f"{path.removesuffix('.[key]')}: it is no name; give {_pattern_words(first)}"
     if kind == "extra_forbidden":
         return f"{path}: unknown key{_suggest(path, owner, root)}"
     if kind == "missing":
@@ -140,10 +145,23 @@ def _is_mapping(annotation: Any) -> bool:
     return isinstance(origin, type) and issubclass(origin, Mapping)
 
 
+def _pattern_words(error: ErrorDetails) -> str:
+    pattern = error.get("ctx", {}).get("pattern")
+    return _PATTERNS.get(str(pattern), "a fitting one")
+
+
 def _literals(field: FieldInfo | None) -> tuple[Any, ...]:
     if field is None:
         return ()
-    return get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    return tuple(_literals_of(field.annotation))
+
+
+def _literals_of(annotation: Any) -> Iterator[Any]:
+    if get_origin(annotation) is Literal:
+        yield from get_args(annotation)
+    elif get_origin(annotation) in (Union, types.UnionType):
+        for inner in get_args(annotation):
+            yield from _literals_of(inner)
 
 
 def _expected(field: FieldInfo | None, value: Any = None, *, element: bool = False) -> str:

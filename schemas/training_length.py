@@ -9,6 +9,11 @@ from schemas.job import JobSpec
 from schemas.job_file.recipe import MOST_STEPS
 
 
+def length_text(steps: int) -> str:
+    """A job's number of steps as people read it; `–`: it has none, and ends with its feed or by a metric."""
+    return str(steps) if steps < MOST_STEPS else "–"
+
+
 def with_steps(spec: JobSpec, data_samples: int) -> JobSpec:
     """The job with `training.steps` as its `until` has it; twice is fine.
 

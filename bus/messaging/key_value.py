@@ -127,6 +127,7 @@ class Bucket:
 
     async def create(self, message: Message, *, ttl_s: float | None = None, **tokens: Any) -> int:
         """Writes only if the key is absent (never written, deleted, or expired); returns the revision.
+        An unreadable value counts as absent, unless its bucket keeps an earlier one that stands for it.
 
         Raises:
             Conflict: the key exists.
@@ -293,6 +294,10 @@ class Bucket:
         verdict = judged(self.row, item, error)
         if isinstance(verdict, NewerRecord) or self.row.bucket not in KEEPS_PREVIOUS:
             raise verdict from error
+        return await self._previous(item)
+
+    async def _previous(self, item: jetstream.StreamMessage) -> KeyValueEntry | None:
+        """The last value before this one that can be read, of a bucket that keeps them."""
         previous: KeyValueEntry | None = None
         async with OrderedConsumer.open(self._bus.connection, self._stream, item.subject, start=1) as reader:
             async for earlier in reader.present():
@@ -304,7 +309,7 @@ class Bucket:
         return previous and replace(previous, revision=item.sequence, stale=True)
 
     async def _is_unreadable(self, item: jetstream.StreamMessage) -> bool:
-        """Whether the value can't be read; if so, it is kept elsewhere and counts as absent.
+        """Whether the value can't be read, and none stands for it; it is kept elsewhere.
 
         Raises:
             NewerRecord: the value has a version that this software does not read.
@@ -315,7 +320,7 @@ class Bucket:
             await quarantine(self._bus, self.row, item, error)
             if isinstance(verdict := judged(self.row, item, error), NewerRecord):
                 raise verdict from error
-            return True
+            return self.row.bucket not in KEEPS_PREVIOUS or await self._previous(item) is None
         return False
 
     async def _read_present(

@@ -14,6 +14,8 @@ from typing import Any, Literal, Protocol, TypeVar
 from schemas.curve import StepCurve
 from schemas.errors import BadData, BadInput
 from schemas.job import JobEvent, JobRecord, JobState, WeightsManifest
+from schemas.job_file.recipe import MOST_STEPS
+from schemas.training_length import length_text
 
 T = TypeVar("T")
 Framework = Literal["numpy", "torch"]
@@ -202,12 +204,14 @@ class BarDisplay:
             TextColumn("{task.fields[loss]}"),
             TimeRemainingColumn(),
         )
-        self._task = self._bar.add_task(record.job, total=record.spec.training.steps, loss=record.state.value)
+        self._task = self._bar.add_task(
+            record.job, total=_bar_length(record.spec.training.steps), loss=record.state.value
+        )
         self._bar.start()
 
     def show(self, event: JobEvent) -> None:
         if event.total_steps is not None:
-            self._bar.update(self._task, total=event.total_steps)
+            self._bar.update(self._task, total=_bar_length(event.total_steps))
         if event.kind == "state" and event.state is not None:
             self._bar.update(self._task, loss=event.state.value)
         elif event.result is not None:
@@ -217,6 +221,10 @@ class BarDisplay:
 
     def close(self) -> None:
         self._bar.stop()
+
+
+def _bar_length(steps: int) -> int | None:
+    return steps if steps < MOST_STEPS else None
 
 
 class LineDisplay:
@@ -239,9 +247,8 @@ class LineDisplay:
             now = time.monotonic()
             if is_last or now - self._said >= self._every_s:
                 self._said = now
-                self._say(
-                    f"{self._name} step {event.result.step + 1}/{self._steps} loss {event.result.loss:.4f}"
-                )
+                step = f"{event.result.step + 1}/{length_text(self._steps)}"
+                self._say(f"{self._name} step {step} loss {event.result.loss:.4f}")
         elif event.kind == "validation" and event.validation_loss is not None:
             self._say(f"{self._name} validation loss {event.validation_loss:.4f}")
 

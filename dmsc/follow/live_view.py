@@ -18,6 +18,7 @@ from dmsc.follow.run_state import RunState, duration, metrics_in_words, quantity
 from schemas.job import JobEvent, JobState
 from schemas.plain_text import plain
 from schemas.task_graph import is_data
+from schemas.training_length import length_text
 
 _colours = {
     "active": "green",
@@ -108,8 +109,8 @@ class PlainView(View):
         if event.kind == "step" and event.result is not None:
             result = event.result
             self.say(
-                f"step {result.step + 1}/{run.steps}  loss {result.loss:.4f}"
-                f"  {quantity(result.tokens_per_s)} {run.counted}/s  ETA {duration(run.seconds_left())}"
+                f"step {result.step + 1}/{length_text(run.steps)}  loss {result.loss:.4f}"
+                f"  {quantity(result.tokens_per_s)} {run.counted}/s{_left(run)}"
             )
         elif event.kind == "state" and event.state is not None:
             self.say(f"{event.state.value}{': ' + event.text if event.text else ''}")
@@ -161,14 +162,19 @@ def _head(run: RunState, elapsed_s: float) -> Text:
     return head
 
 
+def _left(run: RunState) -> str:
+    """The time that is left; empty where nobody knows the end."""
+    return "" if run.is_open else f"  ETA {duration(run.seconds_left())}"
+
+
 def _progress(run: RunState) -> RenderableType:
     row = Table.grid(padding=(0, 1))
     rate = run.tokens_per_s()
     row.add_row(
-        ProgressBar(total=max(run.steps, 1), completed=run.done, width=32),
-        f"step {run.done}/{run.steps}",
+        ProgressBar(total=None if run.is_open else max(run.steps, 1), completed=run.done, width=32),
+        f"step {run.done}/{length_text(run.steps)}",
         f"{quantity(rate)} {run.counted}/s" if rate else "",
-        f"ETA {duration(run.seconds_left())}" if run.results and not run.ended else "",
+        _left(run).strip() if run.results and not run.ended else "",
     )
     return row
 

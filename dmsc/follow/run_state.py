@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from schemas.gateway_api import JobLoad
 from schemas.job import ENDED, JobEvent, JobRecord, JobState, LiveInstanceView, StepResult
+from schemas.job_file.recipe import MOST_STEPS
 
 _recent_steps = 10
 """Steps over which shares, speed and the time left are averaged."""
@@ -43,6 +44,11 @@ class RunState:
     @property
     def ended(self) -> bool:
         return self.state in ENDED
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has no number of steps: it ends with its feed, or by a metric."""
+        return self.steps >= MOST_STEPS
 
     @property
     def done(self) -> int:
@@ -95,9 +101,9 @@ class RunState:
         return sum(result.tokens for result in recent) / seconds if seconds > 0 else 0.0
 
     def seconds_left(self) -> float | None:
-        """The remaining time, by the recent steps' mean duration; None before the first step."""
+        """The remaining time, by the recent steps' mean duration; None: no step yet, or no known end."""
         recent = self.results[-_recent_steps:]
-        if not recent:
+        if not recent or self.is_open:
             return None
         return max(self.steps - self.done, 0) * sum(result.step_s for result in recent) / len(recent)
 

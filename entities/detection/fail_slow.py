@@ -1,9 +1,9 @@
 """Fail-slow: an instance became slower than it was, while the others did not (Gunawi et al., FAST 2018).
 
 Each instance is judged by the ratio of its service time to its own baseline, relative to the same ratio of
-the job's other instances. So a device that was always slow, a machine that is busy for all of them, and a
-harder phase of the data are not blamed. A verdict needs several samples in a row, each with new work in it;
-so does the end of slowness. Pure: no clock, no I/O.
+the job's other instances, unless those became faster. So a device that was always slow, a machine that is
+busy for all of them, a harder phase of the data and a wait for data are not blamed. A verdict needs several
+samples in a row, each with new work in it; so does the end of slowness. Pure: no clock, no I/O.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class FailSlow:
             instance.baseline_ms = service_ms
             return None
         others = self._others(sid)
-        relative = instance.ratio / others
+        relative = instance.ratio / max(others, 1.0)  # others that became faster make nobody slow
         strike = relative < config.over if instance.slow else relative >= config.factor
         instance.strikes = instance.strikes + 1 if strike else 0
         if not instance.slow and relative < config.over:

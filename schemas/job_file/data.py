@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from schemas.base import Token
+from schemas.base import SAMPLE_NAME_PATTERN, Token
 from schemas.callables import misnamed
 from schemas.job_file.data_set_use import SCHEME, DataSetUse
 from schemas.job_file.preprocess import MOST_FUNCTIONS, PreprocessSpec, check_chain
@@ -71,7 +71,7 @@ def _users_own(value: str) -> str:
 UserCallable = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"), AfterValidator(_users_own)]
 """`module:callable` of the user's own code."""
 
-SampleName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w{0,119}$")]
+SampleName = Annotated[str, Field(pattern=SAMPLE_NAME_PATTERN)]
 """A name of a batch: a parameter of the model's forward, or of the loss."""
 
 Shape = Annotated[tuple[Annotated[int, Field(ge=1, le=1 << 40)], ...], Field(max_length=16)]

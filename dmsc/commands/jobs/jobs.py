@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from dmsc.console.command_app import argument, option
 from dmsc.console.option_groups import GatewayQuery
 from dmsc.console.options import JobArgument, print_json, print_table
+from schemas.training_length import length_text
 
 if TYPE_CHECKING:
     from dmsc.client.async_client import AsyncClient
@@ -29,7 +30,7 @@ def jobs(
             record.job,
             record.spec.name,
             record.state.value,
-            f"{record.step}/{record.spec.training.steps}",
+            f"{record.step}/{length_text(record.spec.training.steps)}",
             "" if record.loss_last is None else f"{record.loss_last:.4f}",
             f"{_age(now - record.submitted_at)} ago",
             record.reason,
@@ -168,7 +169,10 @@ def status(
     )
     print_table(
         ("job", "name", "state", "step", "reason"),
-        [(job.job, job.name, job.state, f"{job.step}/{job.steps}", job.reason) for job in status.jobs],
+        [
+            (job.job, job.name, job.state, f"{job.step}/{length_text(job.steps)}", job.reason)
+            for job in status.jobs
+        ],
         title="jobs",
     )
     alerts = [

@@ -12,7 +12,7 @@ from entities.gateway.operations.operation import Operation
 from entities.gateway.storage.feed_log import FeedLog
 from entities.gateway.storage.feed_records import read_push
 from entities.gateway.storage.usage import StoredUse
-from schemas.errors import Ack, OverQuota, Refused
+from schemas.errors import Ack, OverQuota, Refused, UnreadableRecord
 from schemas.feeds import Feed, FeedRecord, FeedSpec, Pushed
 from schemas.quota import QuotaUse
 from schemas.signals import AccessDecision, Role
@@ -88,9 +88,13 @@ class FeedOperations:
         """Deletes a feed with its records. A job that trains on it fails."""
 
         async def act(access: AccessDecision) -> Ack:
-            record = await self._feeds.find(name)
-            await self._feeds.remove(record)
-            self._uses.pop(record.user, None)
+            try:
+                record = await self._feeds.find(name)
+            except UnreadableRecord:
+                await self._feeds.forget(name)
+            else:
+                await self._feeds.remove(record)
+                self._uses.pop(record.user, None)
             log.info("feed deleted", feed=name, user=access.user)
             return Ack(note=f"feed {name} deleted")
 

@@ -87,7 +87,9 @@ class FeedLog:
 
         Raises:
             Conflict: Another feed has the name.
+            UnreadableRecord: One has it whose record can't be read; an operator may delete it.
         """
+        await self._feeds.get(leader=True, feed=name)  # `create` would take an unreadable one for none
         record = FeedRecord(
             name=name, uid=secrets.token_hex(8), user=user, fields=dict(fields), created_at=time.time()
         )
@@ -227,6 +229,8 @@ class FeedLog:
             await self.end(record, "removed")
         except NotFound:
             log.info("feed removed before", feed=record.name)
+        except Conflict as damage:  # then nobody can write a row of it
+            log.info("damaged feed removed", feed=record.name, damage=damage.text)
         digests = [key.rpartition(".")[2] for key in await self._pieces.keys(uid=record.uid)]
         for start in range(0, len(digests), TOGETHER):
             together = digests[start : start + TOGETHER]
@@ -246,8 +250,16 @@ class FeedLog:
                 await self._rows.update(
                     row, revision=entry.revision, ttl_s=self._removed_s, uid=record.uid, number=row.number
                 )
-        await self._feeds.delete(feed=record.name)
+        readable = {row.number for _, row in rows}
+        for key in await self._rows.keys(uid=record.uid):
+            if (number := int(key.rpartition(".")[2])) not in readable:
+                await self._rows.delete(uid=record.uid, number=number)
+        await self.forget(record.name)
         self._known.pop(record.uid, None)
+
+    async def forget(self, name: str) -> None:
+        """Removes a feed's own record only. Its records stay on the bus if nobody can tell which they are."""
+        await self._feeds.delete(feed=name)
 
     # --- what this gateway knows ----------------------------------------------------------------------------
     async def _rows_of(self, record: FeedRecord) -> _KnownRows:

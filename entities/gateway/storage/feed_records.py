@@ -78,14 +78,13 @@ def _records(body: bytes) -> Iterator[tuple[str, Any]]:
 
 def _parsed(place: str, text: bytes) -> Any:
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_object)
     except UnicodeDecodeError as error:
         raise BadInput(f"{place}: byte {error.start} is not UTF-8") from None
     except json.JSONDecodeError as error:
         raise BadInput(f"{place} is no JSON ({error.msg}, character {error.pos}){_hint(text)}") from None
     except (ValueError, RecursionError) as error:
-        text_of = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:120]
-        raise BadInput(f"{place} is no JSON that is taken: {text_of}") from None
+        raise BadInput(f"{place} is no JSON that is taken: {_why(error)}") from None
 
 
 def _hint(text: bytes) -> str:
@@ -94,8 +93,29 @@ def _hint(text: bytes) -> str:
     return "; curl keeps line breaks with --data-binary only" if b"}{" in text or b"} {" in text else ""
 
 
+def _why(error: ValueError | RecursionError) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, _NotTaken):
+        return str(error)
+    return "it has a whole number with too many digits"  # Python's own bound
+
+
+class _NotTaken(ValueError):
+    """What JSON's grammar, or Python's reader, lets pass."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise _NotTaken(f"it has {twice[:80]!r} twice, and readers differ in which of the two counts")
+    return found
+
+
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise _NotTaken(f"{name} is no number of JSON")
 
 
 def _line(place: str, value: Any, fields: Mapping[str, FeedField]) -> bytes:

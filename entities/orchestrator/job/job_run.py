@@ -41,7 +41,7 @@ from schemas.registry import InstanceState, ServiceRecord
 from schemas.stage_move import MoveForecast
 from schemas.step import Member
 from schemas.task_graph import ModelTopology, Placement
-from schemas.training_length import samples_of, with_steps
+from schemas.training_length import length_text, samples_of, with_steps
 
 log = get_logger("orchestrator")
 
@@ -427,7 +427,7 @@ class JobRun:
 
     async def _train(self) -> None:
         steps = self.job.store.record.last_step
-        await self.job.store.move(JobState.RUNNING, f"step {self.training.step} of {steps}")
+        await self.job.store.move(JobState.RUNNING, f"step {self.training.step} of {length_text(steps)}")
         await self.training.run()
         await self.training.events_written()
 

@@ -43,6 +43,7 @@ from schemas.job import JobState, StepResult
 from schemas.recipe_progress import observed
 from schemas.signals import QosReport
 from schemas.step import Member, StepDecision
+from schemas.training_length import length_text
 
 log = get_logger("orchestrator")
 
@@ -306,7 +307,9 @@ class Training:
         self.failures.rolled_back(text)
         self.rebalancing.disturbed()
         await self._job.store.tell("recovery", text=text)
-        await self._job.store.move(JobState.RUNNING, f"step {version} of {self._job.store.record.last_step}")
+        await self._job.store.move(
+            JobState.RUNNING, f"step {version} of {length_text(self._job.store.record.last_step)}"
+        )
         resume_point = self._step_owner.afresh(members, closed.attempt, closed.generation)
         await self._open(resume_point)
         self._joining.introduce(resume_point)

@@ -249,6 +249,8 @@ async def test_for_what_nobody_can_read_stands_what_was_there_before(connect: Co
     found = await bucket.get(leader=True, agent="a", slot="node")
     assert found is not None
     assert (found.message, found.revision, found.stale) == (cordon, second, True)
+    with pytest.raises(Conflict, match="exists already"):
+        await bucket.create(cordon, agent="a", slot="node")
     guard = await bucket.guard()
     async with asyncio.timeout(PATIENCE_S):
         while await bucket.revision(agent="a", slot="node") <= second or await bucket.keys() != ["a.node"]:  # noqa: ASYNC110  # buckets tell of values, not of their ends

@@ -19,7 +19,7 @@ from entities.authorizer.access.access_policy import default_text
 from entities.gateway import Gateway, GatewayConfig
 from entities.service_registry.service import ServiceRegistry
 from schemas.envelope import EntityKind
-from schemas.errors import BadInput, Conflict, NotFound, OverQuota, Refused
+from schemas.errors import BadInput, Conflict, NotFound, OverQuota, Refused, UnreadableRecord
 from schemas.feeds import FeedPieceData, Pushed
 from tests.integration.entities.conftest import Dial, Start, bearer, mesh_without_nodes
 from tests.patience import PATIENCE_S
@@ -194,7 +194,9 @@ async def test_records_count_in_a_quota(urls: list[str], ruth: list[AsyncClient]
     assert (use.datasets, use.stored_bytes) == (2, 1012)
 
 
-async def test_a_row_that_cannot_be_read_is_never_written_over(ruth: list[AsyncClient], dial: Dial) -> None:
+async def test_a_row_that_cannot_be_read_is_never_written_over(
+    urls: list[str], ruth: list[AsyncClient], dial: Dial
+) -> None:
     await ruth[0].create_feed("numbers", FIELDS)
     await ruth[0].push("numbers", [{"x": 1}])
     bus = await dial("orchestrator-2", EntityKind.ORCHESTRATOR)
@@ -207,6 +209,26 @@ async def test_a_row_that_cannot_be_read_is_never_written_over(ruth: list[AsyncC
     for client in ruth:
         with pytest.raises(Conflict, match="feed numbers is damaged: the row of push 1 can't be read"):
             await client.push("numbers", [{"x": 2}])
+    async with AsyncClient(urls[0], token="olga") as olga:
+        await olga.delete_feed("numbers")
+    assert await bus.bucket(subjects.FEED_SEGMENT).keys(uid=feed.uid) == []
+    await ruth[1].create_feed("numbers", FIELDS)
+    assert (await ruth[1].push("numbers", [{"x": 2}])).first == 0
+
+
+async def test_a_feed_whose_record_cannot_be_read_is_nobody_elses(
+    urls: list[str], ruth: list[AsyncClient], dial: Dial
+) -> None:
+    await ruth[0].create_feed("numbers", FIELDS)
+    bus = await dial("orchestrator-2", EntityKind.ORCHESTRATOR)
+    await jetstream.publish(bus.connection, subjects.FEED(feed="numbers"), b"none", timeout_s=PATIENCE_S)
+    async with AsyncClient(urls[1], token="rob") as rob:
+        for asking in (rob.create_feed("numbers", FIELDS), rob.push("numbers", [{"x": 1}])):
+            with pytest.raises(UnreadableRecord, match=r"feeds\.feed\.numbers"):
+                await asking
+    async with AsyncClient(urls[0], token="olga") as olga:
+        await olga.delete_feed("numbers")
+    await ruth[0].create_feed("numbers", FIELDS)
 
 
 async def test_a_feed_that_is_followed_tells_of_pushes_and_of_its_end(

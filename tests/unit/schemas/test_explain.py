@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from schemas.explain import explain
+from schemas.feeds import FeedSpec
 from schemas.job import JobSpec
 
 GOOD: dict[str, Any] = {"name": "j", "model": {"factory": "a.b:c"}, "training": {"steps": 3}}
@@ -97,6 +98,20 @@ def test_one_line_for_each_wrong_place() -> None:
     assert lines(document) == [
         "training.stepz: unknown key; did you mean training.steps?",
         "nam: unknown key; did you mean name?",
+    ]
+
+
+def test_fields_of_a_feed_are_explained_with_what_fits() -> None:
+    def said(fields: dict[str, str]) -> list[str]:
+        with pytest.raises(ValidationError) as error:
+            FeedSpec.model_validate({"fields": fields})
+        return explain(error.value, FeedSpec)
+
+    (line,) = said({"a": "int4"})
+    assert line.startswith("fields.a.dtype: 'int4' is not one of text, bool, uint8, int8,")
+    assert line.endswith("; did you mean int64?") or "did you mean int8" in line
+    assert said({"a b": "int8"}) == [
+        "fields.a b: it is no name; give 1 to 120 letters, digits or _, no digit first"
     ]
 
 

@@ -10,6 +10,7 @@ from dmsc.follow.live_view import PlainView, draw
 from dmsc.follow.run_state import RunState, duration, quantity, sparkline
 from schemas.job import JobEvent, JobState
 from schemas.job_file.data import DataSpec
+from schemas.job_file.recipe import MOST_STEPS
 from tests.builders import job_events as events
 
 
@@ -31,6 +32,17 @@ def test_steps_speed_and_time_left() -> None:
     assert (run.done, run.steps, run.state) == (2, 4, JobState.RUNNING)
     assert run.tokens_per_s() == 200.0
     assert run.seconds_left() == 1.0
+
+
+def test_a_job_that_ends_with_its_feed_has_no_number_of_steps() -> None:
+    run = run_with(events.state(JobState.RUNNING), events.step(0, 4.0))
+    run.steps = MOST_STEPS
+    assert run.seconds_left() is None
+    stream = io.StringIO()
+    PlainView(stream).show(run, events.step(0, 4.0))
+    for text in (drawn(run), stream.getvalue()):
+        assert "step 1/–" in text
+        assert "ETA" not in text
 
 
 def test_a_rolled_back_step_replaces_what_followed_it() -> None:

@@ -65,6 +65,13 @@ def test_healthy_ones_are_not_blamed(seed: int) -> None:
     assert run.verdicts == [], f"seed {seed}"
 
 
+def test_others_that_become_faster_make_nobody_slow() -> None:
+    judge = FailSlow()
+    for number in range(30):
+        assert judge.observe("waited", "i1", 0.8, number) is None
+        assert judge.observe("other", "i1", 2.0 if number < 15 else 0.2, number) is None
+
+
 def test_a_warm_up_is_no_baseline_and_idle_samples_say_nothing() -> None:
     judge = FailSlow()
     for number, ms in enumerate((900.0, 400.0, 60.0, 50.0, 50.0)):

@@ -27,6 +27,11 @@ export function seconds(value) {
   return `${(value / 3600).toFixed(1)} h`;
 }
 
+const MOST_STEPS = 2 ** 40;
+
+/** A job's number of steps; null: it has none, and ends with its feed or by a metric. */
+export const bounded = (steps) => (steps && steps < MOST_STEPS ? steps : null);
+
 const two = (value) => String(value).padStart(2, "0");
 
 export function clock(at, digits = 0) {

@@ -2,7 +2,7 @@
 
 import { Chart } from "./charts.js";
 import { code, empty, h, text } from "./dom.js";
-import { quantity, seconds } from "./format.js";
+import { bounded, quantity, seconds } from "./format.js";
 import { MeshPicture } from "./mesh.js";
 import { Shares } from "./shares.js";
 import { ENDED } from "./store.js";
@@ -173,14 +173,14 @@ export class MeshView {
     const tokens = recent.reduce((sum, point) => sum + point[3] * point[4], 0);
     put(rate, spent ? quantity(tokens / spent) : "–", spent ? "tokens/s" : "", spent ? "mean of 10 steps" : "");
     const done = Math.max(job?.step ?? 0, last ? last[0] + 1 : 0);
-    put(step, job ? String(done) : "–", job ? `of ${job.steps}` : "", "");
+    put(step, job ? String(done) : "–", bounded(job?.steps) ? `of ${job.steps}` : "", "");
     if (!step.bar) {
       step.bar = true;
       step.note.replaceWith(h("div.progress", { "aria-hidden": "true" }, this.bar));
     }
-    this.bar.style.transform = `scaleX(${job?.steps ? done / job.steps : 0})`;
+    this.bar.style.transform = `scaleX(${bounded(job?.steps) ? done / job.steps : 0})`;
     const mean = recent.length ? spent / recent.length : null;
-    put(time, mean === null ? "–" : mean < 1 ? String(Math.round(1000 * mean)) : mean.toFixed(2), mean === null ? "" : mean < 1 ? "ms" : "s", mean !== null && job && !ENDED.has(job.state) ? `${seconds(mean * (job.steps - done))} left` : "");
+    put(time, mean === null ? "–" : mean < 1 ? String(Math.round(1000 * mean)) : mean.toFixed(2), mean === null ? "" : mean < 1 ? "ms" : "s", mean !== null && bounded(job?.steps) && !ENDED.has(job.state) ? `${seconds(mean * (job.steps - done))} left` : "");
     const rows = this.picture.rows();
     const active = rows.filter((row) => row.state === "active").length;
     put(instances, String(active), rows.length ? `of ${rows.length}` : "", [...store.nodes.values()].length ? `${store.nodes.size} node${store.nodes.size === 1 ? "" : "s"}` : "");
