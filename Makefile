@@ -61,9 +61,11 @@ soak-edges: setup ## frozen server, full disk, garbage values, no room: 20 runs;
 soak-upgrade: setup ## a state folder that older software, out of git's history, has written: does today's go on with it?
 	@$(VENV)/python -m benchmarks.soak_upgrade $(ARGS)
 
+# Collected once beside mypy, tests are compiled for all processes of pytest, each of which would do it again.
 .PHONY: test
 test: lint layers ## everything that must pass: style and layers, then types and all tests beside each other
 	@$(MAKE) types & types=$$!; trap 'kill $$types 2>/dev/null' INT TERM; \
+	$(VENV)/python -m pytest --collect-only -qq >/dev/null 2>&1; \
 	$(MAKE) pytest; tests=$$?; \
 	wait $$types || { echo 'make: mypy found something, above or in `make types`'; exit 2; }; \
 	exit $$tests
@@ -72,8 +74,8 @@ test: lint layers ## everything that must pass: style and layers, then types and
 check: lint types layers ## the quick half of `test`
 
 .PHONY: pytest
-pytest: setup-dev ## the tests alone, three files at a time, e.g. make pytest ARGS="tests/unit -k ledger"
-	@$(VENV)/python $(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+pytest: setup-dev ## the tests alone, four files at a time, e.g. make pytest ARGS="tests/unit -k ledger"
+	@$(VENV)/python $(PYTEST) -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: test-matrix
 test-matrix: ## the long matrices, which `make test` leaves out: the same faults in more shapes and places
