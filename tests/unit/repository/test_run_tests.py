@@ -127,4 +127,4 @@ def test_the_whole_check_runs_its_tests_this_way() -> None:
         text=True,
         check=True,
     )
-    assert "python scripts/run_tests.py -n 3" in done.stdout
+    assert "python scripts/run_tests.py -n 4" in done.stdout
