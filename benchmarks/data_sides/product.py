@@ -96,10 +96,12 @@ async def make(task: Task, url: str, number: int, orders: Connection) -> None:
             places.release()
 
         last = task.epochs * steps_of(task)
+        for step in range(min(last, AHEAD)):
+            prefetcher.expect("train", step, number)
         async with asyncio.TaskGroup() as tasks:
             for step in range(last):
-                for later in range(step + 1, min(last, step + 1 + AHEAD)):
-                    prefetcher.expect("train", later, number)
+                if step + AHEAD < last:
+                    prefetcher.expect("train", step + AHEAD, number)
                 batch, _ = await prefetcher.get("train", step, number)
                 await places.acquire()
                 tasks.create_task(send(step, tuple(batch.values())))

@@ -41,7 +41,12 @@ class Samples(Protocol):
 
 @runtime_checkable
 class ExpectingSamples(Protocol):
-    """Samples that read ahead."""
+    """Samples that may read ahead."""
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether it helps to say what is expected; always the same."""
+        ...
 
     def expect(self, indices: Sequence[int]) -> None:
         """These samples are needed soon, in this order. Returns at once; any thread may call it."""

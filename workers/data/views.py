@@ -44,7 +44,7 @@ class SampleView:
     ) -> None:
         self._samples = samples
         self._places = places
-        self._expects = samples if isinstance(samples, ExpectingSamples) else None
+        self._expects = samples if isinstance(samples, ExpectingSamples) and samples.reads_ahead else None
         self._draws = samples if isinstance(samples, SeededSamples) else None
         self._foresees = samples if isinstance(samples, ForeseeingSamples) else None
         self._gathers = samples if isinstance(samples, GatheredSamples) else None

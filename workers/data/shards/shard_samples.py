@@ -162,6 +162,10 @@ class ShardSamples:
         """Bytes of the source in memory: blocks that are not on disk, and samples that were read ahead."""
         return self._storage.memory.held_bytes + (0 if self._ahead is None else self._ahead.ready_bytes)
 
+    @property
+    def reads_ahead(self) -> bool:
+        return self._ahead is not None
+
     def expect(self, indices: Sequence[int]) -> None:
         """These samples are needed soon, in this order."""
         if self._ahead is not None:
