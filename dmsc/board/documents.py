@@ -18,7 +18,7 @@ TOP_PARTS: tuple[OverviewPart, ...] = ("jobs", "progress", "nodes", "instances",
 ROUTES_PARTS: tuple[OverviewPart, ...] = ("instances", "routes")
 LINKS_PARTS: tuple[OverviewPart, ...] = (*ROUTES_PARTS, "links")
 
-_job = ("job", "state", "step", "steps", "step_s", "tokens_per_s", "loss", "route_changes_per_min")
+_job = ("job", "state", "step", "steps", "step_s", "tokens_per_s", "loss", "route_changes_per_min", "reason")
 _node = ("cluster", "node", "cpu", "memory", "instances", "devices")
 _instance = (
     *("sid", "job", "stage", "cluster", "node", "state", "busy", "queue", "service_ms", "share"),

@@ -77,6 +77,7 @@ JOB_COLUMNS = (
     _quantity("tokens/s", "tokens_per_s"),
     _number("loss", "loss", ".4f"),
     _number("routes/min", "route_changes_per_min", ".1f"),
+    _text("reason", "reason"),
 )
 NODE_COLUMNS = (
     _text("cluster", "cluster"),

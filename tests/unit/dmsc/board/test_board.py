@@ -52,7 +52,7 @@ def records(*more: ServiceRecord) -> dict[str, ServiceRecord]:
 
 
 def mesh(state: str = "running") -> MeshStatus:
-    summary = JobSummary(job="gpt-1", name="gpt", state=state, step=5, steps=100)
+    summary = JobSummary(job="gpt-1", name="gpt", state=state, step=5, steps=100, reason="waits")
     return MeshStatus(services=(), nodes=(), jobs=(summary,))
 
 
@@ -176,6 +176,7 @@ def test_top_shows_jobs_nodes_and_instances() -> None:
             "tokens_per_s": 2000.0,
             "loss": 2.5,
             "route_changes_per_min": 0,
+            "reason": "waits",
         }
     ]
     assert document["nodes"] == [
@@ -198,6 +199,7 @@ def test_top_shows_jobs_nodes_and_instances() -> None:
     }
     text = shown(top_text(document))
     assert "5/100" in text
+    assert "waits" in text
     assert "a/n1" in text
     assert "5kB" in text
     json.dumps(document, allow_nan=False)
