@@ -57,6 +57,10 @@ pretrained-llama: setup ## a Llama of plain transformers in three shards goes in
 soak-edges: setup ## frozen server, full disk, garbage values, no room: 20 runs; ARGS="--runs 40 --minutes 9", goes on
 	@$(VENV)/python -m benchmarks.soak_edges $(ARGS)
 
+.PHONY: data-build-kills
+data-build-kills: setup ## builds of a data set with 1, 2 and 4 replicas, 50 kills in each: one digest; ARGS="--kills 10 --seed 7"
+	@$(VENV)/python -m benchmarks.data_build_kills $(ARGS)
+
 .PHONY: soak-upgrade
 soak-upgrade: setup ## a state folder that older software, out of git's history, has written: does today's go on with it?
 	@$(VENV)/python -m benchmarks.soak_upgrade $(ARGS)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, StringC
 from pydantic_core import CoreSchema
 
 TOKEN_PATTERN = r"^[A-Za-z0-9_-]{1,120}$"
+DATA_SET_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 SAMPLE_NAME_PATTERN = r"^[A-Za-z_]\w{0,119}$"
 Token = Annotated[str, StringConstraints(pattern=TOKEN_PATTERN)]
 """One subject token: a SID, a job id, a cluster name. Never contains a dot."""

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from schemas.base import SAMPLE_NAME_PATTERN, TOKEN_PATTERN
+from schemas.base import DATA_SET_NAME_PATTERN, SAMPLE_NAME_PATTERN, TOKEN_PATTERN
 
 _SHOWN = 60
 _USUAL = 1e5
@@ -28,6 +28,7 @@ _OR_NULL = " or null"
 _NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
 _PATTERNS = {
     TOKEN_PATTERN: "1 to 120 letters, digits, _ or -",
+    DATA_SET_NAME_PATTERN: "1 to 64 letters, digits, _ or -, a letter or digit first",
     SAMPLE_NAME_PATTERN: "1 to 120 letters, digits or _, no digit first",
 }
 _FACTORY = "module:callable, for example my_models.gpt:build"
@@ -75,6 +76,9 @@ def _line(
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         inside = f"a mapping with {', '.join(owner.model_fields)}" if field is None else _expected(field)
         return f"{path or 'the document'}: {shown} does not fit; give {inside}"
+    if kind == "string_too_long":
+        most = first["ctx"]["max_length"]
+        return f"{path}: {shown} has {len(first['input']):,} characters, and {most:,} are the most"
     return (
         f"{path}: {shown} does not fit; give {_expected(field, first['input'], element=path.endswith(']'))}"
     )
@@ -101,6 +105,7 @@ def _locate(
             named = inside is not None and field is not None and _is_mapping(field.annotation)
         elif field is not None and _is_mapping(field.annotation):
             path += f".{part}"
+            field = FieldInfo.from_annotation((get_args(field.annotation) or (Any,))[-1])
         else:
             break  # the tag of a union: the rest is about the alternative that was tried
     return path, field, owner

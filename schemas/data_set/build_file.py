@@ -22,6 +22,7 @@ from schemas.urls import BUILT_FOLDER, BUS
 BUILT = f"{BUS}{BUILT_FOLDER}"
 """The folder of data sets' files, unless `store` names another."""
 WORK_DIGITS = 32
+_callable = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _taken_out = re.compile(r"secret://[A-Za-z0-9_-]{1,120}/generated-[0-9a-f]+")
 
 RECORD_STEPS = ("clean", "length", "repetition", "score", "extract")
@@ -37,7 +38,7 @@ def _known(value: str) -> str:
     names = (*RECORD_STEPS, *DUPLICATE_STEPS, *SAMPLE_STEPS)
     if value in names:
         return value
-    if ":" not in value:
+    if _callable.fullmatch(value) is None:
         raise ValueError(f"{value!r} is none of {', '.join(names)}; your own is named module:callable")
     if reason := misnamed(value):
         raise ValueError(reason)
@@ -90,7 +91,9 @@ class DataBuildSpec(Part):
     name: DataSetName = Field(description="the data set, whose next version this makes")
     source: Url | tuple[Url, ...] = Field(description="paths, globs, folders or URLs; `stdlib:` as in jobs")
     format: TextFormat = Field("auto", description="what the files are; auto: by their names")
-    field: str = Field("text", max_length=256, description="the record's field that holds its text")
+    field: str = Field(
+        "text", min_length=1, max_length=256, description="the record's field that holds its text"
+    )
     steps: tuple[BuildStep, ...] = Field((), max_length=MOST_STEPS, description="in this order")
     validation_fraction: float = Field(
         0.0, ge=0.0, le=0.5, allow_inf_nan=False, description="share of records, by a hash of their content"
@@ -163,6 +166,8 @@ class DataBuildSpec(Part):
             raise ValueError(
                 f"source: 1 to {MOST_SOURCES:,} are possible, and {len(self.sources):,} are named"
             )
+        if not all(self.sources):
+            raise ValueError("source: an empty text names no file; give a path, a glob, a folder or a URL")
         names = [step.function for step in self.steps]
         if sum(name in DUPLICATE_STEPS for name in names) > 1:
             raise ValueError(

@@ -15,7 +15,7 @@ RECORD_KINDS = ("text", "chat", "table")
 
 
 def fitted(part: Part, manifest: DataSetContent, at: str = "data") -> Part:
-    """The source as it reads this version: with the length of its windows, if the job names none.
+    """The source as it reads this version: with the length of its windows recorded.
 
     Args:
         part: A source of the job whose `data_set` says which split is read.
@@ -40,14 +40,13 @@ def fitted(part: Part, manifest: DataSetContent, at: str = "data") -> Part:
         raise BadJob(
             f"{what} holds tokens already, which kind {part.kind} does not read; say {at}.kind: dataset"
         )
-    if manifest.sample_tokens in (None, part.sample_tokens):
-        return part
-    if "sample_tokens" in part.model_fields_set:
+    length = manifest.sample_tokens or part.sample_tokens
+    if "sample_tokens" in part.model_fields_set and length != part.sample_tokens:
         raise BadJob(
-            f"{what} has windows of {manifest.sample_tokens:,} tokens, and {at}.sample_tokens is "
-            f"{part.sample_tokens:,}; say {manifest.sample_tokens}, or leave it out"
+            f"{what} has windows of {length:,} tokens, and {at}.sample_tokens is {part.sample_tokens:,}; say "
+            f"{length}, or leave it out"
         )
-    return part.model_copy(update={"sample_tokens": manifest.sample_tokens})
+    return part.model_copy(update={"sample_tokens": length})
 
 
 def _with_field(part: Part, manifest: DataSetContent) -> Part:

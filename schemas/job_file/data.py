@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from schemas.base import SAMPLE_NAME_PATTERN, Token
 from schemas.callables import misnamed
@@ -133,6 +133,14 @@ class SourceSpec(TextSpec):
     data_set: DataSetUse | None = Field(
         None, description="the version that a source `dataset://NAME` stands for; the gateway says so"
     )
+
+    @model_serializer(mode="wrap")
+    def _as_said(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A data set's windows decide their length, unless the job says one: a default, sent along, would."""
+        fields: dict[str, Any] = plain(self)
+        if self.kind == "dataset" and "sample_tokens" not in self.model_fields_set:
+            fields.pop("sample_tokens", None)
+        return fields
 
     @property
     def tokens_per_sample(self) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from schemas.base import Part
+from schemas.base import DATA_SET_NAME_PATTERN, Part
 from schemas.errors import BadJob
 from schemas.job_file.code import Digest
 from schemas.marks import Url
@@ -17,7 +17,7 @@ SCHEME = "dataset://"
 
 SPLITS = ("train", "validation")
 
-DataSetName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+DataSetName = Annotated[str, StringConstraints(pattern=DATA_SET_NAME_PATTERN)]
 """A data set's name; it has no `@`, which stands before the version, and is one token of a subject."""
 
 _url = re.compile(

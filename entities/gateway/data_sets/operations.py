@@ -26,9 +26,10 @@ from schemas.data_set.commands import (
 )
 from schemas.data_set.manifest import DataSetManifest, manifest_url
 from schemas.errors import Ack, BadJob, NotFound, Refused
+from schemas.job_file.data_set_use import SCHEME as DATA_SET
 from schemas.job_file.data_set_use import is_data_set
 from schemas.signals import AccessDecision, Role
-from schemas.urls import BUS, bus_name
+from schemas.urls import BUS, STDLIB, bus_name
 
 
 class DataSetOperations:
@@ -191,8 +192,14 @@ def refuse_build_urls(spec: DataBuildSpec) -> None:
         BadJob: one of them is not allowed.
     """
     for key, url in spec.urls():
-        if is_data_set(url):
+        if is_data_set(url) and key != "store":
             raise BadJob(f"{key}: {url}: a data set is no source of a build; name what it was built from")
     refuse_each((key, url, key == "store") for key, url in spec.urls())
-    if spec.store is not None and spec.store.startswith(BUS):
+    if spec.store is None:
+        return
+    if spec.store.startswith(BUS):
         raise BadJob("store: leave it out: without it a data set lies on the bus")
+    if not spec.store or spec.store.startswith((STDLIB, DATA_SET, "http://", "https://")):
+        raise BadJob(
+            f"store: {spec.store!r} takes no files; give a folder or an object store's URL, or leave it out"
+        )

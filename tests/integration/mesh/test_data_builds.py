@@ -25,6 +25,7 @@ from schemas.data_set.builds import BuildEvent, BuildRecord, BuildState, UnitCom
 from schemas.data_set.commands import CancelBuild, SubmitBuild
 from schemas.data_set.manifest import DataSetManifest, manifest_url
 from schemas.job import JobState
+from schemas.job_file.data import DataSpec
 from schemas.leadership import Leadership
 from schemas.urls import bus_name
 from tests.integration.mesh.conftest import tiny_job
@@ -193,11 +194,13 @@ async def test_whoever_is_killed_the_manifest_is_the_same_and_a_job_trains_on_it
     folder = bus_name(calm.spec.folder)
     assert sorted(left) == sorted([*(f"{folder}/{name}" for name in files), "built/corpus/manifests/1.json"])
 
-    job = tiny_job("reads", data={"kind": "dataset", "source": "dataset://corpus"})
+    data = DataSpec(kind="dataset", source="dataset://corpus")  # the windows say their length
+    job = tiny_job("reads").model_copy(update={"data": data})
     name = await witness.submit(job)
     record = await witness.ended(name)
     assert record.state is JobState.DONE, record.reason
     assert record.spec.data.source == "dataset://corpus@1"
+    assert record.spec.data.sample_tokens == 32
     assert record.spec.data.data_set is not None
     assert record.spec.data.data_set.digest == calm.digest
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from dmsc.client.http_protocol import as_spec
 from schemas.checkpoint import spec_digests
 from schemas.explain import explain
 from schemas.job import JobSpec
@@ -153,3 +154,24 @@ def test_samples_of_no_tokens_count_as_one() -> None:
     assert DataSpec(kind="table").tokens_per_sample == 1
     assert DataSpec(validation_fraction=0).evaluation_sets == ()
     assert DataSpec().evaluation_sets == ("validation",)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"source": "dataset://web"},
+        {
+            "mixture": [{"source": "dataset://a"}, {"source": "dataset://b"}],
+            "validation": {"v": {"source": "dataset://c"}},
+        },
+    ],
+)
+def test_a_length_that_nobody_said_is_not_sent_along(data: dict[str, Any]) -> None:
+    """A client sends the job with its defaults; the windows' own length is to count beside them."""
+    job = spec(data={"kind": "dataset", **data})
+    again = JobSpec.model_validate(as_spec(job))
+    assert again == job
+    places = (again.data, *again.data.places().values())
+    assert not any("sample_tokens" in part.model_fields_set for part in places)
+    job = spec(data={"kind": "dataset", "sample_tokens": 128, **data})
+    assert as_spec(job)["data"]["sample_tokens"] == 128

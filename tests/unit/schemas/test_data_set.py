@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from schemas.data_set.build_file import DataBuildSpec
 from schemas.data_set.units import SourceUnit, UnitOrder, UnitResult, digest_of
 from schemas.errors import BadJob
+from schemas.explain import explain
 from schemas.job_file.data_set_use import split_data_set
 
 
@@ -68,3 +70,30 @@ def test_another_url_is_refused_in_one_line(url: str) -> None:
         split_data_set(url)
     assert "\n" not in refused.value.text
     assert url in refused.value.text
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (
+            {"name": "a b"},
+            "name: 'a b' does not fit; give 1 to 64 letters, digits, _ or -, a letter or digit first",
+        ),
+        ({"source": ""}, "source: an empty text names no file; give a path, a glob, a folder or a URL"),
+        ({"field": ""}, "field: '' does not fit; give a text"),
+        ({"notes": {"a": 1}}, "notes.a: 1 does not fit; give a text"),
+        (
+            {"steps": [{"function": "clean", "reason": "x" * 65}]},
+            f"steps[0].reason: '{'x' * 58}… has 65 characters, and 64 are the most",
+        ),
+        (
+            {"steps": [{"function": "mine:"}]},
+            "steps[0].function: 'mine:' is none of clean, length, repetition, score, extract, "
+            "exact_duplicates, near_duplicates, tokenize, pack; your own is named module:callable",
+        ),
+    ],
+)
+def test_a_mistake_in_a_build_file_is_one_line_with_its_remedy(change: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        _spec(**change)
+    assert explain(refused.value, DataBuildSpec) == [line]
