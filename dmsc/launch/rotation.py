@@ -133,6 +133,7 @@ class HandingOver:
         self._folder = folder
         self._times = times
         self._roots: dict[str, str] = {}  # child → the root of its credential
+        self._settled: tuple[int, ...] = ()  # times of the files when no rotation was under way
 
     def secrets_of(self, child: ChildSpec) -> dict[str, str]:
         """The environment that only this starting child gets: its credential, and where the next will be."""
@@ -155,6 +156,9 @@ class HandingOver:
 
     async def _check(self, supervisor: Supervisor, say: Say) -> None:
         """Complete a rotation that is under way, if there is one."""
+        times = self._folder.times_of_roots()
+        if times and times == self._settled:
+            return  # reading keys costs more than all else that a launcher does
         folder, root = self._folder, self._folder.bus_token()
         if root is None or not folder.roots_file.exists():
             return
@@ -163,6 +167,7 @@ class HandingOver:
                 return
             folder.mend_roots(root)
         if not folder.roots().under_way:
+            self._settled = times
             return
         await self._hand_over(root, supervisor)
         with _lock(folder) as acquired:

@@ -287,6 +287,13 @@ class StateFolder:
         """The file with the valid roots, which the auth callout reads."""
         return self.path / "roots.json" if self.host_servers() else self.guard_file
 
+    def times_of_roots(self) -> tuple[int, ...]:
+        """When the root and the valid roots were last written, ns; empty if one is missing."""
+        with suppress(FileNotFoundError):
+            files = (self.path / "bus_token", self.roots_file)
+            return tuple(part for file in files for part in (file.stat().st_mtime_ns, file.stat().st_ino))
+        return ()
+
     def roots(self) -> TrustRoots:
         """The valid roots. Raises `BadInput` if the file is missing or damaged."""
         from bus.guard.guard_keys import GuardKeys

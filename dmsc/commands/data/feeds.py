@@ -12,9 +12,10 @@ from dmsc.console.option_groups import GatewayOptions, GatewayQuery
 
 if TYPE_CHECKING:
     from dmsc.client.async_client import AsyncClient
+    from schemas.feeds import Pushed
 
 app = CommandApp(
-    help="Data at the mesh: data sets that it builds, and feeds, to which records are pushed.",
+    help="Data at the mesh: feeds, to which records are pushed while jobs train on them.",
     no_args_is_help=True,
 )
 
@@ -59,6 +60,7 @@ def push(
     """Push records to a feed: of a file, or of standard input as lines come.
 
     Lines that came together are pushed together, and stored all or none; it prints how many the feed has.
+    Once some are stored, it outlasts any outage of the mesh: the rest waits.
 
     Example: sensor | dmsc data push sensor
     """
@@ -108,21 +110,13 @@ def close(
 
 @app.command()
 def delete(
-    feed: Annotated[str, argument("FEED|NAME@VERSION", "A feed, or a version of a data set.")],
+    feed: FeedArgument,
     mesh: GatewayOptions = GatewayOptions(),
 ) -> None:
-    """Delete a feed with its records, as an operator, or a version of a data set of yours.
+    """Delete a feed with its records, as an operator. A job that trains on it fails.
 
-    A job that trains on the feed fails. A version that a job reads is not deleted; its number is not given
-    again.
-
-    Example: dmsc data delete stdlib@2
+    Example: dmsc data delete sensor
     """
-    if "@" in feed:
-        from dmsc.commands.data.versions import delete_version
-
-        delete_version(feed, mesh)
-        return
     mesh.ask(lambda client: client.delete_feed(feed))
     print(f"feed {feed} is deleted")
 
@@ -134,13 +128,38 @@ def _fields(fields: object) -> str:
 
 async def _push(client: AsyncClient, feed: str, source: BinaryIO, key: str | None) -> str:
     import asyncio
+    import secrets
 
     from dmsc.commands.data.record_lines import RecordLines
 
     pushed = total = 0
+    key = key or secrets.token_hex(16)
     with RecordLines(source) as lines:
         while batch := await asyncio.to_thread(lines.take):
-            number = None if key is None else f"{key}-{pushed}"
-            answer = await client.push(feed, batch, idempotency_key=number)
+            answer = await _stored(client, feed, batch, f"{key}-{pushed}", pushed)
             pushed, total = pushed + answer.records, answer.first + answer.records
     return f"{pushed:,} records pushed; feed {feed} has {total:,}" if pushed else "no records"
+
+
+async def _stored(client: AsyncClient, feed: str, batch: bytes, key: str, pushed: int) -> Pushed:
+    """Pushes lines until they are stored; raises what keeps the first ones from it."""
+    import asyncio
+
+    from dmsc.client.gateway_requests import RetryTimes
+    from schemas.errors import Unavailable
+
+    waits = False
+    while True:
+        try:
+            answer = await client.push(feed, batch, idempotency_key=key)
+        except Unavailable as error:
+            if not pushed:
+                raise
+            if not waits:
+                print(f"dmsc: {error.text}; {pushed:,} records are stored, the next wait", file=sys.stderr)
+            waits = True
+            await asyncio.sleep(RetryTimes().longest_pause_s)
+        else:
+            if waits:
+                print("dmsc: it goes on", file=sys.stderr)
+            return answer
