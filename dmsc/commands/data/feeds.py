@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from schemas.feeds import Pushed
 
 app = CommandApp(
-    help="Data at the mesh: feeds, to which records are pushed while jobs train on them.",
+    help="Data at the mesh: data sets that it builds, and feeds, to which records are pushed.",
     no_args_is_help=True,
 )
 
@@ -110,13 +110,21 @@ def close(
 
 @app.command()
 def delete(
-    feed: FeedArgument,
+    feed: Annotated[str, argument("FEED|NAME@VERSION", "A feed, or a version of a data set.")],
     mesh: GatewayOptions = GatewayOptions(),
 ) -> None:
-    """Delete a feed with its records, as an operator. A job that trains on it fails.
+    """Delete a feed with its records, as an operator, or a version of a data set of yours.
 
-    Example: dmsc data delete sensor
+    A job that trains on the feed fails. A version that a job reads is not deleted; its number is not given
+    again.
+
+    Example: dmsc data delete stdlib@2
     """
+    if "@" in feed:
+        from dmsc.commands.data.versions import delete_version
+
+        delete_version(feed, mesh)
+        return
     mesh.ask(lambda client: client.delete_feed(feed))
     print(f"feed {feed} is deleted")
 
