@@ -1,8 +1,13 @@
-"""Lines of a file or pipe, in the batches in which they are pushed: what has come, as soon as it has."""
+"""Lines of a file or pipe, in the batches in which they are pushed.
+
+Of a pipe: what has come, as soon as it has. Of a file: always the same, so that a repetition is recognised.
+"""
 
 from __future__ import annotations
 
+import os
 import queue
+import stat
 import threading
 from types import TracebackType
 from typing import BinaryIO
@@ -23,6 +28,7 @@ class RecordLines:
 
     def __init__(self, source: BinaryIO, most_bytes: int = PUSH_BYTES) -> None:
         self._source = source
+        self._is_file = _is_file(source)
         self._most_bytes = most_bytes
         self._lines: queue.Queue[bytes] = queue.Queue(MOST_LINES)
         self._left = b""
@@ -39,14 +45,17 @@ class RecordLines:
         """The thread ends with the process, if it waits for a pipe."""
 
     def take(self) -> bytes:
-        """The next batch: waits for one line, and takes what is there besides. Empty: there is no more."""
+        """The next batch; empty: there is no more.
+
+        Of a pipe, it waits for one line, and takes what is there besides; of a file, as much as fits.
+        """
         batch: list[bytes] = []
         size = 0
         while not self._ended or self._left:
             line, self._left = self._left, b""
             if not line:
                 try:
-                    line = self._lines.get(block=not batch)
+                    line = self._lines.get(block=self._is_file or not batch)
                 except queue.Empty:
                     break
                 if not line:
@@ -64,3 +73,10 @@ class RecordLines:
         for line in self._source:
             self._lines.put(line if line.endswith(b"\n") else line + b"\n")
         self._lines.put(b"")
+
+
+def _is_file(source: BinaryIO) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(source.fileno()).st_mode)
+    except OSError:
+        return False

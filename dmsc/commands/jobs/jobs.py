@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 from dmsc.console.command_app import argument, option
 from dmsc.console.option_groups import GatewayQuery
 from dmsc.console.options import JobArgument, print_json, print_table
-from schemas.training_length import length_text
 
 if TYPE_CHECKING:
     from dmsc.client.async_client import AsyncClient
@@ -23,6 +22,8 @@ def jobs(
 
     Example: dmsc jobs --json
     """
+    from schemas.training_length import length_text
+
     records = mesh.ask(lambda client: client.jobs())
     now = time.time()
     rows = [
@@ -130,6 +131,8 @@ def status(
 
     Example: dmsc status
     """
+    from schemas.training_length import length_text
+
     status = mesh.ask(_status)
     if mesh.json:
         print_json(status)

@@ -108,7 +108,7 @@ async def test_submissions_at_once_count_one_after_the_other(ruth: AsyncClient) 
 async def test_data_sets_and_bytes_have_an_owner_and_an_end(url: str, ruth: AsyncClient) -> None:
     await ruth.upload_dataset("one", b"x" * 1000)
     await ruth.upload_dataset("two.v2", b"y" * 500)
-    with pytest.raises(OverQuota, match=r"data sets: at most 2 .* you have 2"):
+    with pytest.raises(OverQuota, match=r"data sets and feeds: at most 2 .* you have 2"):
         await ruth.upload_dataset("three", b"z")
     await ruth.upload_dataset("one", b"x" * 10)  # one in the place of another is none more
     use = (await ruth.whoami()).use

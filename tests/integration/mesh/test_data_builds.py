@@ -12,7 +12,6 @@ import random
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -150,9 +149,13 @@ async def test_whoever_is_killed_the_manifest_is_the_same_and_a_job_trains_on_it
     async def strike(commits: list[UnitCommit], build: str, after: int, what: str) -> None:
         await eventually(lambda: len(commits) >= after)
         if what == "unit":
-            process: Any = await eventually(lambda: next(iter(processes_of(build)), None))
-            process.send_signal(signal.SIGKILL)
-            await told_of(witness, build, "was ended by SIGKILL")
+            telling = asyncio.create_task(told_of(witness, build, "was ended by SIGKILL"))
+            while not telling.done():  # the one that is struck may just have ended
+                for process in processes_of(build)[:1]:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.send_signal(signal.SIGKILL)
+                await asyncio.wait({telling}, timeout=0.2)
+            telling.result()
         elif what == "server":
             await own.servers[0].kill()
             await witness.bus_gone()

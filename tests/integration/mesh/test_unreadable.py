@@ -20,8 +20,12 @@ from bus.subject_row import Subject
 from bus.wire import codec
 from schemas.access import Revocation, StoredUser
 from schemas.cluster import Cordon
+from schemas.data_set.build_file import DataBuildSpec
+from schemas.data_set.builds import BuildRecord, BuildState, DataSetVersion, UnitCommit
+from schemas.data_set.units import UnitResult
 from schemas.envelope import EntityKind, Sender
 from schemas.errors import Ack, BadMessage, Conflict, Unavailable
+from schemas.feeds import FeedPiece, FeedPieceData, FeedRecord, FeedSegment
 from schemas.gateway_api import DatasetOwner, KeptAnswer, MeshStatus, UserUploads
 from schemas.job import JobSpec, JobState
 from schemas.policy import ModuleRecord
@@ -84,6 +88,48 @@ async def seed(client: Witness) -> None:
     await bus.bucket(subjects.UPLOADS).put(UserUploads(user="uma"), key="0" * 32)
     answer = KeptAnswer(request="r", gateway="gateway-a", incarnation="i")
     await bus.bucket(subjects.KEPT_ANSWER).put(answer, key="k")
+    await seed_data(client, now)
+
+
+async def seed_data(client: Witness, now: float) -> None:
+    """A feed with a record, and a build that has made a version."""
+    bus, digest = client.bus, "0" * 64
+    feed = FeedRecord(name="sensor", uid="u1", user="uma", fields={"text": "text"}, created_at=now)
+    await bus.bucket(subjects.FEED).put(feed, feed="sensor")
+    piece = FeedPiece(digest=digest, records=1, size_bytes=2)
+    pushed = FeedSegment(uid="u1", number=0, first=0, pieces=(piece,), stored_bytes=2, push="p", at=now)
+    await bus.bucket(subjects.FEED_SEGMENT).put(pushed, uid="u1", number="0")
+    await bus.bucket(subjects.FEED_PIECE).put(FeedPieceData(data=b"{}"), uid="u1", digest=digest)
+    build = BuildRecord(
+        build="b1",
+        spec=DataBuildSpec(name="words", source="stdlib:"),
+        state=BuildState.DONE,
+        ends_as=BuildState.DONE,
+        submitted_at=now,
+        changed_at=now,
+        user="uma",
+    )
+    await bus.bucket(subjects.BUILD_RECORD).put(build, build="b1")
+    unit = UnitCommit(scope="s1", unit="k", build="b1", result=UnitResult(phase="records", index=0))
+    await bus.bucket(subjects.UNIT_COMMIT).put(unit, scope="s1", phase="records", unit="k")
+    version = DataSetVersion(
+        name="words",
+        version=1,
+        digest=digest,
+        manifest_sha256=digest,
+        store="bus://built/words/w",
+        content="records",
+        samples={"train": 1},
+        bytes=2,
+        units=1,
+        rows_in=1,
+        kept={"records": 1},
+        dropped={},
+        build="b1",
+        built_at=now,
+        built_by="uma",
+    )
+    await bus.bucket(subjects.DATA_SET_VERSION).put(version, name="words", version="1")
 
 
 async def live(client: Witness) -> dict[str, bytes]:
