@@ -17,6 +17,7 @@ from entities.orchestrator.preparation.progress import UnitTimes
 from entities.orchestrator.preparation.unit_ledger import AgentLoad, Unit
 from schemas.data_set.build_file import DataBuildSpec
 from schemas.data_set.commands import PrepareUnit, UnitPrepared
+from schemas.errors import Unavailable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,13 +103,16 @@ class UnitDispatch:
         self, order: PrepareUnit, agent: str, answer: asyncio.Future[UnitPrepared]
     ) -> UnitPrepared:
         while not answer.done():
+            node = self._mesh.nodes.get(agent)  # forgotten without a word by a job that it has not answered
+            if node is None:
+                raise Unavailable(f"node agent {agent} has left the mesh")
             await self._bus.command(
                 PREPARE_UNIT,
                 order,
                 deadline_s=self._times.accept_s,
                 while_heard=True,
                 agent=agent,
-                seal_to=self._mesh.nodes[agent].sealing_key,
+                seal_to=node.sealing_key,
             )
             await asyncio.wait([answer], timeout=self._times.repeat_s)
         return answer.result()
