@@ -18,6 +18,7 @@ class BuildLine:
         self._json = json
         self._live = not json and sys.stdout.isatty()
         self._shown = False
+        self._begun = False
         if not json:
             self.say(f"{record.build} builds {record.spec.name} ({record.spec.replicas} units at a time)")
 
@@ -35,8 +36,9 @@ class BuildLine:
                 self.say(text)
         elif event.kind == "failure":
             self.say(f"tried again: {event.text}")
-        elif event.state is not None and event.state is not BuildState.BUILDING:
+        elif event.state is not None and (self._begun or event.state is not BuildState.BUILDING):
             self.say(f"{event.state.value}: {event.text}" if event.text else event.state.value)
+        self._begun = True
 
     def say(self, text: str) -> None:
         """A line that stays."""

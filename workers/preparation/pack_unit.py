@@ -63,7 +63,8 @@ def run_pack_unit(
         code_sha256: Of the user's functions.
 
     Raises:
-        BadData: An input is not there or damaged, or a function of the user's fails.
+        BadData: An input is not there or damaged.
+        BadModel: A function of the user's fails.
     """
     units = sorted((each for each in inputs if each.phase == "records"), key=lambda each: each.index)
     with TemporaryDirectory(prefix="unit-") as folder:

@@ -28,9 +28,8 @@ def run_record_unit(
     """Reads a unit and applies the steps on records, up to that on duplicates if there is one.
 
     Raises:
-        BadData: A row is no record and `on_bad_row` is stop; the source has changed; a function of the user's
-            fails or is none of its input alone.
-        BadModel: It can't be loaded.
+        BadData: A row is no record and `on_bad_row` is stop; the source has changed.
+        BadModel: A function of the user's can't be loaded, fails, or is none of its input alone.
     """
     border = spec.duplicates
     last = len(spec.steps) if border is None else border

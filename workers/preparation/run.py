@@ -33,7 +33,7 @@ def run_unit(
 
     Raises:
         BadData: In one line: what, where, remedy. The same at every attempt.
-        BadModel: A function of the user's can't be loaded here.
+        BadModel: A function of the user's can't be loaded here, or fails.
         Unavailable: A source or the store does not answer now.
         OSError: A file can't be read or written now.
     """

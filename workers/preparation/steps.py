@@ -50,7 +50,7 @@ class RecordSteps:
 
         Raises:
             UnfitRecord: It is not what a built-in step takes.
-            BadData: A function of the user's failed.
+            BadModel: A function of the user's failed.
         """
         found: Record | None = record
         for reason, step in self._steps:

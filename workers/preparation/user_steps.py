@@ -8,7 +8,7 @@ from typing import Any
 
 from bus.wire.secret_urls import filled
 from schemas.data_set.build_file import BuildStep
-from schemas.errors import BadData, DmscError
+from schemas.errors import BadModel, DmscError
 from workers.preparation.reading import Record, UnfitRecord, written
 from workers.user_code import describe, load
 
@@ -37,14 +37,15 @@ class UserStep:
         """What the function makes of a record.
 
         Raises:
-            BadData: It raises, gives something else, or gives two things for one record.
+            BadModel: It raises, gives something else, or gives two things for one record. Nodes agree on
+                that: none other tries it, and no `on_bad_unit` leaves the unit out.
         """
         twice = self._calls % TWICE_EVERY == 0
         self._calls += 1
         again = copy.deepcopy(record) if twice else None
         made = self._call(record, place)
         if again is not None and self._text(made, place) != self._text(self._call(again, place), place):
-            raise BadData(
+            raise BadModel(
                 f"{self._what} gives other output for the same record{_of(place)}; a step must be a function "
                 "of the record alone: no clock, no counter, no random numbers but those drawn from it"
             )
@@ -58,9 +59,9 @@ class UserStep:
         except Exception as error:  # user code may raise anything
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            raise BadData(f"{self._what} failed{_of(place)}: {describe(error)}") from error
+            raise BadModel(f"{self._what} failed{_of(place)}: {describe(error)}") from error
         if made is not None and not isinstance(made, dict):
-            raise BadData(
+            raise BadModel(
                 f"{self._what} gave a {type(made).__name__}{_of(place)}; it returns the record's fields by "
                 "name, or None to drop it"
             )
@@ -70,7 +71,7 @@ class UserStep:
         try:
             return b"" if made is None else written(made)
         except UnfitRecord as error:
-            raise BadData(f"{self._what}{_of(place)}: {error.text}") from None
+            raise BadModel(f"{self._what}{_of(place)}: {error.text}") from None
 
 
 def _of(place: object) -> str:

@@ -81,6 +81,7 @@ async def _follow(
     import asyncio
 
     from dmsc.follow.follow_build import BuildLine
+    from schemas.errors import DmscError
 
     line = BuildLine(record, json=mesh.json)
 
@@ -89,12 +90,18 @@ async def _follow(
             line.show(event)
 
     following = asyncio.create_task(follow())
-    cancelling: list[asyncio.Task[BuildRecord]] = []
+    cancelling: list[asyncio.Task[None]] = []
+
+    async def cancel() -> None:
+        try:
+            await client.cancel_build(record.build)
+        except DmscError as error:
+            line.say(f"could not cancel: {error.text}")
 
     def interrupt(count: int) -> None:
         if count == 1:
             line.say("cancelling the build; Ctrl-C again ends this command at once")
-            cancelling.append(asyncio.create_task(client.cancel_build(record.build)))
+            cancelling.append(asyncio.create_task(cancel()))
         else:
             following.cancel()
 

@@ -56,6 +56,8 @@ class BuildTimes:
 
     look_s: float = 1.0
     """How often figures are told, and nodes are looked at that have become free."""
+    waiting_s: float = 5.0
+    """How long no node may have had a unit before the build says that it waits for one."""
     retry_s: float = 0.5
     """Pause before work is repeated for which the bus was away."""
     pause_s: float = 0.1
@@ -98,6 +100,8 @@ class BuildRun:
         self._end = asyncio.Event()
         self._wake = asyncio.Event()
         self._broken: BaseException | None = None
+        self._idle_since: float | None = None
+        self._waits = False
         self._secrets = ""
         self._task: asyncio.Task[None] | None = None
 
@@ -198,7 +202,8 @@ class BuildRun:
             )
             reason = f"{version.reference}, {version.digest[:12]}"
             if unchanged:
-                reason += ": equal to what was built, no new version is made"
+                where = "" if version.store == self.record.spec.folder else f" and lies in {version.store}"
+                reason += f": equal to what was built{where}, no new version is made"
             await self.store.move(
                 BuildState.ENDING,
                 reason,
@@ -250,6 +255,7 @@ class BuildRun:
                     raise self._broken
                 self._wake.clear()
                 self._bind(ledger, times, tasks)
+                await self._tell_waiting(not tasks)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._times.look_s):
                         await self._wake.wait()
@@ -274,6 +280,20 @@ class BuildRun:
             task = asyncio.create_task(self._do(ledger, unit, times))
             tasks.add(task)
             task.add_done_callback(partial(self._ended, tasks, agent))
+
+    async def _tell_waiting(self, idle: bool) -> None:
+        """Says once that no node may have a unit, and once that one has."""
+        if not idle:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = time.monotonic()
+        waits = idle and time.monotonic() - (self._idle_since or 0.0) >= self._times.waiting_s
+        if waits is self._waits or self.record.ends_as is not None:
+            return
+        self._waits = waits
+        where = " or ".join(self.record.spec.clusters) or "any cluster"
+        reason = f"waits for a node: none of {where} may have a unit now" if waits else "goes on"
+        await self.store.move(self.record.state, reason)
 
     def _ended(self, tasks: set[asyncio.Task[None]], agent: str, task: asyncio.Task[None]) -> None:
         tasks.discard(task)

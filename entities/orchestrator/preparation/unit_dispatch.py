@@ -9,14 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from bus.connection import Bus
 from bus.subjects import PREPARE_UNIT
+from bus.tasks import cancel
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.preparation.progress import UnitTimes
 from entities.orchestrator.preparation.unit_ledger import AgentLoad, Unit
+from schemas.cluster import NodeStatus
 from schemas.data_set.build_file import DataBuildSpec
 from schemas.data_set.commands import PrepareUnit, UnitPrepared
+from schemas.errors import Unavailable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +30,8 @@ class DispatchTimes:
     accept_s: float = 30.0
     """How long an agent may take to accept a unit."""
     repeat_s: float = 10.0
-    """Period after which an order is sent again: an agent that was restarted knows nothing of it, and one
-    whose result was lost sends that again."""
+    """Period after which an order is sent again: an agent whose result was lost sends that again. To one that
+    was restarted, and knows nothing of it, it is sent at once."""
 
 
 class UnitDispatch:
@@ -102,16 +106,33 @@ class UnitDispatch:
         self, order: PrepareUnit, agent: str, answer: asyncio.Future[UnitPrepared]
     ) -> UnitPrepared:
         while not answer.done():
+            node = self._mesh.nodes.get(agent)  # forgotten without a word by a job that it has not answered
+            if node is None:
+                raise Unavailable(f"node agent {agent} has left the mesh")
             await self._bus.command(
                 PREPARE_UNIT,
                 order,
                 deadline_s=self._times.accept_s,
                 while_heard=True,
                 agent=agent,
-                seal_to=self._mesh.nodes[agent].sealing_key,
+                seal_to=node.sealing_key,
             )
-            await asyncio.wait([answer], timeout=self._times.repeat_s)
+            restart = asyncio.create_task(self._until_restarted(node))
+            either: set[asyncio.Future[Any]] = {answer, restart}
+            try:
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await cancel(restart)
         return answer.result()
+
+    async def _until_restarted(self, node: NodeStatus) -> None:
+        """Returns once another incarnation of the agent is there, or the order is to be sent again anyway."""
+
+        def is_another() -> bool:
+            present = self._mesh.nodes.get(node.sid)
+            return present is not None and present.incarnation != node.incarnation
+
+        await self._mesh.until(is_another, self._times.repeat_s)
 
     def prepared(self, message: UnitPrepared, agent: str) -> bool:
         """An agent tells what a unit gave; False: it was not asked for that."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from schemas.data_set.build_file import BuildStep
-from schemas.errors import BadData, BadModel
+from schemas.errors import BadModel
 from tests.builders.data_sets import LocalBuild, write_lines
 from workers.preparation.reading import UnfitRecord
 from workers.preparation.splitting import SplitDraw
@@ -177,8 +177,9 @@ def test_a_users_function_changes_or_drops_records(build: Build, code: Path) -> 
 def test_a_users_function_that_is_none_is_refused_by_name(
     build: Build, code: Path, function: str, reason: str
 ) -> None:
+    """It is no unreadable unit, which `on_bad_unit` would leave out: it ends the build."""
     random.seed(3)
-    with pytest.raises(BadData, match=reason) as refused:
+    with pytest.raises(BadModel, match=reason) as refused:
         build(source=str(code), steps=[{"function": f"build_steps:{function}"}], on_bad_row="drop")
     assert "\n" not in str(refused.value)
 
@@ -187,7 +188,7 @@ def test_a_function_that_fails_behind_the_duplicates_is_named_with_its_record(
     build: Build, code: Path
 ) -> None:
     steps = [{"function": "exact_duplicates"}, {"function": "build_steps:fails"}]
-    with pytest.raises(BadData, match=r"steps\[1\] build_steps:fails failed on record 8 of unit 0: Zero"):
+    with pytest.raises(BadModel, match=r"steps\[1\] build_steps:fails failed on record 8 of unit 0: Zero"):
         build(source=str(code), steps=steps)
 
 
