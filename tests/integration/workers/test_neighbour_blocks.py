@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ from workers.data.storage.block_file import block_key, unpacked
 from workers.links.hop_exchange import HopExchange
 from workers.stage.neighbour_blocks import NeighbourBlocks, NeighbourConfig
 
+BUILD_S = 20.0
+"""Limit of a link's build: one that is under way when a test ends is waited for."""
 TIMES = NeighbourConfig(wait_s=PATIENCE_S, tell_s=0.02)
 DATA = bytes(range(256)) * 300
 KEY, OTHER = (block_key("x", "etag", 1 << 20, 1 << 16, number) for number in range(2))
@@ -44,7 +47,7 @@ class Node:
             epoch=1,
             decide=self._decide,
             received=lambda notice, tensors: self.line.received(notice, tensors),
-            config=CONFIG,
+            config=replace(CONFIG, build_timeout_s=BUILD_S),
         )
         self.line = NeighbourBlocks(
             bus, job="job", member=member, node=node, cache=self.cache, send=self.exchange.send, config=TIMES
