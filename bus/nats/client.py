@@ -304,20 +304,24 @@ class NatsConnection:
         """Publishes many messages in one write; see `WriteBuffer.write`."""
         return self._write_buffer.write(commands, count)
 
-    async def barrier(self, timeout_s: float | None = 10.0) -> None:
+    async def barrier(self, timeout_s: float | None = 10.0, *, repeat_s: float | None = None) -> None:
         """Returns once the server has read everything that was sent before.
 
         The barrier is a message to our own inbox. It queues behind what is pending, and the server handles
         one connection's commands in order, so refusals of earlier commands arrive before it. Without
-        `timeout_s` it waits as long as that takes.
+        `timeout_s` it waits as long as that takes. With `repeat_s` it is sent again as often as that: a
+        server drops messages to who is slow to read, and this one, too.
         """
         if not self.online.is_set():
             raise self.unreachable()
         with self.question(self._inbox, answerer=reply_subjects.SELF) as (inbox, request):
-            await self.client.publish(inbox)
             try:
                 async with asyncio.timeout(timeout_s):
-                    await request.answer
+                    while not request.answer.done():
+                        if self.online.is_set():
+                            await self.client.publish(inbox)
+                        await asyncio.wait({request.answer}, timeout=repeat_s)
+                request.answer.result()
             except TimeoutError:
                 raise DeadlineExceeded(f"the bus did not keep up within {timeout_s or 0:g} s") from None
 

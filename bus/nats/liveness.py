@@ -162,7 +162,7 @@ class BusLiveness:
         while True:
             try:
                 await self._connection.wait_online()
-                await self._connection.barrier(timeout_s=None)
+                await self._connection.barrier(timeout_s=None, repeat_s=self._connection.times.echo_repeat_s)
                 self.returned(OWN)
             except DmscError:
                 if self._connection.closing:
