@@ -291,8 +291,8 @@ class BuildRun:
         if waits is self._waits or self.record.ends_as is not None:
             return
         self._waits = waits
-        where = " or ".join(self.record.spec.clusters) or "any cluster"
-        reason = f"waits for a node: none of {where} may have a unit now" if waits else "goes on"
+        where = f" of {' or '.join(self.record.spec.clusters)}" if self.record.spec.clusters else ""
+        reason = f"waits for a node: none{where} may have a unit now" if waits else "goes on"
         await self.store.move(self.record.state, reason)
 
     def _ended(self, tasks: set[asyncio.Task[None]], agent: str, task: asyncio.Task[None]) -> None:
