@@ -181,6 +181,8 @@ class BuildRun:
             functions = ", ".join(spec.user_code())
             committed = by_unit(rows, phase)
             ledger = UnitLedger(phase, orders, committed, skips=skips, functions=functions)
+            earlier = {place for place, row in rows.items() if row.build != self.record.build}
+            ledger.reused = len(by_unit({place: rows[place] for place in earlier}, phase).keys() & orders)
             await self._work(ledger)
             results[phase] = ledger.results()
             skipped += ledger.skipped()
