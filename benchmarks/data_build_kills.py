@@ -1,6 +1,6 @@
 """Builds of a data set whose every part is killed meanwhile: is their digest that of an undisturbed one?
 
-    python -m benchmarks.data_build_kills [--kills 50] [--replicas 1,2,4] [--seed 0] [--json]
+    python -m benchmarks.data_build_kills [--kills 50] [--replicas 1,2,4] [--unit-kib 128] [--seed 0] [--json]
 
 The standard library's sources become windows of bytes without near duplicates, in small units: first
 undisturbed, then once for each number of `--replicas`, with so many kills each, evenly over the units. The
@@ -36,7 +36,6 @@ from schemas.errors import DmscError
 from schemas.leadership import Leadership
 
 BUILD_FILE = Path(__file__).parents[1] / "examples" / "data-build" / "build.yaml"
-UNIT_BYTES = 128 << 10
 VICTIMS = ("unit", "agent", "gateway", "orchestrator", "server")
 PATIENCE_S = 90.0
 """For a victim to live again, and for a mesh whose parts were killed to answer."""
@@ -180,7 +179,7 @@ async def built(mesh: BenchMesh, spec: DataBuildSpec, killer: Killer, kills: int
 async def measure(options: argparse.Namespace) -> list[BuildFigures]:
     configure_logging(level="error")
     say(f"seed {options.seed}")
-    spec = load_build(BUILD_FILE).model_copy(update={"unit_bytes": UNIT_BYTES})
+    spec = load_build(BUILD_FILE).model_copy(update={"unit_bytes": options.unit_kib << 10})
     async with open_mesh(separate=True, orchestrators=2) as mesh:
         killer = Killer(mesh, options.seed)
         calm = spec.model_copy(update={"replicas": 2})
@@ -217,6 +216,7 @@ if __name__ == "__main__":
     parser = command(
         __doc__,
         kills=(50, "of each build that is disturbed"),
+        unit_kib=(128, "KiB of sources in a unit"),
         seed=(0, "draws who is killed"),
     )
     parser.add_argument("--replicas", type=numbers, default=(1, 2, 4), help="a build for each, with commas")

@@ -125,7 +125,12 @@ def delete(
 
         delete_version(feed, mesh)
         return
-    mesh.ask(lambda client: client.delete_feed(feed))
+    from schemas.errors import NotFound
+
+    try:
+        mesh.ask(lambda client: client.delete_feed(feed))
+    except NotFound:
+        raise NotFound(f"there is no feed {feed}; a version of a data set is {feed}@VERSION") from None
     print(f"feed {feed} is deleted")
 
 

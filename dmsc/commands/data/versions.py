@@ -150,6 +150,7 @@ def differences(before: DataSetManifest, after: DataSetManifest) -> list[tuple[s
             "tokenizer": manifest.tokenizer,
             "tokenizer's digest": (manifest.tokenizer_sha256 or "")[:12],
             "record units": f"{manifest.units:,}",
+            "units left out": f"{len(manifest.units_skipped):,}",
             "rows in": f"{manifest.rows_in:,}",
             "licence": manifest.licence,
         }
@@ -199,6 +200,10 @@ def _manifest_lines(manifest: DataSetManifest) -> list[str]:
     if manifest.tokenizer:
         lines.append(f"tokenizer: {manifest.tokenizer} ({(manifest.tokenizer_sha256 or '')[:12]})")
     lines.append(f"made of {manifest.units:,} units of sources; lies in {manifest.store}")
+    if manifest.units_skipped:
+        lines.append(
+            f"left out: {len(manifest.units_skipped):,} units that could not be read (on_bad_unit: skip)"
+        )
     lines += [f"licence: {manifest.licence}"] if manifest.licence else []
     lines += [f"{key}: {text}" for key, text in manifest.notes.items()]
     return lines

@@ -194,12 +194,11 @@ def refuse_build_urls(spec: DataBuildSpec) -> None:
     for key, url in spec.urls():
         if is_data_set(url) and key != "store":
             raise BadJob(f"{key}: {url}: a data set is no source of a build; name what it was built from")
-    refuse_each((key, url, key == "store") for key, url in spec.urls())
-    if spec.store is None:
-        return
-    if spec.store.startswith(BUS):
+    store = spec.store
+    if store is not None and store.startswith(BUS):
         raise BadJob("store: leave it out: without it a data set lies on the bus")
-    if not spec.store or spec.store.startswith((STDLIB, DATA_SET, "http://", "https://")):
+    if store is not None and (not store or store.startswith((STDLIB, DATA_SET, "http://", "https://"))):
         raise BadJob(
-            f"store: {spec.store!r} takes no files; give a folder or an object store's URL, or leave it out"
+            f"store: {store!r} takes no files; give a folder or an object store's URL, or leave it out"
         )
+    refuse_each((key, url, key == "store") for key, url in spec.urls())

@@ -181,6 +181,8 @@ class BuildRun:
             functions = ", ".join(spec.user_code())
             committed = by_unit(rows, phase)
             ledger = UnitLedger(phase, orders, committed, skips=skips, functions=functions)
+            earlier = {place for place, row in rows.items() if row.build != self.record.build}
+            ledger.reused = len(by_unit({place: rows[place] for place in earlier}, phase).keys() & orders)
             await self._work(ledger)
             results[phase] = ledger.results()
             skipped += ledger.skipped()
@@ -291,8 +293,8 @@ class BuildRun:
         if waits is self._waits or self.record.ends_as is not None:
             return
         self._waits = waits
-        where = " or ".join(self.record.spec.clusters) or "any cluster"
-        reason = f"waits for a node: none of {where} may have a unit now" if waits else "goes on"
+        where = f" of {' or '.join(self.record.spec.clusters)}" if self.record.spec.clusters else ""
+        reason = f"waits for a node: none{where} may have a unit now" if waits else "goes on"
         await self.store.move(self.record.state, reason)
 
     def _ended(self, tasks: set[asyncio.Task[None]], agent: str, task: asyncio.Task[None]) -> None:
