@@ -46,12 +46,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class BuildFigures:
-    """What one build came to. `repeated` are attempts at units that failed or were lost."""
+    """What one build came to."""
 
     replicas: int
     kills: dict[str, int]
     units: int
-    repeated: int
     seconds: float
     rows_in: int
     kept: int
@@ -167,7 +166,6 @@ async def built(mesh: BenchMesh, spec: DataBuildSpec, killer: Killer, kills: int
         replicas=spec.replicas,
         kills=dict(killed),
         units=sum(phase.units for phase in found.phases),
-        repeated=sum(phase.failures for phase in found.phases),
         seconds=time.monotonic() - began,
         rows_in=manifest.rows_in,
         kept=sum(manifest.kept.values()),
@@ -195,12 +193,12 @@ async def measure(options: argparse.Namespace) -> list[BuildFigures]:
 def row(found: BuildFigures) -> str:
     kills = ", ".join(f"{found.kills[name]} {name}" for name in VICTIMS if name in found.kills)
     books = f"{found.rows_in:6} = {found.kept:5} + {found.dropped:5}"
-    numbers = f"{found.replicas:8} {found.units:5} {found.repeated:8} {found.seconds:5.0f}"
+    numbers = f"{found.replicas:8} {found.units:5} {found.seconds:5.0f}"
     return f"{numbers}  {books}  {found.digest[:16]}  {kills or 'undisturbed'}"
 
 
 def lines(found: list[BuildFigures]) -> Iterator[str]:
-    yield f"replicas units repeated     s  {'in = kept + dropped':22}  {'digest':16}  kills"
+    yield f"replicas units     s  {'in = kept + dropped':22}  {'digest':16}  kills"
     yield from map(row, found)
     if wrong := [str(one.replicas) for one in found if not one.adds_up]:
         raise SystemExit(f"rows do not add up with replicas: {', '.join(wrong)}")
