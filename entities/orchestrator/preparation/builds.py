@@ -109,7 +109,7 @@ class Builds:
     async def _admit(self, message: SubmitBuild) -> None:
         name, user = message.spec.name, message.user
         for run in self.running.values():
-            if run.record.spec.name == name:
+            if run.record.spec.name == name and not run.record.ended:
                 raise Conflict(
                     f"build {run.record.build} of {name} is under way: wait for its end, or cancel it "
                     f"(dmsc data cancel {run.record.build})"

@@ -110,12 +110,17 @@ def attack(document: dict[str, Any], url: str, chosen: int) -> int:
 
 
 def beyond_schemas(case: Case) -> list[Any]:
-    """A job's keys must fit each other, a feed's fields and records have rules of their own, a cursor is one
-    that a list gave, a key goes with one body: JSON Schema can't say that. Nor that unknown query parameters
-    are ignored: newer clients may send them."""
+    """The keys of a job, or a build, must fit each other, a feed's fields and records have rules of their
+    own, a cursor is one that a list gave, a key goes with one body: JSON Schema can't say that. Nor that
+    unknown query parameters are ignored: newer clients may send them."""
     if set(case.query or {}) - {one.name for one in case.operation.query}:
         return [negative_data_rejection, positive_data_acceptance]
-    fitting = (("POST", "/v1/jobs"), ("PUT", "/v1/feeds/{name}"), ("POST", "/v1/feeds/{name}/records"))
+    fitting = (
+        ("POST", "/v1/jobs"),
+        ("POST", "/v1/data/builds"),
+        ("PUT", "/v1/feeds/{name}"),
+        ("POST", "/v1/feeds/{name}/records"),
+    )
     of_a_job = (case.method, case.path) in fitting
     known = "cursor" in (case.query or {}) or "idempotency-key" in (case.headers or {})
     return [positive_data_acceptance] if of_a_job or known else []
