@@ -73,8 +73,8 @@ def build(folder: Path, tokenizer: Path, cache: Path, processes: int) -> dict[st
     from schemas.data_set.assembly import assembled
     from schemas.data_set.build_file import DataBuildSpec
     from schemas.data_set.units import UnitOrder, groups_of
-    from workers.preparation import run_unit
-    from workers.preparation.stores import FolderUnitStore
+    from workers.data_builds import run_unit
+    from workers.data_builds.stores import FolderUnitStore
 
     spec = DataBuildSpec.model_validate(
         {

@@ -11,7 +11,7 @@ routing      which instance of the next stage gets a microbatch
 links        tensors between two instances, and among a stage's replicas; transport: gloo below them
 compute      model, optimizer, gradient sum, on the compute thread
 data         which samples a batch has, and the readers of what people have
-preparation  units of a data set's build: rows to records, to tokens, to shards
+data_builds  units of a data set's build: rows to records, to tokens, to shards
 recipe       optimizers, groups of parameters, averages, metrics: how weights are updated and measured
 state        checkpoints, weights, a stage's state in and out
 tasks        short-lived workers: analysis, sample, files

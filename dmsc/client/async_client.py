@@ -18,7 +18,7 @@ from dmsc.authoring.code_folder import PackedCode
 from dmsc.client import http_protocol
 from dmsc.client.access_calls import AccessCalls, segment
 from dmsc.client.data.data_calls import DataCalls
-from dmsc.client.feed_calls import FeedCalls
+from dmsc.client.data.feed_calls import FeedCalls
 from dmsc.client.gateway_requests import Gateways, OnProgress
 from dmsc.client.train_calls import TrainCalls
 from dmsc.client.weights_check import check_file, check_weights

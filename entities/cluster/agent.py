@@ -30,13 +30,13 @@ from entities.cluster.cache_folders import CacheFolders
 from entities.cluster.config import ClusterConfig
 from entities.cluster.context import NodeContext
 from entities.cluster.core import judge_process, offer_slots
+from entities.cluster.data_builds.unit_workers import UnitWorkers
 from entities.cluster.file_reach import FileRules
 from entities.cluster.file_requests import NodeFileReader
 from entities.cluster.fork_server_client import ForkServerClient, last_lines, probe_process
 from entities.cluster.instances import NodeInstances
 from entities.cluster.job_code.code_folders import CodeFolders
 from entities.cluster.model_tasks import ShortLivedWorkers
-from entities.cluster.preparation.unit_workers import UnitWorkers
 from entities.cluster.store_folders import StoreFolders
 from entities.presence.entity_record import entity_record
 from schemas.base import Message

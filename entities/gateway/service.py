@@ -173,7 +173,6 @@ class Gateway:
             return
         # Imported only here: a gateway without an HTTP API need not spend FastAPI's memory.
         from entities.gateway.dashboard import Dashboard
-        from entities.gateway.feeds.operations import FeedOperations
         from entities.gateway.http.admission.deadlines import with_deadlines
         from entities.gateway.http.admission.early_refusal import refusing_early
         from entities.gateway.http.admission.listener import bind, configured, serving, url_of
@@ -183,6 +182,7 @@ class Gateway:
         from entities.gateway.http.metrics import HttpMetrics
         from entities.gateway.http.readiness import ReadinessProbe
         from entities.gateway.http.sse.hub import EventHub
+        from entities.gateway.operations.feeds import FeedOperations
         from entities.gateway.operations.job_curves import JobCurves
 
         sock = bind(self.config.http_host, self.config.http_port)

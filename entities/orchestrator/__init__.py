@@ -15,7 +15,7 @@ recovery/       from a loss to a replacement that works: joining, node partition
 membership/     members that come and go by wish: scaling, drain, a change of stage
 checkpointing/  when checkpoints are taken; writing, publishing, restoring and removing them
 planning/       segmentation, placement, task graph, numbers of replicas; pure
-preparation/    builds of data sets: units, who works on which, what is committed, versions
+data_builds/    builds of data sets: units, who works on which, what is committed, versions
 queue/          quotas, and the line of jobs that wait for slots
 mesh/, nodes/   the view of nodes and services; cordons and drains of nodes
 faults/         where a fault is, how far it reaches, and the queue of open faults

@@ -19,6 +19,7 @@ from bus.wire.packed import Sendable
 from entities import metrics
 from entities.election.leadership import LeaderCandidate
 from entities.election.lease import LeadershipLeaseConfig
+from entities.orchestrator.data_builds.builds import Builds, BuildsConfig
 from entities.orchestrator.faults.fault_queue import FaultQueue
 from entities.orchestrator.job.job_runs import JobRuns
 from entities.orchestrator.job.term import TermContext, insistently
@@ -32,7 +33,6 @@ from entities.orchestrator.policy.arbitration import ArbitrationConfig
 from entities.orchestrator.policy.policy_service import PolicyService
 from entities.orchestrator.policy.promotion_rules import PromotionConfig
 from entities.orchestrator.policy.promotion_service import PromotionService
-from entities.orchestrator.preparation.builds import Builds, BuildsConfig
 from schemas.base import Message
 from schemas.cluster import AnalysisFailed, NodeStatus, SampleWritten
 from schemas.envelope import EntityKind, Envelope

@@ -26,7 +26,7 @@ class DataSetShard(StoredObject):
     """One file of a split: `rows` samples, the next after those of the shards before it.
 
     `index` says where each sample begins, and has a digest of each block, by which a reader checks a block
-    before it uses it (`workers.preparation.shards`).
+    before it uses it (`workers.data_builds.shards`).
     """
 
     rows: Count

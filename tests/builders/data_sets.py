@@ -15,8 +15,8 @@ from schemas.data_set.build_file import DataBuildSpec
 from schemas.data_set.manifest import DataSetContent
 from schemas.data_set.units import UnitOrder, UnitResult, groups_of, parts_of_hashes
 from workers.data.data_set.shard_file import ShardIndex
-from workers.preparation import run_unit
-from workers.preparation.stores import UnitStore
+from workers.data_builds import run_unit
+from workers.data_builds.stores import UnitStore
 
 WORDS = [
     "alpha",

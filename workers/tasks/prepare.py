@@ -18,8 +18,8 @@ from schemas.errors import BadData
 from schemas.stored_values import read_stored
 from workers.data.source_files import fetch_uploads
 from workers.data.storage import node_cache
-from workers.preparation.run import run_unit
-from workers.preparation.stores import ArtifactUnitStore
+from workers.data_builds.run import run_unit
+from workers.data_builds.stores import ArtifactUnitStore
 from workers.requirements import check_requirements
 from workers.tasks.short_lived import answer, bus_for
 

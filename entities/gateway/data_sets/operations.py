@@ -8,10 +8,10 @@ from typing import Any
 from bus import subjects
 from bus.connection import Bus
 from bus.files.artifacts import open_on_bus
-from entities.gateway.operations.access_client import Bearer
+from entities.gateway.operations.access_client import Bearer, check_each
 from entities.gateway.operations.backends import Backends
 from entities.gateway.operations.idempotency import key_token
-from entities.gateway.operations.job_urls import Named, among_folders, refuse_each, things_among
+from entities.gateway.operations.job_urls import among_folders, refuse_each, things_among
 from entities.gateway.operations.jobs import JobOperations
 from entities.gateway.operations.operation import Operation
 from schemas.data_set.build_file import DataBuildSpec
@@ -25,7 +25,7 @@ from schemas.data_set.commands import (
     SubmitBuild,
 )
 from schemas.data_set.manifest import DataSetManifest, manifest_url
-from schemas.errors import Ack, BadJob, NotFound, Refused
+from schemas.errors import Ack, BadJob, NotFound
 from schemas.job_file.data_set_use import SCHEME as DATA_SET
 from schemas.job_file.data_set_use import is_data_set
 from schemas.signals import AccessDecision, Role
@@ -85,14 +85,7 @@ class DataSetOperations:
         if among_folders(url for _, url in read):
             jobs = {record.job: record for record in self._jobs.cache.all()}
         things = things_among(read, jobs)
-        first: dict[tuple[str, str], Named] = {}
-        for thing in things:
-            first.setdefault((thing.action, thing.resource), thing)
-        for thing in first.values():
-            try:
-                await bearer.check(thing.action, thing.resource)
-            except Refused as error:
-                raise Refused(f"{thing.key}: {thing.url}: {error.text}", **error.fields) from None
+        await check_each(bearer, things)
         return tuple(thing.url for thing in things if bus_name(thing.url))
 
     def builds(self) -> Operation[BuildList]:

@@ -13,7 +13,6 @@ from bus.connection import Bus
 from bus.files.artifacts import ReadableArtifacts
 from entities.gateway.dashboard import Dashboard
 from entities.gateway.data_sets.operations import DataSetOperations
-from entities.gateway.feeds.operations import FeedOperations
 from entities.gateway.http.admission.load import HttpLoad
 from entities.gateway.http.config import HttpConfig
 from entities.gateway.http.metrics import HttpMetrics
@@ -24,6 +23,7 @@ from entities.gateway.http.sse.hub import EventHub
 from entities.gateway.http.sse.response import EventStream
 from entities.gateway.operations.access_client import AccessClient, Bearer
 from entities.gateway.operations.backends import Backends
+from entities.gateway.operations.feeds import FeedOperations
 from entities.gateway.operations.idempotency import Answer, IdempotencyStore, request_digest
 from entities.gateway.operations.job_curves import JobCurves
 from entities.gateway.operations.jobs import JobOperations

@@ -7,8 +7,8 @@ The operations decide what a job may name (`job_urls.py`), how a repeated reques
 (`idempotency.py`), and when an entity that does not answer is left alone (`breaker.py`, `backends.py`).
 
 `jobs.py` serves the NATS request API and holds the operations on jobs and nodes, which `job_view.py` keeps a
-copy of, and whose curves `job_curves.py` folds; `modules.py`, `secrets.py`, `code.py`
-and `access.py` hold those on modules, secrets and users; `access_client.py` asks Type 3.
+copy of, and whose curves `job_curves.py` folds; `modules.py`, `secrets.py`, `code.py`, `feeds.py`
+and `access.py` hold those on modules, secrets, code, feeds and users; `access_client.py` asks Type 3.
 The gateway's `service.py` and the routes in `http/routes/` call them.
 No operation decides by itself who may do what, and none plans, places or changes a job.
 """

@@ -17,13 +17,12 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subject_row import Reply, Request, Subject
 from bus.wire.correlation import caller_span, correlate, current, current_cause, new_correlation
-from entities.gateway.operations.access_client import AccessClient, Bearer
+from entities.gateway.feeds.feed_log import FeedLog
+from entities.gateway.operations.access_client import AccessClient, Bearer, check_each
 from entities.gateway.operations.backends import Backends
 from entities.gateway.operations.code import CodeOperations
 from entities.gateway.operations.idempotency import Answer, IdempotencyStore, key_token, request_digest
 from entities.gateway.operations.job_urls import (
-    READ_ARTIFACT,
-    Named,
     files_on_bus,
     named_things,
     names_folders,
@@ -35,11 +34,10 @@ from entities.gateway.operations.job_view import JobCache
 from entities.gateway.operations.modules import ModuleOperations
 from entities.gateway.operations.operation import Operation
 from entities.gateway.operations.secrets import SecretOperations
-from entities.gateway.storage.feed_log import FeedLog
 from entities.gateway.storage.usage import StoredUse
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope
-from schemas.errors import Ack, BadInput, BadJob, DmscError, InProgress, NotFound, Refused
+from schemas.errors import Ack, BadInput, BadJob, DmscError, InProgress, NotFound
 from schemas.fault import FaultRecord
 from schemas.gateway_api import (
     DOOR_KEY,
@@ -170,19 +168,7 @@ class JobOperations:
             jobs = {record.job: record for record in (await self._all()).jobs}
             refuse_others_folder(spec, user, jobs)
         things = named_things(spec, jobs)
-        first: dict[tuple[str, str], Named] = {}  # a thousand parts of a mixture may name one tokenizer
-        for thing in things:
-            first.setdefault((thing.action, thing.resource), thing)
-        for thing in first.values():
-            try:
-                await bearer.check(thing.action, thing.resource)
-            except Refused as error:
-                remedy = (
-                    "its owner or an administrator may name it, and access rules share it"
-                    if thing.action == READ_ARTIFACT
-                    else "ask an administrator, who keeps the access rules"
-                )
-                raise Refused(f"{thing.key}: {thing.url}: {error.text}; {remedy}", **error.fields) from None
+        await check_each(bearer, things)
         return tuple(thing.url for thing in things if bus_name(thing.url))
 
     def list(self) -> Operation[JobList]:

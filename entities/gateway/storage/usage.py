@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from bus import subjects
 from bus.connection import Bus
-from entities.gateway.storage.feed_log import FeedLog
+from entities.gateway.feeds.feed_log import FeedLog
 from entities.gateway.storage.uploads import Uploads
 from schemas.data_set.builds import BuildRecord, DataSetVersion
 from schemas.errors import OverQuota

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import FORGET_TOPOLOGY, RELEASE_JOB
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.job_secrets import forget_secrets
 from entities.orchestrator.job_state.link_secret import forget_link_secret
+from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import ForgetTopology
 from schemas.errors import DmscError
 from schemas.registry import ReleaseJob
@@ -117,14 +119,15 @@ class Teardown:
         await self._job.bus.command(RELEASE_JOB, order, deadline_s=self._times.answer_s, while_heard=True)
 
     async def _forget(self) -> None:
-        orders = (
-            self._job.bus.command(
-                FORGET_TOPOLOGY,
-                ForgetTopology(job=self._job.name),
-                deadline_s=self._times.answer_s,
-                while_heard=True,
-                agent=agent,
-            )
-            for agent in sorted(self._job.mesh.nodes)
+        await forget_at_nodes(self._job.bus, self._job.mesh, self._job.name, self._times.answer_s)
+
+
+async def forget_at_nodes(bus: Bus, mesh: MeshView, job: str, within_s: float) -> None:
+    """Has each node agent end what is left of a job or a build; one that does not answer is passed over."""
+    orders = (
+        bus.command(
+            FORGET_TOPOLOGY, ForgetTopology(job=job), deadline_s=within_s, while_heard=True, agent=agent
         )
-        await asyncio.gather(*orders, return_exceptions=True)
+        for agent in sorted(mesh.nodes)
+    )
+    await asyncio.gather(*orders, return_exceptions=True)

@@ -2,10 +2,11 @@
 
 It decides when trying again is pointless (`RetryLimits`, `Quarantine`) and which gateway dispatches
 for the job (`IngressGateway`), and it keeps the job's state: its record and events, the decision record, the
-policies that were issued, the secrets. The packages `job`, `step`, `recovery`, `membership` and
-`checkpointing` call it. Nothing here is written over the record of a later epoch.
+policies that were issued, the secrets. The packages `job`, `step`, `recovery`, `membership`,
+`checkpointing` and `data_builds` call it. Nothing here is written over the record of a later epoch.
 
 context.py              `JobContext`: what the parts of one job's run share
+owned_record.py         `OwnedRecord`: a record that only its orchestrator writes, by compare-and-set
 job_store.py            `JobStore`: the job's record (compare-and-set) and its event stream
 event_writer.py         `EventWriter`: writes events of the training in order, beside it
 decision_record.py      `DecisionRecord`: the decision of the last step; the commit point

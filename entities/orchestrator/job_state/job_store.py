@@ -6,7 +6,6 @@ Each write names the revision of the write before, so that nobody overwrites the
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 import time
@@ -16,8 +15,10 @@ from typing import Any
 
 from bus.connection import Bus
 from bus.logs import get_logger
+from bus.messaging.key_value import KeyValueEntry
 from bus.subjects import JOB_EVENT, JOB_RECORD, JOB_TOPOLOGY
-from schemas.errors import BusUnreachable, Conflict, Fenced, IllegalTransition, Unavailable
+from entities.orchestrator.job_state.owned_record import OwnedRecord
+from schemas.errors import BusUnreachable, IllegalTransition
 from schemas.job import ENDED, JOB_TRANSITIONS, JobEvent, JobRecord, JobState
 from schemas.task_graph import JobTopology, TaskGraph
 from schemas.usage import slots_of
@@ -60,11 +61,11 @@ class JobStore:
     ) -> None:
         self._times = times
         self._bus = bus
-        self._bucket = bus.bucket(JOB_RECORD)
-        self._revision = revision
         self.confirmed = confirmed
-        self._lock = asyncio.Lock()
         self.record = record
+        self._owned = OwnedRecord(
+            bus.bucket(JOB_RECORD), {"job": record.job}, revision, self._is_ours, confirmed, times.retry_s
+        )
         self._written_at = 0.0
         self._published_graph: TaskGraph | None = None
 
@@ -137,25 +138,12 @@ class JobStore:
             Fenced, NewerRecord: it does not.
             Unavailable: the bus does not answer.
         """
-        async with self._lock:
-            await self._find_own()
+        await self._owned.confirm()
 
     async def _write(self) -> None:
         """Writes the record; repeats that while the bus is away, which must not end a running job."""
         self._written_at = time.monotonic()
-        async with self._lock:
-            unknown = False  # whether a write of ours may have arrived without an answer
-            while True:
-                try:
-                    if unknown:
-                        await self._find_own()
-                    self._revision = await self._put()
-                    break
-                except Conflict:
-                    unknown = True
-                except Unavailable:
-                    unknown = True
-                    await asyncio.sleep(self._times.retry_s)
+        await self._owned.write(lambda: self.record)
         await self._publish_topology()
 
     async def _publish_topology(self) -> None:
@@ -168,28 +156,9 @@ class JobStore:
         with contextlib.suppress(BusUnreachable):
             await self._bus.publish(JOB_TOPOLOGY, message, job=self.job)
 
-    async def _put(self) -> int:
-        if self._revision:
-            return await self._bucket.update(self.record, revision=self._revision, job=self.job)
-        return await self._bucket.create(self.record, job=self.job)
-
-    async def _find_own(self) -> None:
-        """Takes over the bucket's revision if it is the known one, or that of a later write of ours."""
-        entry = await self._bucket.get(leader=True, job=self.job)
-        revision = await self._bucket.revision(job=self.job) if entry is None else entry.revision
-        if revision == self._revision:
-            return
-        if (entry is None or entry.stale) and self.confirmed is not None:
-            await self.confirmed()
-            log.error("job record written again", job=self.job, why="unreadable" if revision else "removed")
-            self._revision = revision
-            return
-        if entry is not None:
-            ours = (self.record.epoch, self._bus.sender.incarnation)
-            if (entry.message.epoch, entry.envelope.sender.incarnation) == ours:
-                self._revision = entry.revision
-                return
-        raise Fenced(f"the record of job {self.job} is another orchestrator's now (revision {revision})")
+    def _is_ours(self, entry: KeyValueEntry) -> bool:
+        ours = (self.record.epoch, self._bus.sender.incarnation)
+        return (entry.message.epoch, entry.envelope.sender.incarnation) == ours
 
     @property
     def ended(self) -> bool:

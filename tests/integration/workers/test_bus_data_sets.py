@@ -21,9 +21,9 @@ from tests.conftest import Connect
 from workers.data.batches import BatchSource
 from workers.data.opening import open_source
 from workers.data.storage import node_cache
-from workers.preparation.stores import ArtifactUnitStore
+from workers.data_builds.stores import ArtifactUnitStore
 
-STORE = "bus://built/corpus/work"
+STORE = "bus://built/corpus/w0"
 
 
 class BusDataSet:

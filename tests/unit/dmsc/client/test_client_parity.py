@@ -10,7 +10,7 @@ import pytest
 from dmsc import AsyncClient, Client
 from dmsc.client.code_calls import CodeCalls
 from dmsc.client.data.data_calls import DataCalls
-from dmsc.client.feed_calls import FeedCalls
+from dmsc.client.data.feed_calls import FeedCalls
 from dmsc.client.http_protocol import may_repeat, raise_for
 from dmsc.client.train_calls import TrainCalls
 from schemas.errors import (

@@ -7,7 +7,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from entities.gateway.storage.feed_records import read_push
+from entities.gateway.feeds.feed_records import read_push
 from schemas.errors import BadInput
 from schemas.feeds import PIECE_BYTES, FeedField, FeedSpec, records_needed, standing
 

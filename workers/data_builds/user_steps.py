@@ -9,7 +9,7 @@ from typing import Any
 from bus.wire.secret_urls import filled
 from schemas.data_set.build_file import BuildStep
 from schemas.errors import BadModel, DmscError
-from workers.preparation.reading import Record, UnfitRecord, written
+from workers.data_builds.reading import Record, UnfitRecord, written
 from workers.user_code import describe, load
 
 TWICE_EVERY = 50

@@ -13,7 +13,7 @@ from schemas.urls import STDLIB
 from workers.data.source_files import SourceFile, list_files
 from workers.data.text.documents import PACKED
 from workers.data.text.tokenizer_files import library
-from workers.preparation.reading import is_packed, plain_name, row_format, too_long, version_of
+from workers.data_builds.reading import is_packed, plain_name, row_format, too_long, version_of
 
 
 def planned(spec: DataBuildSpec, fetched: Mapping[str, Path] = {}) -> tuple[SourceUnit, ...]:

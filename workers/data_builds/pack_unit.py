@@ -18,12 +18,12 @@ from schemas.data_set.units import UNREADABLE, UnitResult
 from schemas.errors import BadData
 from schemas.job_file.data_set_use import SPLITS
 from workers.data.data_set.shard_file import write_index
-from workers.preparation.reading import Record, UnfitRecord, text_of, written
-from workers.preparation.record_unit import is_record_step
-from workers.preparation.splitting import SplitDraw
-from workers.preparation.steps import RecordSteps
-from workers.preparation.stores import UnitStore
-from workers.preparation.token_shards import BuildTokenizer, TokenShard
+from workers.data_builds.reading import Record, UnfitRecord, text_of, written
+from workers.data_builds.record_unit import is_record_step
+from workers.data_builds.splitting import SplitDraw
+from workers.data_builds.steps import RecordSteps
+from workers.data_builds.stores import UnitStore
+from workers.data_builds.token_shards import BuildTokenizer, TokenShard
 
 _BATCH_CHARACTERS = 1 << 20
 _BATCH_TEXTS = 1024

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from workers.preparation.reading import UnfitRecord, text_of, written
+from workers.data_builds.reading import UnfitRecord, text_of, written
 
 _BITS = 64
 

@@ -11,10 +11,10 @@ from schemas.data_set.build_file import DataBuildSpec
 from schemas.data_set.step_args import NearDuplicatesArgs
 from schemas.data_set.units import UNREADABLE, SourceUnit, UnitResult
 from schemas.errors import BadData
-from workers.preparation.duplicates import ExactHashes, Hashes, NearHashes
-from workers.preparation.reading import BadRow, RowPlace, UnfitRecord, UnitReader, text_of, written
-from workers.preparation.steps import RecordSteps
-from workers.preparation.stores import UnitStore
+from workers.data_builds.duplicates import ExactHashes, Hashes, NearHashes
+from workers.data_builds.reading import BadRow, RowPlace, UnfitRecord, UnitReader, text_of, written
+from workers.data_builds.steps import RecordSteps
+from workers.data_builds.stores import UnitStore
 
 
 def run_record_unit(

@@ -20,7 +20,7 @@ from bus.connection import Bus
 from bus.files.feed_rows import find_feed, last_row
 from bus.logs import get_logger
 from bus.messaging.key_value import Writing
-from entities.gateway.storage.feed_records import ReadPiece
+from entities.gateway.feeds.feed_records import ReadPiece
 from schemas.errors import Conflict, DmscError, NotFound, Unavailable, UnreadableRecord
 from schemas.feeds import MOST_SEGMENTS, Feed, FeedField, FeedPieceData, FeedRecord, FeedSegment
 

@@ -13,7 +13,7 @@ import pytest
 
 from schemas.data_set.step_args import NearDuplicatesArgs
 from tests.builders.data_sets import WORDS, LocalBuild, write_lines
-from workers.preparation.min_hash import MinHash, band_hashes
+from workers.data_builds.min_hash import MinHash, band_hashes
 
 Build = Callable[..., LocalBuild]
 

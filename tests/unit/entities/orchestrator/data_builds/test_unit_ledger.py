@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from entities.orchestrator.preparation.unit_ledger import (
+from entities.orchestrator.data_builds.unit_ledger import (
     LOST_ATTEMPTS,
     AgentLoad,
     CommitUnit,

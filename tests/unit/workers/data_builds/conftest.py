@@ -10,7 +10,7 @@ import pytest
 
 from schemas.data_set.build_file import DataBuildSpec
 from tests.builders.data_sets import LocalBuild
-from workers.preparation.stores import FolderUnitStore
+from workers.data_builds.stores import FolderUnitStore
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import pytest
 from schemas.data_set.build_file import BuildStep
 from schemas.errors import BadModel
 from tests.builders.data_sets import LocalBuild, write_lines
-from workers.preparation.reading import UnfitRecord
-from workers.preparation.splitting import SplitDraw
-from workers.preparation.steps import RecordSteps, cleaned, repeated_share
+from workers.data_builds.reading import UnfitRecord
+from workers.data_builds.splitting import SplitDraw
+from workers.data_builds.steps import RecordSteps, cleaned, repeated_share
 
 Build = Callable[..., LocalBuild]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
@@ -11,7 +10,9 @@ from typing import Any
 
 from bus.connection import Bus
 from bus.logs import get_logger
+from bus.messaging.key_value import KeyValueEntry
 from bus.subjects import BUILD_EVENT, BUILD_RECORD
+from entities.orchestrator.job_state.owned_record import OwnedRecord
 from schemas.data_set.builds import (
     BUILD_TRANSITIONS,
     MOST_FAILURES,
@@ -20,7 +21,7 @@ from schemas.data_set.builds import (
     BuildState,
     PhaseProgress,
 )
-from schemas.errors import Conflict, DmscError, Fenced, IllegalTransition, Unavailable
+from schemas.errors import DmscError, IllegalTransition
 
 log = get_logger("orchestrator")
 
@@ -55,11 +56,15 @@ class BuildStore:
     ) -> None:
         self.record = record
         self._bus = bus
-        self._bucket = bus.bucket(BUILD_RECORD)
-        self._revision = revision
-        self._confirmed = confirmed
         self._times = times
-        self._lock = asyncio.Lock()
+        self._owned = OwnedRecord(
+            bus.bucket(BUILD_RECORD),
+            {"build": record.build},
+            revision,
+            self._is_ours,
+            confirmed,
+            times.retry_s,
+        )
         self._written_at = 0.0
 
     async def move(self, state: BuildState, reason: str = "", **figures: Any) -> None:
@@ -118,36 +123,8 @@ class BuildStore:
             await self._bus.append(BUILD_EVENT, event, deadline_s=5.0, build=self.record.build)
 
     async def _write(self) -> None:
-        """Writes the record; repeats that while the bus is away."""
-        async with self._lock:
-            self._written_at = time.monotonic()
-            unknown = False  # whether a write of ours may have arrived without an answer
-            while True:
-                try:
-                    if unknown:
-                        await self._find_own()
-                    self._revision = await self._put()
-                    return
-                except Conflict:
-                    unknown = True
-                except Unavailable:
-                    unknown = True
-                    await asyncio.sleep(self._times.retry_s)
+        self._written_at = time.monotonic()
+        await self._owned.write(lambda: self.record)
 
-    async def _put(self) -> int:
-        build = self.record.build
-        if self._revision:
-            return await self._bucket.update(self.record, revision=self._revision, build=build)
-        return await self._bucket.create(self.record, build=build)
-
-    async def _find_own(self) -> None:
-        """Takes over the revision if the last write is ours, or the record was lost while we lead."""
-        entry = await self._bucket.get(leader=True, build=self.record.build)
-        if entry is None or entry.stale:
-            await self._confirmed()
-            self._revision = await self._bucket.revision(build=self.record.build)
-            return
-        if entry.revision != self._revision:
-            if entry.envelope.sender.incarnation != self._bus.sender.incarnation:
-                raise Fenced(f"the record of build {self.record.build} is another orchestrator's now")
-            self._revision = entry.revision
+    def _is_ours(self, entry: KeyValueEntry) -> bool:
+        return entry.envelope.sender.incarnation == self._bus.sender.incarnation

@@ -19,7 +19,7 @@ from schemas.job_file.data_set_use import DataSetUse
 from tests.builders.data_sets import LocalBuild, made_up_texts, write_lines
 from workers.data.batches import BatchSource
 from workers.data.opening import open_source
-from workers.preparation.stores import FolderUnitStore
+from workers.data_builds.stores import FolderUnitStore
 
 Build = Callable[..., LocalBuild]
 

@@ -13,13 +13,13 @@ from functools import partial
 from bus import subjects
 from bus.logs import get_logger
 from bus.messaging.key_value import KeyValueEntry
+from entities.orchestrator.data_builds.build_run import BuildRun
+from entities.orchestrator.data_builds.build_store import BuildStore
+from entities.orchestrator.data_builds.leftovers import BuildObjects
+from entities.orchestrator.data_builds.versions import DataSetVersions
 from entities.orchestrator.job.code_archives import archive_of
 from entities.orchestrator.job.job_runs import JobRuns
 from entities.orchestrator.job.term import TermContext, insistently
-from entities.orchestrator.preparation.build_run import BuildRun
-from entities.orchestrator.preparation.build_store import BuildStore
-from entities.orchestrator.preparation.leftovers import BuildObjects
-from entities.orchestrator.preparation.versions import DataSetVersions
 from schemas.data_set.builds import BUILD_LETTER, BuildRecord, BuildState
 from schemas.data_set.commands import (
     BuildList,

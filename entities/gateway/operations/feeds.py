@@ -8,9 +8,9 @@ import secrets
 import time
 
 from bus.logs import get_logger
+from entities.gateway.feeds.feed_log import FeedLog
+from entities.gateway.feeds.feed_records import read_push
 from entities.gateway.operations.operation import Operation
-from entities.gateway.storage.feed_log import FeedLog
-from entities.gateway.storage.feed_records import read_push
 from entities.gateway.storage.usage import StoredUse
 from schemas.errors import Ack, OverQuota, Refused, UnreadableRecord
 from schemas.feeds import Feed, FeedRecord, FeedSpec, Pushed

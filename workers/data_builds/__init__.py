@@ -12,4 +12,4 @@ outputs in a store by their SHA-256, and of a corpus never more than a unit in m
 - `stores`: where outputs are kept.
 """
 
-from workers.preparation.run import run_unit as run_unit
+from workers.data_builds.run import run_unit as run_unit

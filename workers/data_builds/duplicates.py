@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from schemas.data_set.step_args import NearDuplicatesArgs, StepArgs
 from schemas.data_set.units import UnitResult
-from workers.preparation.min_hash import MinHash, Signatures, band_hashes
-from workers.preparation.stores import UnitStore
+from workers.data_builds.min_hash import MinHash, Signatures, band_hashes
+from workers.data_builds.stores import UnitStore
 
 Numbers = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]

@@ -10,8 +10,8 @@ from typing import cast
 
 from schemas.data_set.build_file import BuildStep
 from schemas.data_set.step_args import CleanArgs, ExtractArgs, LengthArgs, RepetitionArgs, ScoreArgs
-from workers.preparation.reading import Record, UnfitRecord, get_at, set_at, text_of
-from workers.preparation.user_steps import UserStep
+from workers.data_builds.reading import Record, UnfitRecord, get_at, set_at, text_of
+from workers.data_builds.user_steps import UserStep
 
 RecordStep = Callable[[Record, object], Record | None]
 

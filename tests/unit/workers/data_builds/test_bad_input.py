@@ -20,8 +20,8 @@ from schemas.data_set.build_file import DataBuildSpec
 from schemas.data_set.units import StoredObject, UnitOrder, UnitResult
 from schemas.errors import BadData
 from tests.builders.data_sets import LocalBuild
-from workers.preparation import run_unit
-from workers.preparation.stores import ArtifactUnitStore, FolderUnitStore
+from workers.data_builds import run_unit
+from workers.data_builds.stores import ArtifactUnitStore, FolderUnitStore
 
 Build = Callable[..., LocalBuild]
 
@@ -152,7 +152,7 @@ def test_a_packed_file_whose_name_does_not_say_so(build: Build, tmp_path: Path) 
 
 
 def test_too_many_units(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.preparation.planning.MOST_UNITS", 3)
+    monkeypatch.setattr("workers.data_builds.planning.MOST_UNITS", 3)
     path = _jsonl(tmp_path, GOOD * 400)
     with pytest.raises(BadData, match="would have more than 3 units; say unit_bytes: 6666 or more"):
         build(source=str(path), unit_bytes=1024)

@@ -8,9 +8,9 @@ from typing import cast
 import pytest
 
 from bus.connection import Bus
+from entities.orchestrator.data_builds.unit_dispatch import UnitDispatch
+from entities.orchestrator.data_builds.unit_ledger import LOST_CODES, Unit
 from entities.orchestrator.mesh.mesh_view import MeshView
-from entities.orchestrator.preparation.unit_dispatch import UnitDispatch
-from entities.orchestrator.preparation.unit_ledger import LOST_CODES, Unit
 from schemas.data_set.build_file import DataBuildSpec
 from schemas.data_set.units import UnitOrder
 from schemas.errors import Unavailable

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from entities.orchestrator.preparation.phases import Results, orders_of, phases_of
+from entities.orchestrator.data_builds.phases import Results, orders_of, phases_of
 from schemas.data_set.build_file import DataBuildSpec
 from schemas.data_set.units import MOST_UNITS, SourceUnit, StoredObject, UnitResult
 from schemas.errors import BadData

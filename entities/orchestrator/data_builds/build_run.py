@@ -15,17 +15,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from bus import subjects
 from bus.logs import get_logger
 from bus.tasks import cancel
-from entities.orchestrator.job.term import TermContext
-from entities.orchestrator.job_state.job_secrets import forget_secrets, secrets_of
-from entities.orchestrator.preparation.build_store import BuildStore
-from entities.orchestrator.preparation.leftovers import BuildObjects
-from entities.orchestrator.preparation.phases import orders_of, phases_of
-from entities.orchestrator.preparation.progress import UnitTimes, pace, progress_of
-from entities.orchestrator.preparation.unit_dispatch import UnitDispatch
-from entities.orchestrator.preparation.unit_ledger import (
+from entities.orchestrator.data_builds.build_store import BuildStore
+from entities.orchestrator.data_builds.leftovers import BuildObjects
+from entities.orchestrator.data_builds.phases import orders_of, phases_of
+from entities.orchestrator.data_builds.progress import UnitTimes, pace, progress_of
+from entities.orchestrator.data_builds.unit_dispatch import UnitDispatch
+from entities.orchestrator.data_builds.unit_ledger import (
     LOST_CODES,
     CommitUnit,
     Effect,
@@ -34,9 +31,11 @@ from entities.orchestrator.preparation.unit_ledger import (
     UnitLedger,
     choose_agent,
 )
-from entities.orchestrator.preparation.unit_rows import Row, UnitRows, by_unit
-from entities.orchestrator.preparation.versions import DataSetVersions
-from schemas.cluster import ForgetTopology
+from entities.orchestrator.data_builds.unit_rows import Row, UnitRows, by_unit
+from entities.orchestrator.data_builds.versions import DataSetVersions
+from entities.orchestrator.job.teardown import forget_at_nodes
+from entities.orchestrator.job.term import TermContext
+from entities.orchestrator.job_state.job_secrets import forget_secrets, secrets_of
 from schemas.data_set.assembly import assembled
 from schemas.data_set.builds import BuildRecord, BuildState, UnitCommit
 from schemas.data_set.commands import UnitPrepared
@@ -344,17 +343,7 @@ class BuildRun:
     # --- its end --------------------------------------------------------------------------------------------
     async def _clean_up(self) -> None:
         """Ends processes of its units; of a build that is done, removes what its version does not need."""
-        orders = (
-            self._term.bus.command(
-                subjects.FORGET_TOPOLOGY,
-                ForgetTopology(job=self.record.build),
-                deadline_s=self._times.forget_s,
-                while_heard=True,
-                agent=agent,
-            )
-            for agent in sorted(self._term.mesh.nodes)
-        )
-        await asyncio.gather(*orders, return_exceptions=True)
+        await forget_at_nodes(self._term.bus, self._term.mesh, self.record.build, self._times.forget_s)
         with contextlib.suppress(DmscError):
             await forget_secrets(self._term.bus, build_references(self.record.spec).values())
         if self.record.ends_as is BuildState.DONE:

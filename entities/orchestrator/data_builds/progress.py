@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from entities.orchestrator.preparation.unit_ledger import UnitLedger, UnitState
+from entities.orchestrator.data_builds.unit_ledger import UnitLedger, UnitState
 from schemas.data_set.builds import PhaseProgress
 
 FRESH = 0.3

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from entities.orchestrator.preparation.progress import UnitTimes, pace, progress_of
-from entities.orchestrator.preparation.unit_ledger import UnitLedger
+from entities.orchestrator.data_builds.progress import UnitTimes, pace, progress_of
+from entities.orchestrator.data_builds.unit_ledger import UnitLedger
 from schemas.data_set.units import SourceUnit, UnitOrder, UnitResult
 
 

@@ -14,9 +14,9 @@ from typing import Any
 from bus.connection import Bus
 from bus.subjects import PREPARE_UNIT
 from bus.tasks import cancel
+from entities.orchestrator.data_builds.progress import UnitTimes
+from entities.orchestrator.data_builds.unit_ledger import AgentLoad, Unit
 from entities.orchestrator.mesh.mesh_view import MeshView
-from entities.orchestrator.preparation.progress import UnitTimes
-from entities.orchestrator.preparation.unit_ledger import AgentLoad, Unit
 from schemas.cluster import NodeStatus
 from schemas.data_set.build_file import DataBuildSpec
 from schemas.data_set.commands import PrepareUnit, UnitPrepared

@@ -8,13 +8,13 @@ from pathlib import Path
 from schemas.data_set.build_file import DataBuildSpec
 from schemas.data_set.units import UnitOrder, UnitResult
 from schemas.errors import BadData
-from workers.preparation.duplicates import run_duplicates_unit
-from workers.preparation.pack_unit import run_pack_unit
-from workers.preparation.planning import planned
-from workers.preparation.record_unit import is_record_step, run_record_unit
-from workers.preparation.steps import RecordSteps
-from workers.preparation.stores import UnitStore
-from workers.preparation.token_shards import BuildTokenizer
+from workers.data_builds.duplicates import run_duplicates_unit
+from workers.data_builds.pack_unit import run_pack_unit
+from workers.data_builds.planning import planned
+from workers.data_builds.record_unit import is_record_step, run_record_unit
+from workers.data_builds.steps import RecordSteps
+from workers.data_builds.stores import UnitStore
+from workers.data_builds.token_shards import BuildTokenizer
 from workers.user_code import code_digest
 
 
