@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -227,12 +227,8 @@ class EmbeddedServer:
         process = self._process
         if process is None:
             return 0
-        with _ended(process.pid) as ended:
-            while (code := process.poll()) is None:
-                if ended is None or ended.is_set():  # no event for it here; or another thread reaps it
-                    await asyncio.sleep(0.1)
-                else:
-                    await ended.wait()
+        while (code := process.poll()) is None:  # noqa: ASYNC110  # no portable event for it
+            await asyncio.sleep(0.1)
         return code
 
     # --- parts ---------------------------------------------------------------------------------------------
@@ -451,28 +447,3 @@ def _end_with_parent(parent: int) -> Callable[[], None]:
             os._exit(1)
 
     return arm
-
-
-@contextlib.contextmanager
-def _ended(pid: int) -> Iterator[asyncio.Event | None]:
-    """An event that is set once this process has ended; None where the system has none."""
-    open_pid = getattr(os, "pidfd_open", None)
-    try:
-        number = None if open_pid is None else open_pid(pid)
-    except OSError:
-        number = None
-    if number is None:
-        yield None
-        return
-    loop, event = asyncio.get_running_loop(), asyncio.Event()
-
-    def end() -> None:
-        loop.remove_reader(number)
-        event.set()
-
-    loop.add_reader(number, end)
-    try:
-        yield event
-    finally:
-        loop.remove_reader(number)
-        os.close(number)
