@@ -24,7 +24,8 @@ from entities.gateway.http.routes.chaos import chaos
 from entities.gateway.http.routes.checkpoints import checkpoints
 from entities.gateway.http.routes.dashboard import dashboard
 from entities.gateway.http.routes.data.built import builds, data_sets
-from entities.gateway.http.routes.datasets import code, datasets, feeds
+from entities.gateway.http.routes.data.feeds import feeds
+from entities.gateway.http.routes.datasets import code, datasets
 from entities.gateway.http.routes.faults import faults
 from entities.gateway.http.routes.jobs import jobs
 from entities.gateway.http.routes.nodes import nodes
