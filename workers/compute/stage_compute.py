@@ -256,6 +256,12 @@ class StageCompute:
         )
         return gradients, checksum, counted
 
+    @property
+    def is_tied(self) -> bool:
+        """Whether another stage uses a trained parameter of this one, too."""
+        own = range(self._start.unit.first_layer, self._start.unit.last_layer)
+        return any(layer not in own for users in self._users.values() for layer in users)
+
     def shared_with(self, stage: TiedStage) -> list[slice]:
         """The parts of the flat sum whose parameters another stage uses too, in the order of their names."""
         ends = list(itertools.accumulate(weight.numel() for weight in self.parameters))

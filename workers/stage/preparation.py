@@ -51,6 +51,10 @@ class _Voting:
     task: asyncio.Task[StepVote]
 
 
+Finish = tuple[frozenset[int], tuple[list[Tensor], str, tuple[float, ...]]]
+"""What `StageCompute.finish_alone` returns."""
+
+
 class Preparation:
     """The reduction group of an instance, and what it has prepared in it.
 
@@ -77,6 +81,7 @@ class Preparation:
         self.prepared: Prepared | None = None
         self._member = context.member
         self._stage = context.start.unit.stage
+        self._microbatches = context.start.spec.training.microbatches
         self._alive_s = context.links.waiting_alive_s
         self._thread = thread
         self._layers = layers
@@ -85,6 +90,24 @@ class Preparation:
         self._send = send
         self._news = asyncio.Event()
         self._voting: _Voting | None = None
+        self._finishing: tuple[tuple[int, int], asyncio.Future[Finish]] | None = None
+
+    def summed(self) -> None:
+        """Finishes the sum as soon as it has the step's last microbatch, if its stage has no other member.
+
+        The order to prepare, which comes only after the claim and the orchestrator's answer, finds that done.
+        """
+        group, step = self.reduction.group, self._open_step()
+        if group is None or len(group.members) > 1 or self._layers.is_tied or self._finished(step):
+            return
+        if len(self._layers.sum.microbatches) == self._microbatches:
+            finishing = self._thread.order(self._layers.finish_alone)
+            finishing.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._finishing = (step, finishing)
+
+    def _finished(self, step: tuple[int, int]) -> asyncio.Future[Finish] | None:
+        """The finished sum of this step and attempt, if `summed` has begun to make it."""
+        return self._finishing[1] if self._finishing is not None and self._finishing[0] == step else None
 
     async def vote(self, order: StepPrepare) -> StepVote:
         """All-reduces a copy of the sum and votes with the microbatches in it. Idempotent.
@@ -125,8 +148,12 @@ class Preparation:
         reduce_ms = 0.0
         tied: TiedChecksums = ()
         if len(group.members) == 1 and not order.tied:
-            microbatches, (gradients, checksum, norms) = await self._thread.order(self._layers.finish_alone)
+            finishing = self._finished((order.step, order.attempt))
+            if finishing is None:
+                finishing = self._thread.order(self._layers.finish_alone)
+            microbatches, (gradients, checksum, norms) = await asyncio.shield(finishing)
         else:
+            self._finishing = None
             began = time.perf_counter()
             microbatches, flat = await self._thread.order(self._layers.copy_sum)
             reduced = await self.reduction.all_reduce(group, flat)
@@ -223,6 +250,7 @@ class Preparation:
     def forget(self) -> None:
         """Drops what was prepared and exchanged: its step is applied, or its attempt is over."""
         self.prepared = None
+        self._finishing = None
         self.tied.clear()
 
 

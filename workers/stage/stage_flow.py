@@ -23,18 +23,26 @@ from workers.transaction.stage_machine import Backward, Effect, Forward, Offer, 
 class StageFlow:
     """Passes microbatches through the layers of `layers`, as `machine` decides, and sends them by `runtime`.
 
+    `summed` is called after each addition to the sum of the open step.
+
     User code that raises, or a gradient that can't be summed, ends the instance: an instance that fails while
     adding fences itself (DESIGN §5 rule 4).
     """
 
     def __init__(
-        self, runtime: HopRuntime, machine: StageMachine, thread: ComputeThread, layers: StageCompute
+        self,
+        runtime: HopRuntime,
+        machine: StageMachine,
+        thread: ComputeThread,
+        layers: StageCompute,
+        summed: Callable[[], None],
     ) -> None:
         self.load = ComputeLoad()
         self._runtime = runtime
         self._machine = machine
         self._thread = thread
         self._layers = layers
+        self._summed = summed
         spec = runtime.start.spec
         self._microbatch_tokens = spec.training.microbatch_samples * spec.data.tokens_per_sample
 
@@ -94,6 +102,8 @@ class StageFlow:
             hop.measured = True
             self.load.measured(hop.forward_ms, hop.backward_ms)
             self.load.tokens += self._microbatch_tokens
+        if not hop.evaluate:
+            self._summed()
         runtime = self._runtime
         claim = self._claim(hop)
         runtime.track(runtime.bus.publish(STEP_CLAIM, claim, job=runtime.job, sid=runtime.member.sid))

@@ -133,7 +133,7 @@ class StageRuntime(HopRuntime):
             last=unit.stage == self.start.stages - 1,
             binder=self.binder,
         )
-        self.flow = StageFlow(self, self.machine, thread, self.layers)
+        self.flow = StageFlow(self, self.machine, thread, self.layers, lambda: self.preparation.summed())
         self.preparation = Preparation(
             context,
             thread,
@@ -362,7 +362,7 @@ class StageRuntime(HopRuntime):
                 f"step {order.step}/{order.attempt} is to be left out, but I am at "
                 f"{self.version}/{self.attempt}"
             )
-        self.preparation.prepared = None
+        self.preparation.forget()
         await self.flow.forget(order.attempt)  # the sum must hold nothing of this step
         await self.thread.order(lambda: self.layers.skip(order.step))
         self._end_step(order, ())

@@ -33,7 +33,15 @@ class Thread:
 class Layers:
     """Two parameters of two elements each; stage 2 shares the second one, and no other stage shares any."""
 
-    own_schedule, scales_loss = None, False
+    own_schedule, scales_loss, is_tied = None, False, False
+
+    def __init__(self) -> None:
+        self.finished = 0
+        self.sum = SimpleNamespace(microbatches=frozenset[int]())
+
+    def finish_alone(self) -> tuple[frozenset[int], tuple[list[Tensor], str, tuple[float, ...]]]:
+        self.finished += 1
+        return self.sum.microbatches, ([torch.ones(4)], f"finish {self.finished}", (1.0,))
 
     def copy_sum(self) -> tuple[frozenset[int], Tensor]:
         return frozenset({0}), torch.tensor([1, 2, 3, 4])
@@ -61,14 +69,28 @@ def sent() -> list[TensorTransfer]:
 
 
 @pytest.fixture
-async def prepares(sent: list[TensorTransfer]) -> Preparation:
+def layers() -> Layers:
+    return Layers()
+
+
+@pytest.fixture
+def opened() -> list[tuple[int, int]]:
+    """The open steps, the present one last."""
+    return [(3, 0)]
+
+
+@pytest.fixture
+async def prepares(sent: list[TensorTransfer], layers: Layers, opened: list[tuple[int, int]]) -> Preparation:
     context = SimpleNamespace(
         member=A,
-        start=SimpleNamespace(unit=SimpleNamespace(stage=0)),
+        start=SimpleNamespace(
+            unit=SimpleNamespace(stage=0),
+            spec=SimpleNamespace(training=SimpleNamespace(microbatches=1)),
+        ),
         links=SimpleNamespace(timeout_s=1.0, waiting_alive_s=0.0),
     )
-    parts: tuple[Any, ...] = (context, Thread(), Layers(), SimpleNamespace(reduce_ms=0.0))
-    made = Preparation(*parts, lambda: (3, 0), sent.append)
+    parts: tuple[Any, ...] = (context, Thread(), layers, SimpleNamespace(reduce_ms=0.0))
+    made = Preparation(*parts, lambda: opened[-1], sent.append)
     made.reduction.group, made.reduction.generation = cast(Any, Group()), 1
     return made
 
@@ -188,3 +210,39 @@ async def test_a_sum_is_offered_until_the_member_of_the_tied_stage_has_it() -> N
     assert outcomes == []
     runtime.version = 4
     await StageRuntime._deliver_sum(cast(StageRuntime, runtime), transfer)
+
+
+async def test_a_single_member_finishes_its_sum_before_the_order(
+    prepares: Preparation, layers: Layers
+) -> None:
+    prepares.summed()
+    assert layers.finished == 0, "the sum has no microbatch yet"
+    layers.sum.microbatches = frozenset({0})
+    prepares.summed()
+    prepares.summed()  # a claim is reported again after a repair
+    assert layers.finished == 1
+    vote = await prepares.vote(order())
+    assert (vote.checksum, vote.microbatches, layers.finished) == ("finish 1", (0,), 1)
+
+
+async def test_what_was_finished_in_an_earlier_attempt_is_not_voted_for(
+    prepares: Preparation, layers: Layers, opened: list[tuple[int, int]]
+) -> None:
+    layers.sum.microbatches = frozenset({0})
+    prepares.summed()
+    opened.append((3, 1))
+    vote = await prepares.vote(order().model_copy(update={"attempt": 1}))
+    assert vote.checksum == "finish 2"
+
+
+@pytest.mark.parametrize("why", ["tied", "replicas"])
+async def test_a_sum_that_others_add_to_is_not_finished_early(
+    prepares: Preparation, layers: Layers, why: str
+) -> None:
+    layers.sum.microbatches = frozenset({0})
+    if why == "tied":
+        layers.is_tied = True
+    else:
+        cast(Any, prepares.reduction.group).members = (A, B)
+    prepares.summed()
+    assert layers.finished == 0
