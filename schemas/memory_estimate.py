@@ -15,6 +15,9 @@ from schemas.task_graph import LayerProfile
 
 SUM_BYTES = {True: 8, False: 4}
 """Bytes per trained parameter of a gradient sum: int64 with exact accumulation, else fp32."""
+EXCHANGE_BYTES = {True: 10, False: 4}
+"""Bytes per trained parameter of what replicas exchange: packed parts of the sum in, out and at work; else a
+copy."""
 GRADIENT_BYTES = {False: 4, True: 6}
 """Bytes per trained parameter of its gradient in fp32, and beside it that in half precision."""
 INT8_BYTES = 1
@@ -79,7 +82,7 @@ def estimate_stage(
         layers: The stage's layers, as analysed: with the activations of one microbatch.
         spec: The job.
         in_flight: Microbatches that it may hold at once (`planning.task_graph.in_flight`).
-        replicas: Of the stage: a single one needs no copy of its sum.
+        replicas: Of the stage: a single one exchanges nothing of its sum.
         optimizer_bytes_per_parameter: State of the optimizer for each trained parameter: 8 for AdamW, 0 for
             plain SGD, 4 more for an fp32 master.
         copied_state_bytes: State of another stage that it keeps (`parallel.copies`).
@@ -88,11 +91,12 @@ def estimate_stage(
     trained = sum(layer.parameters - layer.frozen for layer in layers) - again
     weights = sum(layer.parameter_bytes for layer in layers) - again_bytes
     optimizer = int(trained * optimizer_bytes_per_parameter)
-    one_sum = trained * SUM_BYTES[spec.training.exact_accumulation]
+    exact = spec.training.exact_accumulation
+    exchanged = EXCHANGE_BYTES[exact] if replicas > 1 else 0
     return MemoryEstimate(
         weights=weights,
         optimizer=optimizer,
-        sums=one_sum * (2 if replicas > 1 else 1),
+        sums=trained * (SUM_BYTES[exact] + exchanged),
         gradients=(trained + again) * GRADIENT_BYTES[spec.model.dtype in ("bfloat16", "float16")],
         activations=sum(layer.activation_bytes for layer in layers) * in_flight,
         boundary=2 * (layers[-1].output_bytes if layers else 0) * min(in_flight, spec.training.microbatches),

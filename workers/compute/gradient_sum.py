@@ -7,6 +7,7 @@ is exact; rounding changes a gradient by at most 2^-45 (3e-14) per microbatch.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -15,7 +16,10 @@ import torch
 from torch import Tensor
 
 from schemas.errors import GradientRefused
+from workers.compute.sum_in_parts import PartBuffers, SumInParts
 from workers.fixed_point.kernel import kernel
+from workers.fixed_point.packing import CHUNK as _FIXED_CHUNK
+from workers.fixed_point.packing import chunks
 
 FRACTION_BITS = 44
 _SCALE = 2.0**FRACTION_BITS
@@ -29,8 +33,6 @@ _BIASED_MOST = _BIAS / 3 - 1
 _CHUNK = 1 << 16
 """Elements quantised and added at once. They stay in the L2 cache, so that each gradient is read from memory
 twice, and each sum is read and written once."""
-_FIXED_CHUNK = 1 << 16
-"""Chunk of checksums and norms, whose bits depend on it."""
 
 _CHECKSUM_SEED = 0x444D5343
 
@@ -73,6 +75,7 @@ class GradientSum:
         self._on_host = device.type == "cpu"
         self._kernel = kernel() if exact and compiled and self._on_host else None
         self._spare: Tensor | None = None
+        self._buffers: PartBuffers | None = None
         self._members: set[int] = set()
 
     @property
@@ -233,6 +236,59 @@ class GradientSum:
     def give_back(self, copy: Tensor) -> None:
         """Lets the next `copy_for_reduce` reuse this memory: new pages cost eight times the copy."""
         self._spare = copy
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether members may all-reduce it in parts. Sums on a device take the other way (ADR-0066)."""
+        return self._exact and self._on_host
+
+    def begin_parts(self, rank: int, members: int) -> SumInParts:
+        """Packs what the other members need of the sum, which a failed reduction does not spoil.
+
+        The caller passes it to `finish_parts` after the exchange, except after a failed one, whose thread may
+        still be writing into its memory.
+        """
+        buffers, self._buffers = self._buffers or PartBuffers(), None
+        return SumInParts(
+            self.total,
+            self.microbatches,
+            rank=rank,
+            members=members,
+            kernel=self._kernel,
+            finish=self._finish_part,
+            buffers=buffers,
+        )
+
+    def finish_parts(self, parts: SumInParts) -> tuple[list[Tensor], str]:
+        """`finish` of the sum over all members; the next `begin_parts` reuses the memory of this one."""
+        means = [torch.empty(shape, dtype=torch.float32) for shape in self._shapes]
+        ends = list(itertools.accumulate(self._sizes))
+        for part, found in zip(parts.parts, parts.means, strict=True):
+            for mean, size, end in zip(means, self._sizes, ends, strict=True):
+                first, last = max(end - size, part.start), min(end, part.stop)
+                if first < last:
+                    own = found[first - part.start : last - part.start]
+                    mean.view(-1)[first - end + size : last - end + size] = own
+        self._buffers = parts.buffers
+        return means, _combined(sum(self._sizes), parts.products)
+
+    def _finish_part(self, part: Tensor, means: Tensor) -> list[int]:
+        """Writes the means of whole chunks of a sum, and returns the products of their checksum.
+
+        It reads nothing that changes, since another thread calls it.
+        """
+        divisor, factor = self._divisor()
+        weights = _weights(part.device)
+        products = []
+        for chunk in chunks(part.numel()):
+            own, mean = part[chunk], means[chunk]
+            if self._kernel is not None:
+                products.append(self._kernel.finish(own, weights, mean, divisor, factor))
+            else:
+                wide = own.double()
+                mean.copy_(wide.mul_(factor) if factor else wide.div_(divisor))
+                products.append(int(torch.dot(own, weights[: own.numel()])))
+        return products
 
     def finish(self, flat: Tensor) -> tuple[list[Tensor], str]:
         """`to_gradients` and `checksum`, in one pass where there is a kernel."""

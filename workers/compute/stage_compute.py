@@ -25,11 +25,15 @@ from workers.compute.measured_loss import MeasuredLoss
 from workers.compute.model import build, check_trained
 from workers.compute.optimizer import StageOptimizer, load_state_tensors, named_weights, state_tensors
 from workers.compute.running_statistics import RunningStatistics
+from workers.compute.sum_in_parts import SumInParts
 from workers.graph.recording import check_sizes
 from workers.graph.stage_module import slice_stage
 from workers.precision.loss_scale import LossScale
 from workers.recipe.user_schedule import user_schedule
 from workers.transaction.microbatch import Hop
+
+Finished = tuple[list[Tensor], str, tuple[float, ...]]
+"""Mean gradients, the checksum of the sum, and each parameter's squared norm."""
 
 
 class StageCompute:
@@ -235,19 +239,29 @@ class StageCompute:
         """The set of summed microbatches, and a copy of the sum for the all-reduce, which may spoil it."""
         return self.sum.microbatches, self.sum.copy_for_reduce()
 
-    def finish_alone(self) -> tuple[frozenset[int], tuple[list[Tensor], str, tuple[float, ...]]]:
+    def finish_alone(self) -> tuple[frozenset[int], Finished]:
         """`copy_sum` and `finish_sum` for a single replica, without the copy: nothing can spoil the sum."""
         return self.sum.microbatches, self.finish_sum(self.sum.total)
 
-    def finish_reduced(self, reduced: Tensor) -> tuple[list[Tensor], str, tuple[float, ...]]:
+    def finish_reduced(self, reduced: Tensor) -> Finished:
         """`finish_sum` of the all-reduced copy, whose memory is then reused."""
         finished = self.finish_sum(reduced)
         self.sum.give_back(reduced)
         return finished
 
-    def finish_sum(self, reduced: Tensor) -> tuple[list[Tensor], str, tuple[float, ...]]:
+    def begin_parts(self, rank: int, members: int) -> SumInParts:
+        """The set of summed microbatches, and the parts of the sum for the other members of the stage."""
+        return self.sum.begin_parts(rank, members)
+
+    def finish_parts(self, parts: SumInParts) -> Finished:
+        """`finish_sum` of parts that all members have exchanged; their memory is then reused."""
+        return self._counted(*self.sum.finish_parts(parts))
+
+    def finish_sum(self, reduced: Tensor) -> Finished:
         """Mean gradients, the checksum of the reduced sum, and each parameter's squared norm."""
-        gradients, checksum = self.sum.finish(reduced)
+        return self._counted(*self.sum.finish(reduced))
+
+    def _counted(self, gradients: list[Tensor], checksum: str) -> Finished:
         norms = self.sum.squared_norms(gradients[: len(self.parameters)])
         first = self._start.unit.first_layer
         counted = tuple(  # a shared parameter counts once: in the stage that uses it first

@@ -86,3 +86,48 @@ VECTORS uint64_t dmsc_finish(float *restrict means, const uint64_t *restrict sum
         }
     return product;
 }
+
+/* The least of 4, 5, 6 and 8 bytes that hold each of these signed numbers. */
+VECTORS int64_t dmsc_bytes_needed(const uint64_t *sums, int64_t count) {
+    uint64_t bits = 0;
+    for (int64_t i = 0; i < count; i++)
+        bits |= sums[i] ^ (uint64_t)((int64_t)sums[i] >> 63);
+    return bits >> 31 == 0 ? 4 : bits >> 39 == 0 ? 5 : bits >> 47 == 0 ? 6 : 8;
+}
+
+/* Packed are first the lower four bytes of all numbers, then the others of all. */
+VECTORS void dmsc_pack(uint32_t *restrict packed, const uint64_t *restrict sums, int64_t count, int64_t bytes) {
+    uint8_t *restrict fifth = (uint8_t *)(packed + count);
+    uint16_t *restrict upper = (uint16_t *)(packed + count);
+    uint32_t *restrict upmost = packed + count;
+    for (int64_t i = 0; i < count; i++)
+        packed[i] = (uint32_t)sums[i];
+    if (bytes == 5)
+        for (int64_t i = 0; i < count; i++)
+            fifth[i] = (uint8_t)(sums[i] >> 32);
+    else if (bytes == 6)
+        for (int64_t i = 0; i < count; i++)
+            upper[i] = (uint16_t)(sums[i] >> 32);
+    else if (bytes == 8)
+        for (int64_t i = 0; i < count; i++)
+            upmost[i] = (uint32_t)(sums[i] >> 32);
+}
+
+VECTORS void dmsc_add_packed(uint64_t *restrict sums, const uint32_t *restrict packed, int64_t count,
+                             int64_t bytes) {
+    const int8_t *restrict fifth = (const int8_t *)(packed + count);
+    const int16_t *restrict upper = (const int16_t *)(packed + count);
+    const int32_t *restrict upmost = (const int32_t *)(packed + count);
+    if (bytes == 4)
+        for (int64_t i = 0; i < count; i++)
+            sums[i] += (uint64_t)(int64_t)(int32_t)packed[i];
+    else if (bytes == 5)
+        for (int64_t i = 0; i < count; i++)
+            sums[i] += ((uint64_t)(int64_t)fifth[i] << 32) + packed[i];
+    else if (bytes == 6)
+        for (int64_t i = 0; i < count; i++)
+            sums[i] += ((uint64_t)(int64_t)upper[i] << 32) + packed[i];
+    else
+        for (int64_t i = 0; i < count; i++)
+            sums[i] += ((uint64_t)(int64_t)upmost[i] << 32) + packed[i];
+}

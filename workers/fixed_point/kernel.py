@@ -44,6 +44,9 @@ class FixedPointKernel:
         self._finish = _function(
             library.dmsc_finish, ctypes.c_uint64, pointer, pointer, pointer, count, number, number
         )
+        self._bytes_needed = _function(library.dmsc_bytes_needed, count, pointer, count)
+        self._pack = _function(library.dmsc_pack, None, pointer, pointer, count, count)
+        self._add_packed = _function(library.dmsc_add_packed, None, pointer, pointer, count, count)
 
     def add(self, addends: Sequence[Addend], limit: float) -> bool:
         """Adds round(g · 2^44) of all gradients g, half to even.
@@ -77,6 +80,18 @@ class FixedPointKernel:
         return int(
             self._finish(means.data_ptr(), sums.data_ptr(), weights.data_ptr(), sums.numel(), divisor, factor)
         )
+
+    def bytes_needed(self, sums: Tensor) -> int:
+        """How many bytes hold each of these signed numbers, (n,) int64: 4, 5, 6 or 8."""
+        return self._bytes_needed(sums.data_ptr(), sums.numel())
+
+    def pack(self, sums: Tensor, bytes_each: int, packed: Tensor) -> None:
+        """Writes (n,) int64 into (n · bytes_each,) uint8, as `workers.fixed_point.packing` says."""
+        self._pack(packed.data_ptr(), sums.data_ptr(), sums.numel(), bytes_each)
+
+    def add_packed(self, sums: Tensor, bytes_each: int, packed: Tensor) -> None:
+        """Adds to (n,) int64 what `pack` wrote, modulo 2^64."""
+        self._add_packed(sums.data_ptr(), packed.data_ptr(), sums.numel(), bytes_each)
 
 
 def _function(function: Callable[..., int], result: type | None, *arguments: type) -> Callable[..., int]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -54,6 +55,35 @@ class ReductionPatience:
         """Lowers the assumed speed after a timeout; other errors say nothing about it."""
         if seconds >= self.timeout_s(size_bytes):
             self._least_bytes_per_s = max(self._least_bytes_per_s / 4, LEAST_BYTES_PER_S)
+
+
+class GroupExchange:
+    """Sends and receives among the members of a group, for work that all of them do at the same time."""
+
+    def __init__(self, group: gloo.GlooGroup, limit_s: float) -> None:
+        self._group: Any = group
+        self._until = time.monotonic() + limit_s
+        self._tag = 0
+
+    def swap(self, sent: Mapping[int, Tensor], received: Mapping[int, Tensor]) -> None:
+        """Sends `sent[rank]` to other ranks, and fills `received[rank]` from them. Blocks.
+
+        Both sides know the sizes; contiguous, on the host, any dtype; what is empty does not travel.
+
+        Raises:
+            RuntimeError: A member is gone, or late.
+        """
+        self._tag += 1
+        works = [
+            *(
+                self._group.recv([tensor], rank, self._tag)
+                for rank, tensor in received.items()
+                if len(tensor)
+            ),
+            *(self._group.send([tensor], rank, self._tag) for rank, tensor in sent.items() if len(tensor)),
+        ]
+        for work in works:
+            work.wait(timedelta(seconds=max(0.001, self._until - time.monotonic())))
 
 
 class ReductionGroup:
@@ -156,10 +186,30 @@ class ReductionGroup:
             raise BadInput(f"an all-reduce takes int64 or float32, not {tensor.dtype}")
         if self.released:
             raise self._error("it was released")
-        if self._built is None or not tensor.numel():
-            return tensor
-        limit = timedelta(seconds=self._config.timeout_s if timeout_s is None else timeout_s)
-        work = partial(_reduce, self._built[0], tensor, limit)
+        if self._built is not None and tensor.numel():
+            limit = timedelta(seconds=self._config.timeout_s if timeout_s is None else timeout_s)
+            await self._together(partial(_reduce, self._built[0], tensor, limit))
+        return tensor
+
+    async def exchange(
+        self, work: Callable[[GroupExchange], None], *, timeout_s: float | None = None
+    ) -> None:
+        """Runs `work` on a thread; all members do so at the same time, and it swaps tensors with them.
+
+        Args:
+            work: A `RuntimeError` in it ends the group.
+            timeout_s: Time in which all members must come to its end; by default the group's.
+
+        Raises:
+            PeerUnreachable: As by `all_reduce`.
+        """
+        if self.released or self._built is None:
+            raise self._error("it was released")
+        limit_s = self._config.timeout_s if timeout_s is None else timeout_s
+        await self._together(partial(_work, work, GroupExchange(self._built[0], limit_s)))
+
+    async def _together(self, work: Callable[[], str | None]) -> None:
+        """Runs a part of this group's work on a thread, and meanwhile watches the other members."""
         reducing = self._tasks.create(gloo.in_thread("all-reduce", work), name=f"reduce {self.name}")
         watching = self._tasks.create(self._watch(), name=f"watch {self.name}")
         try:
@@ -179,7 +229,6 @@ class ReductionGroup:
         if failed is not None:
             self.release()
             raise self._error(failed)
-        return tensor
 
     async def _watch(self) -> PeerUnreachable:
         """Probes the other members every `watch_s` during a sum; returns once some of them are silent.
@@ -237,4 +286,13 @@ def _reduce(group: gloo.GlooGroup, tensor: Tensor, limit: timedelta) -> str | No
         return gloo.first_line(error)
     if host is not tensor:
         tensor.copy_(host)
+    return None
+
+
+def _work(work: Callable[[GroupExchange], None], line: GroupExchange) -> str | None:
+    """Does the work; returns an error as text, as `_reduce` does."""
+    try:
+        work(line)
+    except RuntimeError as error:
+        return gloo.first_line(error)
     return None

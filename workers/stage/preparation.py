@@ -23,7 +23,7 @@ from schemas.errors import Conflict, Fenced
 from schemas.step import Member, StepPrepare, StepVote
 from workers.compute.compute_thread import ComputeThread
 from workers.compute.gradient_sum import GradientSum
-from workers.compute.stage_compute import StageCompute
+from workers.compute.stage_compute import Finished, StageCompute
 from workers.links.hop_exchange import TensorTransfer
 from workers.links.reduction import ReductionGroup
 from workers.stage.hop_runtime import InstanceContext
@@ -49,10 +49,6 @@ class _Voting:
     group: tuple[int, int, int]
     progress: RequestProgress
     task: asyncio.Task[StepVote]
-
-
-Finish = tuple[frozenset[int], tuple[list[Tensor], str, tuple[float, ...]]]
-"""What `StageCompute.finish_alone` returns."""
 
 
 class Preparation:
@@ -90,7 +86,7 @@ class Preparation:
         self._send = send
         self._news = asyncio.Event()
         self._voting: _Voting | None = None
-        self._finishing: tuple[tuple[int, int], asyncio.Future[Finish]] | None = None
+        self._finishing: tuple[tuple[int, int], asyncio.Future[tuple[frozenset[int], Finished]]] | None = None
 
     def summed(self) -> None:
         """Finishes the sum as soon as it has the step's last microbatch, if its stage has no other member.
@@ -105,7 +101,7 @@ class Preparation:
             finishing.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._finishing = (step, finishing)
 
-    def _finished(self, step: tuple[int, int]) -> asyncio.Future[Finish] | None:
+    def _finished(self, step: tuple[int, int]) -> asyncio.Future[tuple[frozenset[int], Finished]] | None:
         """The finished sum of this step and attempt, if `summed` has begun to make it."""
         return self._finishing[1] if self._finishing is not None and self._finishing[0] == step else None
 
@@ -152,6 +148,16 @@ class Preparation:
             if finishing is None:
                 finishing = self._thread.order(self._layers.finish_alone)
             microbatches, (gradients, checksum, norms) = await asyncio.shield(finishing)
+        elif self._layers.sum.in_parts and not order.tied:
+            self._finishing = None
+            parts = await self._thread.order(lambda: self._layers.begin_parts(group.rank, len(group.members)))
+            began = time.perf_counter()
+            await self.reduction.exchange(group, parts)
+            reduce_ms = (time.perf_counter() - began) * 1e3
+            if (order.step, order.attempt) != self._open_step():
+                raise Fenced("aborted while reducing")
+            microbatches = parts.microbatches
+            gradients, checksum, norms = await self._thread.order(lambda: self._layers.finish_parts(parts))
         else:
             self._finishing = None
             began = time.perf_counter()

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import TypeVar
 
 from torch import Tensor
 
 from schemas.errors import Fenced, PeerUnreachable
 from schemas.step import GroupForm, Member
+from workers.compute.sum_in_parts import SumInParts
 from workers.links.reduction import ReductionGroup, ReductionPatience
 from workers.stage.hop_runtime import InstanceContext
+
+T = TypeVar("T")
 
 
 class StageReduction:
@@ -60,13 +65,20 @@ class StageReduction:
 
     async def all_reduce(self, group: ReductionGroup, flat: Tensor) -> Tensor:
         """Sums `flat` over the group, in a time that fits its size and the speed of the last sums."""
+        return await self._timed(flat.nbytes, partial(group.all_reduce, flat))
+
+    async def exchange(self, group: ReductionGroup, parts: SumInParts) -> None:
+        """Has each member sum a part, in such a time."""
+        await self._timed(parts.bytes, partial(group.exchange, parts.exchange))
+
+    async def _timed(self, size: int, reduce: Callable[..., Awaitable[T]]) -> T:
         began = time.perf_counter()
         try:
-            reduced = await group.all_reduce(flat, timeout_s=self._patience.timeout_s(flat.nbytes))
+            reduced = await reduce(timeout_s=self._patience.timeout_s(size))
         except PeerUnreachable:
-            self._patience.failed(flat.nbytes, time.perf_counter() - began)
+            self._patience.failed(size, time.perf_counter() - began)
             raise
-        self._patience.took(flat.nbytes, time.perf_counter() - began)
+        self._patience.took(size, time.perf_counter() - began)
         return reduced
 
     def release(self) -> None:

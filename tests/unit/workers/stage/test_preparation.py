@@ -37,7 +37,7 @@ class Layers:
 
     def __init__(self) -> None:
         self.finished = 0
-        self.sum = SimpleNamespace(microbatches=frozenset[int]())
+        self.sum = SimpleNamespace(microbatches=frozenset[int](), in_parts=False)
 
     def finish_alone(self) -> tuple[frozenset[int], tuple[list[Tensor], str, tuple[float, ...]]]:
         self.finished += 1
