@@ -50,7 +50,7 @@ class PartBuffers:
 
 
 @dataclass(frozen=True)
-class _Packed:
+class _PackedPart:
     widths: Tensor
     numbers: Tensor
 
@@ -96,13 +96,13 @@ class SumInParts:
         self._sent = self._pack(flat)
         self._results: dict[int, Tensor] = {}
 
-    def _pack(self, flat: Tensor) -> dict[int, _Packed]:
+    def _pack(self, flat: Tensor) -> dict[int, _PackedPart]:
         widths = {other: widths_of(flat[self.parts[other]], self._kernel) for other in self._others}
         sizes = {other: packed_bytes(self._size(other), widths[other]) for other in self._others}
         numbers = self.buffers.divide("sent", sizes)
         for other in self._others:
             pack(flat[self.parts[other]], widths[other], numbers[other], self._kernel)
-        return {other: _Packed(widths[other], numbers[other]) for other in self._others}
+        return {other: _PackedPart(widths[other], numbers[other]) for other in self._others}
 
     def _size(self, place: int) -> int:
         return self.parts[place].stop - self.parts[place].start
