@@ -13,7 +13,8 @@
     │   └── OverQuota         … because it would exceed the user's quota
     ├── NotFound              no such job, instance, artifact
     ├── Conflict              a compare-and-set lost; the record moved on
-    │   └── InProgress        the same request is being answered at this moment
+    │   ├── InProgress        the same request is being answered at this moment
+    │   └── LastingConflict   no retry changes it: a closed feed, a name that is taken
     ├── Fenced                the sender is of an older epoch or incarnation
     ├── UnreadableRecord      the value at a key is no record
     ├── Unavailable           nobody answers: retry later
@@ -117,6 +118,11 @@ class Conflict(DmscError):
 
 class InProgress(Conflict):
     code = "in_progress"
+
+
+class LastingConflict(Conflict):
+    code = "lasting_conflict"
+    retryable = False
 
 
 class Fenced(DmscError):

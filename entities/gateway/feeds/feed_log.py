@@ -21,7 +21,14 @@ from bus.files.feed_rows import find_feed, last_row
 from bus.logs import get_logger
 from bus.messaging.key_value import Writing
 from entities.gateway.feeds.feed_records import ReadPiece
-from schemas.errors import Conflict, DmscError, NotFound, Unavailable, UnreadableRecord
+from schemas.errors import (
+    Conflict,
+    DmscError,
+    LastingConflict,
+    NotFound,
+    Unavailable,
+    UnreadableRecord,
+)
 from schemas.feeds import MOST_SEGMENTS, Feed, FeedField, FeedPieceData, FeedRecord, FeedSegment
 
 log = get_logger("gateway")
@@ -86,7 +93,7 @@ class FeedLog:
         """Creates a feed; one of the same user with the same fields is taken as it is.
 
         Raises:
-            Conflict: Another feed has the name.
+            LastingConflict: Another feed has the name.
             UnreadableRecord: One has it whose record can't be read; an operator may delete it.
         """
         await self._feeds.get(leader=True, feed=name)  # `create` would take an unreadable one for none
@@ -99,7 +106,7 @@ class FeedLog:
             there = await find_feed(self._bus, name)
             if (there.user, there.fields) != (user, record.fields):
                 have = ", ".join(f"{key}: {value}" for key, value in there.fields.items())
-                raise Conflict(
+                raise LastingConflict(
                     f"there is a feed {name} of {there.user} already, with {have}; take another name"
                 ) from None
             return there
@@ -154,7 +161,7 @@ class FeedLog:
             push: What the push is recognised by.
 
         Raises:
-            Conflict: The feed is closed, or has as many pushes as it may.
+            LastingConflict: The feed is closed, or has as many pushes as it may.
             NotFound: It was removed.
             Unavailable: The bus does not answer; whether it is stored, a repetition finds out.
         """
@@ -178,7 +185,7 @@ class FeedLog:
             while (stored := known.pushes.get(push)) is None:
                 self._check_open(known)
                 if known.count >= MOST_SEGMENTS:
-                    raise Conflict(
+                    raise LastingConflict(
                         f"feed {record.name} has {known.count:,} pushes, the most that a feed may: create "
                         "another one, and push more records at a time"
                     )
@@ -309,11 +316,11 @@ class FeedLog:
         if last is not None and last.end == "removed":
             raise _gone(name)
         if last is not None and last.end == "closed":
-            raise Conflict(f"feed {name} is closed: it takes no more records; create another one")
+            raise LastingConflict(f"feed {name} is closed: it takes no more records; create another one")
 
 
-def _damaged(name: str, number: int) -> Conflict:
-    return Conflict(
+def _damaged(name: str, number: int) -> LastingConflict:
+    return LastingConflict(
         f"feed {name} is damaged: the row of push {number} can't be read; create another feed, and have an "
         "operator delete this one"
     )
