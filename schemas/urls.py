@@ -74,8 +74,11 @@ class UrlRules:
         runs = tuple(os.path.join(folder, RUNS) for folder in home)
         return cls((*home, *folders), (*runs, *folders), prefixes, ANY in given)
 
-    def refusal(self, url: str, *, write: bool = False) -> str:
-        """Why a job may not name this URL; empty if it may."""
+    def refusal(self, url: str, *, write: bool = False, instead: str = "") -> str:
+        """Why a job may not name this URL; empty if it may.
+
+        `instead`: what else is possible where a folder may not be named; by default the bus.
+        """
         if self.everything or url.startswith(SECRET) or (url == STDLIB and not write):
             return ""
         url = _USER.sub(r"\1", url)
@@ -93,10 +96,11 @@ class UrlRules:
             if within(fixed_part(path), folders):
                 return ""
             what = "write into" if write else "read"
-            instead = (
-                f"start the mesh with --allow-url {fixed_part(path)}, or use {BUS}{BUS_FOLDERS[not write]}"
+            remedy = (
+                f"start the mesh with --allow-url {fixed_part(path)}, "
+                f"or {instead or f'use {BUS}{BUS_FOLDERS[not write]}'}"
             )
-            return f"{url} lies in no folder that jobs may {what} ({', '.join(folders) or 'none'}); {instead}"
+            return f"{url} lies in no folder that jobs may {what} ({', '.join(folders) or 'none'}); {remedy}"
         if (
             "::" not in url
             and ".." not in unquote(url).split("/")  # a server reads %2e%2e as ..

@@ -138,9 +138,10 @@ def open_only_bus() -> None:
     _only_bus[:] = [True]
 
 
-def refusal(url: str, *, write: bool = False) -> str:
-    """Why this process's rules forbid a job to name this URL; empty if they allow it or there are none."""
-    return next((reason for rules in _rules if (reason := rules.refusal(url, write=write))), "")
+def refusal(url: str, *, write: bool = False, instead: str = "") -> str:
+    """What this process's `UrlRules.refusal` says; empty if there are no rules."""
+    found = (rules.refusal(url, write=write, instead=instead) for rules in _rules)
+    return next((reason for reason in found if reason), "")
 
 
 def _check(url: str) -> None:

@@ -25,7 +25,7 @@ async def find_feed(bus: Bus, name: str) -> FeedRecord:
     """
     entry = await bus.bucket(FEED).get(leader=True, feed=name)
     if entry is None or not isinstance(entry.message, FeedRecord):
-        raise NotFound(f"there is no feed {name}; `dmsc data create {name}` makes one")
+        raise NotFound(f"there is no feed {name}; `dmsc data create {name} FIELD=TYPE` makes one")
     return entry.message
 
 

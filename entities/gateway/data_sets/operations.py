@@ -11,7 +11,7 @@ from bus.files.artifacts import open_on_bus
 from entities.gateway.operations.access_client import Bearer, check_each
 from entities.gateway.operations.backends import Backends
 from entities.gateway.operations.idempotency import key_token
-from entities.gateway.operations.job_urls import among_folders, refuse_each, things_among
+from entities.gateway.operations.job_urls import STORE_LEFT_OUT, among_folders, refuse_each, things_among
 from entities.gateway.operations.jobs import JobOperations
 from entities.gateway.operations.operation import Operation
 from schemas.data_set.build_file import DataBuildSpec
@@ -189,7 +189,7 @@ def refuse_build_urls(spec: DataBuildSpec) -> None:
             raise BadJob(f"{key}: {url}: a data set is no source of a build; name what it was built from")
     store = spec.store
     if store is not None and store.startswith(BUS):
-        raise BadJob("store: leave it out: without it a data set lies on the bus")
+        raise BadJob(f"store: {STORE_LEFT_OUT}")
     if store is not None and (not store or store.startswith((STDLIB, DATA_SET, "http://", "https://"))):
         raise BadJob(
             f"store: {store!r} takes no files; give a folder or an object store's URL, or leave it out"

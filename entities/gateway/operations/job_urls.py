@@ -13,6 +13,8 @@ from schemas.job_file.data_set_use import is_data_set
 from schemas.urls import BUILT_FOLDER, BUS, FEEDS, SECRET, bus_name, local_path
 
 DATA_SETS, ARTIFACTS = "datasets", f"{BUS}artifacts"
+STORE_LEFT_OUT = "leave it out: without it a data set lies on the bus"
+"""What is possible in place of the `store` of a build."""
 READ_ARTIFACT, READ_DATA_SET, READ_FEED = "artifact.read", "dataset.read", "feed.read"
 
 
@@ -42,8 +44,11 @@ def refuse_each(named: Iterable[tuple[str, str, bool]]) -> None:
         BadJob: one of them is not allowed.
     """
     for key, url, write in named:
-        if reason := refusal(url, write=write):
+        if reason := refusal(url, write=write, instead=STORE_LEFT_OUT if key == "store" else ""):
             raise BadJob(f"{key}: {reason}")
+        if bus_name(url).partition("/")[0] == FEEDS and not key.endswith(".feed"):
+            feed = bus_name(url).partition("/")[2]
+            raise BadJob(f"{key}: {url} is a feed, which a job names as data: {{kind: feed, feed: {feed}}}")
         if bus_name(url).partition("/")[0] == CODE:  # whatever --allow-url says
             raise BadJob(f"{key}: {url} is code, which a job names as `code` and nobody else reads")
         if bus_name(url).partition("/")[0] == BUILT_FOLDER:

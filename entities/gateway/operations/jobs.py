@@ -23,6 +23,8 @@ from entities.gateway.operations.backends import Backends
 from entities.gateway.operations.code import CodeOperations
 from entities.gateway.operations.idempotency import Answer, IdempotencyStore, key_token, request_digest
 from entities.gateway.operations.job_urls import (
+    READ_FEED,
+    Named,
     files_on_bus,
     named_things,
     names_folders,
@@ -37,7 +39,7 @@ from entities.gateway.operations.secrets import SecretOperations
 from entities.gateway.storage.usage import StoredUse
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope
-from schemas.errors import Ack, BadInput, BadJob, DmscError, InProgress, NotFound
+from schemas.errors import Ack, BadInput, BadJob, DmscError, InProgress, NotFound, UnreadableRecord
 from schemas.fault import FaultRecord
 from schemas.gateway_api import (
     DOOR_KEY,
@@ -162,6 +164,7 @@ class JobOperations:
         Raises:
             Refused: the user may not read one of the things that the job names.
             BadJob: the job would write into the folder of another user's job.
+            NotFound: the job names a feed that there is not.
         """
         jobs: Mapping[str, JobRecord] = {}
         if names_folders(spec):
@@ -169,7 +172,16 @@ class JobOperations:
             refuse_others_folder(spec, user, jobs)
         things = named_things(spec, jobs)
         await check_each(bearer, things)
+        for thing in things:
+            if thing.action == READ_FEED:
+                await self._require_feed(thing)
         return tuple(thing.url for thing in things if bus_name(thing.url))
+
+    async def _require_feed(self, named: Named) -> None:
+        try:
+            await self.feeds.find(named.resource)
+        except (NotFound, UnreadableRecord) as error:
+            raise type(error)(f"{named.key}: {error.text}", **error.fields) from None
 
     def list(self) -> Operation[JobList]:
         return Operation("job.list", "jobs", lambda _: self._all())

@@ -19,8 +19,17 @@ from entities.authorizer.access.access_policy import default_text
 from entities.gateway import Gateway, GatewayConfig
 from entities.service_registry.service import ServiceRegistry
 from schemas.envelope import EntityKind
-from schemas.errors import BadInput, Conflict, NotFound, OverQuota, Refused, UnreadableRecord
+from schemas.errors import (
+    BadInput,
+    Conflict,
+    LastingConflict,
+    NotFound,
+    OverQuota,
+    Refused,
+    UnreadableRecord,
+)
 from schemas.feeds import FeedPieceData, Pushed
+from schemas.job import JobSpec
 from tests.integration.entities.conftest import Dial, Start, bearer, mesh_without_nodes
 from tests.patience import PATIENCE_S
 from tests.waiting import eventually
@@ -125,6 +134,43 @@ async def test_a_closed_feed_takes_nothing_more(ruth: list[AsyncClient]) -> None
         with pytest.raises(Conflict, match="feed numbers is closed: it takes no more records"):
             await client.push("numbers", [{"x": 3}])
         assert await client.push("numbers", b'{"x": 1}\n{"x": 2}', idempotency_key="one") == kept
+
+
+async def test_a_push_to_a_closed_feed_is_not_to_be_retried(ruth: list[AsyncClient], urls: list[str]) -> None:
+    await ruth[0].create_feed("numbers", FIELDS)
+    await ruth[0].close_feed("numbers")
+    async with httpx.AsyncClient(base_url=urls[1], headers=bearer("ruth"), trust_env=False) as http:
+        refused = await http.post("/v1/feeds/numbers/records", content=b'{"x": 1}')
+        taken = await http.put("/v1/feeds/numbers", json={"fields": {"x": "text"}})
+    for answer in (refused, taken):
+        assert (answer.status_code, answer.json()["retryable"]) == (409, False)
+        assert answer.json()["code"] == "lasting_conflict"
+    with pytest.raises(LastingConflict, match="feed numbers is closed"):
+        await ruth[0].push("numbers", [{"x": 1}])
+
+
+async def test_a_job_that_names_no_feed_is_refused_at_submission(ruth: list[AsyncClient]) -> None:
+    await ruth[0].create_feed("numbers", FIELDS)
+    feed = {"kind": "feed", "feed": "other"}
+    mixed = {"kind": "feed", "order": "shuffled", "mixture": [{"feed": "numbers"}, {"feed": "other"}]}
+    for place, data in (("data", feed), ("data.mixture[1]", mixed)):
+        with pytest.raises(NotFound) as refused:
+            await ruth[0].submit(feed_job(data))
+        assert refused.value.text == (
+            f"{place}.feed: there is no feed other; `dmsc data create other FIELD=TYPE` makes one"
+        )
+    with pytest.raises(BadInput) as refused_url:
+        await ruth[0].submit(feed_job({"source": "bus://feeds/numbers"}))
+    assert refused_url.value.text == (
+        "data.source: bus://feeds/numbers is a feed, which a job names as data: {kind: feed, feed: numbers}"
+    )
+    assert (await ruth[0].submit(feed_job(feed | {"feed": "numbers"}))).spec.data.feed == "numbers"
+
+
+def feed_job(data: dict[str, object]) -> JobSpec:
+    return JobSpec.model_validate(
+        {"name": "fed", "model": {"factory": "a:b"}, "data": data, "training": {"steps": 2}}
+    )
 
 
 async def test_a_bad_record_refuses_its_push(ruth: list[AsyncClient]) -> None:
