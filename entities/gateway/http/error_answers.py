@@ -7,8 +7,9 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from bus.logs import get_logger
 from entities.gateway.http.problems import TooLarge, problem_response, status_of
@@ -17,11 +18,14 @@ from schemas.errors import BadInput, DmscError, NotFound
 
 log = get_logger("door")
 
+CLIENT_LEFT = 499
+"""The status, as nginx has it, under which a request is logged and counted whose client left before its body
+had come. Nobody receives it."""
 _CODES = {404: NotFound.code, 405: "method_not_allowed"}
 
 
 def explain_errors(app: FastAPI, retry_after_s: float = 1.0) -> None:
-    """Adds handlers for `DmscError`, invalid parameters, unknown paths, and unexpected errors.
+    """Adds handlers for `DmscError`, invalid parameters, unknown paths, clients that left, unexpected errors.
 
     `retry_after_s`: `Retry-After` where an error names no time; an orchestrator fails over in about a second.
     """
@@ -37,6 +41,10 @@ def explain_errors(app: FastAPI, retry_after_s: float = 1.0) -> None:
         is_busy = status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS)
         wait_s = float(error.fields.get("retry_after_s", retry_after_s if is_busy else 0.0))
         return problem_response(status, error.text, error.code, retry_after_s=wait_s, **more)
+
+    @app.exception_handler(ClientDisconnect)
+    async def client_left(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=CLIENT_LEFT)
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(request: Request, error: RequestValidationError) -> JSONResponse:

@@ -19,6 +19,7 @@ from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
 from entities.gateway.http.config import HttpConfig
 from entities.gateway.http.sse.format import EventsConfig
+from entities.metrics import HTTP_REQUESTS
 from entities.service_registry.service import ServiceRegistry
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope
@@ -390,6 +391,34 @@ async def test_each_request_is_one_line_in_the_log_without_secrets(http: httpx.A
     (line,) = [line for line in lines if line["event"] == "http request"]
     assert (line["method"], line["path"], line["status"]) == ("GET", "/v1/jobs", 200)
     assert "in-query" not in json.dumps(lines, default=str)
+
+
+async def test_a_client_that_leaves_in_mid_upload_is_one_line_and_counted(
+    http: httpx.AsyncClient, gateway: Gateway
+) -> None:
+    def noted() -> list[Any]:
+        return [line for line in lines if line["event"] == "http request"]
+
+    paths = ("/v1/datasets/half", "/v1/code/" + "0" * 64, "/v1/jobs")
+    for path in paths:
+        with structlog.testing.capture_logs() as lines:
+            reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
+            method = "POST" if path == "/v1/jobs" else "PUT"
+            writer.write(
+                f"{method} {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ruth\r\n"
+                "Content-Length: 9000\r\n"
+                "Expect: 100-continue\r\n\r\n".encode()
+            )
+            await reader.readuntil(b"100 Continue\r\n\r\n")  # the gateway reads the body
+            writer.write(b"x" * 1000)
+            await writer.drain()
+            writer.transport.abort()
+            await eventually(noted)
+        (line,) = noted()
+        assert (line["path"], line["status"]) == (path, 499)
+        assert not [line for line in lines if "exc_info" in line]
+    counted = [reading for reading in gateway.readings() if reading.metric is HTTP_REQUESTS]
+    assert HTTP_REQUESTS(len(paths), gateway="gateway-east", status="499") in counted
 
 
 # --- the NATS door ------------------------------------------------------------------------------------
