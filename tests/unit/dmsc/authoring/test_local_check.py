@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dmsc.authoring.local_check import CheckOptions, check_job
-from schemas.errors import BadModel
+from schemas.errors import BadData, BadModel
 from schemas.job import JobSpec
 
 MODEL = """
@@ -85,6 +85,18 @@ def test_each_end_is_one_line(folder: Path, factory: str, line: str) -> None:
     with pytest.raises(BadModel, match=line) as refused:
         list(check_job(job(folder, factory), CheckOptions(steps=1)))
     assert "\n" not in refused.value.text
+
+
+def test_what_is_not_checked_of_a_feeds_job_is_said(folder: Path) -> None:
+    spec = job(folder).model_dump(mode="json") | {"data": {"kind": "feed", "feed": "sensor"}}
+    with pytest.raises(BadData) as refused:
+        list(check_job(JobSpec.model_validate(spec), CheckOptions(steps=1)))
+    text = refused.value.text
+    assert text.startswith(
+        "data.feed: the job file is right and its code is there; a batch, the layers, memory "
+    )
+    assert "not checked, because records of feed sensor are at a mesh" in text
+    assert "\n" not in text
 
 
 def test_a_debugger_opens_where_the_users_code_failed(folder: Path) -> None:
