@@ -5,13 +5,20 @@ from __future__ import annotations
 import math
 
 from schemas.errors import BadJob
-from schemas.job import JobSpec
+from schemas.job import ENDED, JobSpec
 from schemas.job_file.recipe import MOST_STEPS
 
 
 def length_text(steps: int) -> str:
     """A job's number of steps as people read it; `–`: it has none, and ends with its feed or by a metric."""
     return str(steps) if steps < MOST_STEPS else "–"
+
+
+def progress_text(done: int, steps: int, state: str) -> str:
+    """How far a job is, as people read it: `5/100`; without a number of steps `5/–`, and `5` at its end."""
+    if steps >= MOST_STEPS and state in ENDED:
+        return str(done)
+    return f"{done}/{length_text(steps)}"
 
 
 def with_steps(spec: JobSpec, data_samples: int) -> JobSpec:

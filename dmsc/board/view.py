@@ -13,7 +13,7 @@ from rich.text import Text
 from dmsc.board.documents import Row
 from dmsc.follow.run_state import quantity
 from schemas.plain_text import plain
-from schemas.training_length import length_text
+from schemas.training_length import progress_text
 
 _colours = {"active": "green", "pending": "yellow", "draining": "yellow", "faulted": "bold red"}
 MOST_LINES = 40
@@ -72,7 +72,7 @@ LINK_COLUMNS = (
 JOB_COLUMNS = (
     _text("job", "job"),
     _text("state", "state"),
-    Column("step", lambda row: f"{row['step']}/{length_text(row['steps'])}", right=True),
+    Column("step", lambda row: progress_text(row["step"], row["steps"], row["state"]), right=True),
     _number("step time", "step_s", ".3f", " s"),
     _quantity("tokens/s", "tokens_per_s"),
     _number("loss", "loss", ".4f"),

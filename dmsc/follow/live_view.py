@@ -18,7 +18,7 @@ from dmsc.follow.run_state import RunState, duration, metrics_in_words, quantity
 from schemas.job import JobEvent, JobState
 from schemas.plain_text import plain
 from schemas.task_graph import is_data
-from schemas.training_length import length_text
+from schemas.training_length import length_text, progress_text
 
 _colours = {
     "active": "green",
@@ -172,7 +172,7 @@ def _progress(run: RunState) -> RenderableType:
     rate = run.tokens_per_s()
     row.add_row(
         ProgressBar(total=None if run.is_open else max(run.steps, 1), completed=run.done, width=32),
-        f"step {run.done}/{length_text(run.steps)}",
+        f"step {progress_text(run.done, run.steps, run.state)}",
         f"{quantity(rate)} {run.counted}/s" if rate else "",
         _left(run).strip() if run.results and not run.ended else "",
     )

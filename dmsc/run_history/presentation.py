@@ -11,7 +11,7 @@ import yaml
 from dmsc.run_history.comparison import Comparison, EqualStep, sampled
 from dmsc.run_history.run_report import RunReport
 from schemas.job import ENDED, JobRecord, JobSpec
-from schemas.training_length import length_text
+from schemas.training_length import progress_text
 from schemas.usage import JobCost
 
 RUN_COLUMNS = ("job", "name", "state", "user", "step", "loss", "validation", "submitted", "for", "where")
@@ -27,7 +27,7 @@ def run_row(record: JobRecord, now: float) -> tuple[str, ...]:
         record.spec.name,
         record.state.value,
         record.user,
-        f"{record.step}/{length_text(record.spec.training.steps)}",
+        progress_text(record.step, record.spec.training.steps, record.state),
         number(record.loss_last),
         number(record.validation_loss),
         clock(record.submitted_at),
@@ -40,8 +40,9 @@ def report_lines(report: RunReport, shown: int = 12) -> list[str]:
     """A run's report without its configuration; the newest `shown` interruptions."""
     losses, lineage = report.losses, report.lineage
     state = f"{report.state}: {report.reason}" if report.reason else report.state
+    steps = progress_text(report.step, report.steps, report.state).replace("/", " of ")
     lines = [
-        f"{report.job}  {report.name}, {state}, step {report.step} of {length_text(report.steps)}",
+        f"{report.job}  {report.name}, {state}, step {steps}",
         f"by          {report.user or '–'}, submitted {clock(report.submitted_at)}",
         f"loss        first {number(losses.first)}, last {number(losses.last)}",
         f"validation  first {_at(losses.validation_first)}, best {_at(losses.validation_best)},"

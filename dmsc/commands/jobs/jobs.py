@@ -22,7 +22,7 @@ def jobs(
 
     Example: dmsc jobs --json
     """
-    from schemas.training_length import length_text
+    from schemas.training_length import progress_text
 
     records = mesh.ask(lambda client: client.jobs())
     now = time.time()
@@ -31,7 +31,7 @@ def jobs(
             record.job,
             record.spec.name,
             record.state.value,
-            f"{record.step}/{length_text(record.spec.training.steps)}",
+            progress_text(record.step, record.spec.training.steps, record.state),
             "" if record.loss_last is None else f"{record.loss_last:.4f}",
             f"{_age(now - record.submitted_at)} ago",
             record.reason,
@@ -131,7 +131,7 @@ def status(
 
     Example: dmsc status
     """
-    from schemas.training_length import length_text
+    from schemas.training_length import progress_text
 
     status = mesh.ask(_status)
     if mesh.json:
@@ -173,7 +173,7 @@ def status(
     print_table(
         ("job", "name", "state", "step", "reason"),
         [
-            (job.job, job.name, job.state, f"{job.step}/{length_text(job.steps)}", job.reason)
+            (job.job, job.name, job.state, progress_text(job.step, job.steps, job.state), job.reason)
             for job in status.jobs
         ],
         title="jobs",

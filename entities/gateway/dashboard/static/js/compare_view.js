@@ -4,7 +4,7 @@ import { stageColour } from "./colours.js";
 import { CurveChart } from "./curve_chart.js";
 import { ask } from "./door.js";
 import { code, empty, h, keyed, setState, text } from "./dom.js";
-import { bounded, quantity } from "./format.js";
+import { progress, quantity } from "./format.js";
 import { ENDED } from "./store.js";
 
 const HUES = [0, 1, 2, 4, 6, 7, 5, 3]; // of stages, with those that differ most first
@@ -172,7 +172,7 @@ export class CompareView {
       const { record, curve } = row;
       if (!record) return [row.why || "asking …", "", "", "", "", "", ""];
       const low = finite(curve).reduce((least, point) => (least === null || point.loss < least.loss ? point : least), null);
-      return [record.state.replaceAll("_", " "), `${record.step}/${bounded(record.spec.training.steps) ?? "–"}`, record.loss_last?.toFixed(4) ?? "–",
+      return [record.state.replaceAll("_", " "), progress(record.step, record.spec.training.steps, ENDED.has(record.state)), record.loss_last?.toFixed(4) ?? "–",
         low ? `${low.loss.toFixed(4)} at ${low.step}${rows.length > 1 && low.loss === best ? " ★" : ""}` : "–",
         quantity(record.tokens_per_s), record.recoveries, quantity((record.usage?.slot_s ?? 0) / 3600)];
     };

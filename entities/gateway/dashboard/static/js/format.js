@@ -32,6 +32,9 @@ const MOST_STEPS = 2 ** 40;
 /** A job's number of steps; null: it has none, and ends with its feed or by a metric. */
 export const bounded = (steps) => (steps && steps < MOST_STEPS ? steps : null);
 
+/** How far a job is: `5/100`; without a number of steps `5/–`, and `5` once it has ended. */
+export const progress = (done, steps, ended) => (ended && !bounded(steps) ? String(done) : `${done}/${bounded(steps) ?? "–"}`);
+
 const two = (value) => String(value).padStart(2, "0");
 
 export function clock(at, digits = 0) {

@@ -2,7 +2,7 @@
 
 import { ask } from "./door.js";
 import { code, empty, h, keyed, say, setState, text } from "./dom.js";
-import { bounded, quantity } from "./format.js";
+import { bounded, progress, quantity } from "./format.js";
 import { ENDED } from "./store.js";
 import { yaml } from "./yaml.js";
 
@@ -92,7 +92,7 @@ export class JobsView {
     const done = Math.max(job.step, last ? last[0] + 1 : 0);
     setState(parts.state, job.state);
     parts.bar.style.transform = `scaleX(${bounded(job.steps) ? done / job.steps : 0})`;
-    text(parts.progress, `${done}/${bounded(job.steps) ?? "–"}`);
+    text(parts.progress, progress(done, job.steps, ENDED.has(job.state)));
     text(parts.loss, last ? last[2]?.toFixed(4) : "–");
     text(parts.rate, last && !ENDED.has(job.state) ? quantity(last[3]) : "–");
     text(parts.reason, [...job.alerts.map((alert) => `alert: ${alert.text}`), job.reason].filter(Boolean).join("; "));
