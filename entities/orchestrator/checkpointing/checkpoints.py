@@ -69,7 +69,7 @@ class Checkpoints:
     """The checkpoints of one job.
 
     The owner calls `committed` after each step, `due` and then `at_boundary` between two steps, and `restore`
-    to go back.
+    to go back. Where it waits between two steps, `rest_s` says for how long before it calls `rests`.
     """
 
     def __init__(self, job: JobContext) -> None:
@@ -79,6 +79,7 @@ class Checkpoints:
         self._numbers = 0
         self._last_step = 0
         self._tried = -1
+        self._rested_at = -1
         self._writing: asyncio.Task[None] | None = None
         self._writing_folder: CheckpointFolder | None = None
         self._damaged: set[str] = set()
@@ -103,7 +104,27 @@ class Checkpoints:
 
     def due(self, step: int) -> bool:
         """Whether the loop has to stop at this boundary and call `at_boundary`."""
-        return step != self._tried and step != self._last_step and self._choose(step).due
+        return self._lacks(step) and self._choice(step).due
+
+    def rest_s(self, step: int) -> float | None:
+        """How long a wait at this boundary lasts before it is worth a checkpoint; None: it never is."""
+        known = (0, self._job.store.record.checkpoint_step)
+        if step in known or not self._lacks(step) or not self._job.spec.training.checkpoint_every:
+            return None
+        cost_s = statistics.median(self._costs) if self._costs else 0.0
+        return max(self._times.waited_s, cost_s / self._times.waited_share)
+
+    def rests(self, step: int) -> None:
+        """The job has waited for `rest_s` at this boundary: a checkpoint of it is due."""
+        self._rested_at = step
+
+    def _choice(self, step: int) -> Choice:
+        if step == self._rested_at:
+            return Choice(not self._busy, 0, "the job waits for records")
+        return self._choose(step)
+
+    def _lacks(self, step: int) -> bool:
+        return step != self._tried and step != self._last_step
 
     def _choose(self, step: int) -> Choice:
         record = self._job.store.record
@@ -155,7 +176,7 @@ class Checkpoints:
         """
         if not self.due(step) or not all(stages):
             return
-        reason = self._choose(step).reason
+        reason = self._choice(step).reason
         self._tried = step
         if self._busy and step >= self._job.store.record.last_step:
             assert self._writing is not None
@@ -316,7 +337,7 @@ class Checkpoints:
             if not fresh or self._uneven:
                 await self._order_restore(0, None)
             await self._take_up(RecipeProgress())
-        self._last_step, self._tried = version, -1
+        self._last_step, self._tried, self._rested_at = version, -1, -1
         self._losses.clear()
         return version
 

@@ -216,9 +216,9 @@ class Training:
             await self._job.decisions.stop(self.step)
             await self._job.store.tell("state", state=self._job.store.record.state, text=f"stops: {text}")
         elif there == "waits":
-            await self._job.tasks.unless_failed(
-                self._step_owner.loop.beside(self._arrivals.until_news(self.step))
-            )
+            wait = self._arrivals.until_news(self.step, self._checkpoints.rest_s(self.step))
+            if not await self._job.tasks.unless_failed(self._step_owner.loop.beside(wait)):
+                self._checkpoints.rests(self.step)
             self._decided_at = time.monotonic()  # a wait is no part of a step's time
         return there == "there"
 

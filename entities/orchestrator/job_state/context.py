@@ -97,6 +97,11 @@ class CheckpointTimes:
     """Deadline of an instance that writes a file; it gives up sooner."""
     remove_s: float = 150.0
     """Deadline of a node that removes files; it gives up sooner."""
+    waited_s: float = 10.0
+    """A job that has waited for records so long gets a checkpoint of its step: it may wait for days, and what
+    dies meanwhile must not cost steps. Longer loses more, shorter writes more in short pauses of a feed."""
+    waited_share: float = 0.05
+    """The most that such a checkpoint may cost of the wait before it: the wait is at least cost ÷ share."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ two steps: no deadline of a step runs, no instance is silent, and whatever is do
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 
 from bus.files.feed_rows import FeedRows
@@ -34,6 +35,7 @@ class Arrivals:
         self._told_every_s = told_every_s
         self._rows: FeedRows | None = None
         self._woken = asyncio.Event()
+        self._told = ""
 
     async def close(self) -> None:
         """Ends the watch. Twice is fine."""
@@ -72,28 +74,41 @@ class Arrivals:
             )
         return found
 
-    async def until_news(self, step: int) -> None:
+    async def until_news(self, step: int, within_s: float | None = None) -> bool:
         """Returns once the records of a step are there, never will be, or there is something else to do.
 
         Meanwhile the job's record says what it waits for.
+
+        Args:
+            step: The step.
+            within_s: The longest wait, s; None: any.
+
+        Returns:
+            Whether that is so; False: `within_s` is over, and it still waits.
         """
         rows = await self._opened()
         self._woken.clear()
-        told_at, told = time.monotonic() - self._told_every_s + self._told_after_s, ""
+        began = time.monotonic()
+        ends_at, tells_at = began + (math.inf if within_s is None else within_s), began + self._told_after_s
         while self._standing(step) == "waits" and not rows.broken and not self._woken.is_set():
             needed = records_needed(self._behind(step), self._job.spec.data.shuffle_window)
             text = f"waits for records of feed {self.feed} (has {rows.count:,}, needs {needed:,})"
-            pause_s = told_at + self._told_every_s - time.monotonic()
-            if text != told and pause_s <= 0:
-                if told:
+            now = time.monotonic()
+            if now >= ends_at:
+                return False
+            if text != self._told and now >= tells_at:
+                if self._told:
                     await self._job.store.note(now=True, reason=text)
                 else:
                     await self._job.store.reason(text)
-                told, told_at = text, time.monotonic()
+                self._told, tells_at = text, time.monotonic() + self._told_every_s
                 continue
-            await self._next(rows, pause_s if text != told else None)
-        if told:
+            looks_at = min(ends_at, math.inf if text == self._told else tells_at)
+            await self._next(rows, None if looks_at == math.inf else looks_at - now)
+        if self._told:
             await self._job.store.reason(f"goes on from step {step}")
+            self._told = ""
+        return True
 
     async def _next(self, rows: FeedRows, pause_s: float | None) -> None:
         waits = {asyncio.ensure_future(rows.until_news()), asyncio.ensure_future(self._woken.wait())}

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Literal
+from typing import Literal, TypeVar
 
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
@@ -28,6 +28,8 @@ from schemas.evaluation_sets import evaluation_sets
 from schemas.job import StepPhases
 from schemas.limits import TICK_S
 from schemas.step import Member, MicrobatchClaim, Phase
+
+T = TypeVar("T")
 
 
 class StageGone(DmscError):
@@ -95,9 +97,9 @@ class StepLoop:
         """Waits a moment; raises the failure of this loop, if it has one."""
         await self.beside(asyncio.sleep(self._job.times.steps.repeat_s))
 
-    async def beside(self, waiting: Awaitable[None]) -> None:
+    async def beside(self, waiting: Awaitable[T]) -> T:
         """Waits beside this loop; raises its failure, if it has one."""
-        await self._tasks.unless_failed(waiting)
+        return await self._tasks.unless_failed(waiting)
 
     def give_up(self, step: int, why: str) -> None:
         """Ends the loop if `step` is open and not decided: then all members are at its version."""

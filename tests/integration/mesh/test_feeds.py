@@ -148,7 +148,31 @@ def test_records_pushed_during_training_and_kills_in_mid_wait(mesh: Mesh, before
     assert record.weights.sha256 == beforehand
     assert record.recoveries >= 1
     check_counted(client, record, "live")
+    (row,) = (line for line in mesh.printed("jobs").splitlines() if name in line)
+    assert f" {STEPS} " in row
+    assert "–" not in row, "how many steps it has is known at its end"
     client.delete_feed("live")
+
+
+def test_a_job_that_waits_long_has_a_checkpoint_of_its_last_step(mesh: Mesh) -> None:
+    """So that whatever dies in days of waiting costs no step."""
+    client, records = mesh.client, numbered()
+    client.create_feed("paused", FIELDS)
+    spec = job("feed-paused", "paused")
+    spec = spec.model_copy(update={"training": spec.training.model_copy(update={"checkpoint_every": 100})})
+    name = client.submit(spec).job
+    client.push("paused", records[:STEP_SAMPLES])
+    written = next(event for event in client.events(name) if event.kind == "checkpoint")
+    assert written.text.startswith("step 1 at ")
+    assert "why: the job waits for records" in written.text
+    waiting(client, name, STEP_SAMPLES, 2 * STEP_SAMPLES)
+    os.kill(mesh.instance(f"{name}-s0-r0").endpoint.pid, signal.SIGKILL)
+    back = next(event for event in client.events(name) if event.kind == "recovery")
+    assert "all back to step 1" in back.text
+    client.push("paused", records[STEP_SAMPLES:])
+    client.close_feed("paused")
+    check_counted(client, done(client, name), "paused")
+    client.delete_feed("paused")
 
 
 def test_a_chain_waits_and_a_feed_that_is_deleted_ends_its_job(mesh: Mesh, tmp_path: Path) -> None:
