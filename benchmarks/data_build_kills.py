@@ -149,8 +149,8 @@ async def built(mesh: BenchMesh, spec: DataBuildSpec, killer: Killer, kills: int
     while not found.ended:
         done = sum(phase.committed for phase in found.phases)
         if killed.total() < kills and done >= units * (killed.total() + 1) // (kills + 2):
-            killed[await killer.kill(build)] += 1
-            say(f"{build}: {done} of {units} units, killed {killed.total()} of {kills}")
+            killed[victim := await killer.kill(build)] += 1
+            say(f"{build}: {done} of {units} units, killed {killed.total()} of {kills}: {victim}")
         await asyncio.sleep(LOOK_S)
         found = await record()
     if found.state is not BuildState.DONE:

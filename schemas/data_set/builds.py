@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,7 @@ from schemas.stored_values import breaks_rules, read_stored
 
 BUILD_LETTER = "b"
 """With which ids of builds begin."""
+BUILD_ID = re.compile(BUILD_LETTER + r"[0-9a-f]{6}")
 MOST_FAILURES = 16
 """Failed attempts at units that a record shows: the last ones."""
 

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from schemas.data_set.step_args import NearDuplicatesArgs, StepArgs
+from schemas.data_set.build_file import BuildStep
+from schemas.data_set.step_args import NearDuplicatesArgs
 from schemas.data_set.units import UnitResult
 from workers.data_builds.min_hash import MinHash, Signatures, band_hashes
 from workers.data_builds.stores import UnitStore
@@ -107,12 +108,12 @@ class HashedUnit(NamedTuple):
 
 
 def run_duplicates_unit(
-    options: StepArgs, index: int, parts: int, inputs: Sequence[UnitResult], store: UnitStore
+    step: BuildStep, index: int, parts: int, inputs: Sequence[UnitResult], store: UnitStore
 ) -> UnitResult:
     """Finds the duplicates of one part.
 
     Args:
-        options: The arguments of the build's step.
+        step: The build's step on duplicates.
         index: The part.
         parts: How many there are.
         inputs: The results of all record units.
@@ -123,6 +124,7 @@ def run_duplicates_unit(
         for each in sorted(inputs, key=lambda each: each.index)
         if each.phase == "records"
     ]
+    options = step.options
     if isinstance(options, NearDuplicatesArgs):
         found, looked_at = _near(units, options, index, parts)
     else:
@@ -135,7 +137,7 @@ def run_duplicates_unit(
         outputs={"dropped": dropped},
         rows_in=looked_at,
         kept={"records": looked_at - len(found)},
-        dropped={"duplicates": len(found)} if len(found) else {},
+        dropped={step.called: len(found)} if len(found) else {},
     )
 
 

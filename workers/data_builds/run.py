@@ -47,8 +47,8 @@ def run_unit(
     if order.phase == "duplicates":
         if spec.duplicates is None:
             raise BadData(f"data set {spec.name} has no step that removes duplicates")
-        options = spec.steps[spec.duplicates].options
-        return run_duplicates_unit(options, order.index, order.parts, order.inputs, store)
+        step = spec.steps[spec.duplicates]
+        return run_duplicates_unit(step, order.index, order.parts, order.inputs, store)
     return run_pack_unit(spec, order.index, order.inputs, store, fetched, code)
 
 

@@ -59,19 +59,12 @@ def show(
     Example: dmsc data show stdlib@3
     """
 
-    async def find(client: AsyncClient) -> DataSetManifest | BuildRecord:
-        from schemas.errors import NotFound
+    from schemas.data_set.builds import BuildRecord
 
-        try:
-            return await client.data_set_manifest(*parsed(what))
-        except NotFound as missing:
-            try:
-                return await client.build_record(what)
-            except NotFound:
-                raise missing from None
+    async def find(client: AsyncClient) -> DataSetManifest | BuildRecord:
+        return await _build(client, what) or await client.data_set_manifest(*parsed(what))
 
     found = mesh.ask(find)
-    from schemas.data_set.builds import BuildRecord
 
     mesh.show(found, *(_build_lines(found) if isinstance(found, BuildRecord) else _manifest_lines(found)))
 
@@ -87,7 +80,11 @@ def diff(
     """
 
     async def both(client: AsyncClient) -> tuple[DataSetManifest, DataSetManifest]:
-        return await client.data_set_manifest(*parsed(first)), await client.data_set_manifest(*parsed(second))
+        found = []
+        for what in (first, second):
+            await _refuse_build(client, what)
+            found.append(await client.data_set_manifest(*parsed(what)))
+        return found[0], found[1]
 
     before, after = mesh.ask(both)
     rows = differences(before, after)
@@ -111,7 +108,12 @@ def check(
     from dmsc.console.exit_codes import ExitCode
 
     name, version = parsed(what)
-    manifest, damages = mesh.ask(lambda client: client.check_data_set(name, version))
+
+    async def checked(client: AsyncClient) -> tuple[DataSetManifest, list[str]]:
+        await _refuse_build(client, what)
+        return await client.check_data_set(name, version)
+
+    manifest, damages = mesh.ask(checked)
     files = 2 * sum(len(shards) for shards in manifest.splits.values())
     whole = (
         f"{manifest.name}@{manifest.version}: {files:,} files are as they were built ({manifest.digest[:12]})"
@@ -138,6 +140,39 @@ def parsed(what: str) -> tuple[str, int | None]:
     if mark and not version.isdecimal():
         raise bad_input(f"{what}: a version is a number: {name}@3")
     return name, int(version) if mark else None
+
+
+async def _build(client: AsyncClient, what: str) -> BuildRecord | None:
+    """The build that has this id; None: it is none of a build.
+
+    Raises:
+        NotFound: It may be a build's id, and there is neither a build nor a data set of this name.
+    """
+    from schemas.data_set.builds import BUILD_ID
+    from schemas.errors import NotFound
+
+    if BUILD_ID.fullmatch(what) is None:
+        return None
+    try:
+        return await client.build_record(what)
+    except NotFound:
+        if any(row.name == what for row in await client.data_sets()):
+            return None
+    raise NotFound(
+        f"there is no build {what}, and no data set of that name; `dmsc data list` shows which there are"
+    )
+
+
+async def _refuse_build(client: AsyncClient, what: str) -> None:
+    """Raises `NotFound` if it is the id of a build, where a version of a data set is wanted."""
+    from schemas.errors import NotFound
+
+    if (record := await _build(client, what)) is None:
+        return
+    made = "" if record.version is None else f"; what it made is {record.spec.name}@{record.version}"
+    raise NotFound(
+        f"{what} is a build, of data set {record.spec.name}: `dmsc data show {what}` shows it{made}"
+    )
 
 
 def differences(before: DataSetManifest, after: DataSetManifest) -> list[tuple[str, str, str]]:

@@ -320,7 +320,7 @@ class BuildRun:
     async def _failure(self, ledger: UnitLedger, unit: Unit, agent: str, code: str, text: str) -> Effect:
         line = f"unit {unit.order.index} of {ledger.phase} on {agent}: {text}"
         log.warning("unit failed", build=self.record.build, unit=unit.key, agent=agent, code=code, text=text)
-        await self.store.failure(line)
+        await self.store.failure(ledger.phase, line)
         if code in LOST_CODES:
             await asyncio.sleep(min(self._times.pause_most_s, self._times.pause_s * 2.0**unit.losses))
         return ledger.failed(unit.key, agent, code, text)

@@ -21,6 +21,7 @@ from schemas.data_set.builds import (
     BuildState,
     PhaseProgress,
 )
+from schemas.data_set.units import UnitPhase
 from schemas.errors import DmscError, IllegalTransition
 
 log = get_logger("orchestrator")
@@ -94,18 +95,31 @@ class BuildStore:
         self, progress: PhaseProgress, rows_per_s: float, left_s: float | None, *, began: bool = False
     ) -> None:
         """Takes a phase's figures into the record; `began`: it begins or ends, which is told at once."""
-        others = tuple(phase for phase in self.record.phases if phase.phase != progress.phase)
-        self._change(phases=(*others, progress), rows_per_s=rows_per_s, left_s=left_s)
+        progress = progress.model_copy(update={"failures": self._failures_of(progress.phase)})
+        self._change(phases=self._phases_with(progress), rows_per_s=rows_per_s, left_s=left_s)
         if not began and time.monotonic() - self._written_at < self._times.record_every_s:
             return
         await self._write()
         kind = "phase" if began else "progress"
         await self._tell(kind, progress=progress, rows_per_s=rows_per_s, left_s=left_s)
 
-    async def failure(self, text: str) -> None:
-        """An attempt at a unit has failed."""
-        self._change(failures=(*self.record.failures, text)[-MOST_FAILURES:])
+    async def failure(self, phase: UnitPhase, text: str) -> None:
+        """An attempt at a unit of this phase has failed: counted in the record, which outlasts its writer."""
+        count = self._failures_of(phase) + 1
+        phases = tuple(
+            each.model_copy(update={"failures": count}) if each.phase == phase else each
+            for each in self.record.phases
+        )
+        self._change(phases=phases, failures=(*self.record.failures, text)[-MOST_FAILURES:])
+        await self._write()
         await self._tell("failure", text=text)
+
+    def _failures_of(self, phase: UnitPhase) -> int:
+        return sum(each.failures for each in self.record.phases if each.phase == phase)
+
+    def _phases_with(self, progress: PhaseProgress) -> tuple[PhaseProgress, ...]:
+        others = tuple(each for each in self.record.phases if each.phase != progress.phase)
+        return (*others, progress)
 
     async def note(self, **figures: Any) -> None:
         """Changes fields of the record, and writes it."""

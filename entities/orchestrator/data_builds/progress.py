@@ -40,7 +40,7 @@ class UnitTimes:
 
 
 def progress_of(ledger: UnitLedger, times: UnitTimes) -> PhaseProgress:
-    """The phase's progress by its ledger."""
+    """The phase's progress by its ledger, without failures, which the build's record counts."""
     states = Counter(unit.state for unit in ledger.units.values())
     dropped: Counter[str] = Counter()
     kept: Counter[str] = Counter()
@@ -60,7 +60,6 @@ def progress_of(ledger: UnitLedger, times: UnitTimes) -> PhaseProgress:
         committed=states[UnitState.COMMITTED],
         reused=ledger.reused,
         working=states[UnitState.BOUND],
-        failures=ledger.failures,
         skipped=len(ledger.skipped()),
         rows_in=sums["rows"],
         kept=dict(sorted(kept.items())),

@@ -116,7 +116,6 @@ class UnitLedger:
         self._functions = functions
         self.units = {key: Unit(key, order) for key, order in orders.items()}
         self.reused = 0
-        self.failures = 0
         for key, (result, skipped) in committed.items():
             if key in self.units:
                 self.commit(key, result, skipped)
@@ -185,7 +184,6 @@ class UnitLedger:
         unit = self.units.get(key)
         if unit is None or unit.state is not UnitState.BOUND or unit.agent != agent:
             return None
-        self.failures += 1
         if code in UNREADABLE_CODES:
             unit.unreadable += 1
             if unit.unreadable < UNREADABLE_ATTEMPTS:

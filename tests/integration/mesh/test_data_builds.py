@@ -187,6 +187,10 @@ async def test_whoever_is_killed_the_manifest_is_the_same_and_a_job_trains_on_it
         wild = await ended(witness, build)
     assert fired == ["unit", "agent-a", "gateway-a", "orchestrator", "server"]
     assert await leader(witness) > term
+    told = [item.message async for item in witness.bus.history(subjects.BUILD_EVENT, build=build)]
+    failed = [event.text for event in told if isinstance(event, BuildEvent) and event.kind == "failure"]
+    counted = {phase.phase: phase.failures for phase in wild.phases}
+    assert counted["records"] >= sum(" of records " in text for text in failed) > 0, "whoever led when"
     assert wild.state is BuildState.DONE, wild.reason
     assert (wild.digest, wild.unchanged, wild.version) == (calm.digest, True, 1)
     units = [(row.result.phase, row.unit) for row in commits if row.build == build]
