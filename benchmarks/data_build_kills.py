@@ -3,11 +3,11 @@
     python -m benchmarks.data_build_kills [--kills 50] [--replicas 1,2,4] [--unit-kib 128] [--seed 0] [--json]
 
 The standard library's sources become windows of bytes without near duplicates, in small units: first
-undisturbed, then once for each number of `--replicas`, with so many kills each, evenly over the units. The
-seed draws who is killed: the process of a unit, a node agent, a gateway, the leading orchestrator, or the
-server. Each fault asserts that it fired: the process lived when it was killed, and units were left to be
-done. Exit code 1 if a digest differs, rows do not add up, a build failed or took over a unit of an earlier
-one, or fewer kills came about.
+undisturbed, then once for each number of `--replicas`, with at least so many kills each, evenly over the
+units. The seed draws who is killed: the process of a unit, a node agent, a gateway, the leading
+orchestrator, or the server. Each fault asserts that it fired: the process lived when it was killed, and units
+were left to be done. Exit code 1 if a digest differs, rows do not add up, a build failed or took over a unit
+of an earlier one, or fewer kills came about.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ VICTIMS = ("unit", "agent", "gateway", "orchestrator", "server")
 PATIENCE_S = 90.0
 """For a victim to live again, and for a mesh whose parts were killed to answer."""
 LOOK_S = 0.1
+
+SPARE = 1.25
+"""Kills that are attempted for each that is asked for: the last units are soon done."""
 
 T = TypeVar("T")
 
@@ -133,12 +136,12 @@ def units_of(build: str) -> list[psutil.Process]:
 
 
 async def built(mesh: BenchMesh, spec: DataBuildSpec, killer: Killer, kills: int, units: int) -> BuildFigures:
-    """One build, with kills evenly over so many units.
+    """One build, with at least so many kills, evenly over so many units.
 
     Raises:
-        SystemExit: It failed, repeated no unit of its own, or ended before the last kill.
+        SystemExit: It failed, took over units of an earlier build, or ended before enough kills.
     """
-    began = time.monotonic()
+    began, most = time.monotonic(), int(SPARE * kills)
     build = (await mesh.client.build(spec)).build
     killed: Counter[str] = Counter()
 
@@ -148,7 +151,7 @@ async def built(mesh: BenchMesh, spec: DataBuildSpec, killer: Killer, kills: int
     found = await record()
     while not found.ended:
         done = sum(phase.committed for phase in found.phases)
-        if killed.total() < kills and done >= units * (killed.total() + 1) // (kills + 2):
+        if killed.total() < most and done >= units * (killed.total() + 1) // (most + 2):
             killed[victim := await killer.kill(build)] += 1
             say(f"{build}: {done} of {units} units, killed {killed.total()} of {kills}: {victim}")
         await asyncio.sleep(LOOK_S)
