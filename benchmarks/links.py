@@ -25,7 +25,8 @@ from bus.server.embedded import EmbeddedServer
 from schemas.data_plane import MicrobatchNotice
 from schemas.envelope import EntityKind
 from schemas.step import Member
-from workers.links.hop_exchange import HopExchange, TensorTransfer
+from workers.links.hop_exchange import HopExchange
+from workers.links.offers import TensorTransfer
 from workers.links.reduction import ReductionGroup
 
 JOB = "benchmark"

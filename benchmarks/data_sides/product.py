@@ -31,7 +31,8 @@ from schemas.step import Member
 from workers.data.opening import open_source
 from workers.data.prefetch import Prefetcher
 from workers.data.storage import node_cache
-from workers.links.hop_exchange import HopExchange, TensorTransfer
+from workers.links.hop_exchange import HopExchange
+from workers.links.offers import TensorTransfer
 
 JOB = "benchmark"
 STAGE = Member(sid="stage", incarnation="1")

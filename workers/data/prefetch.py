@@ -57,7 +57,7 @@ class Prefetcher:
         """The batch, made ahead or now, and how many of its samples are in an unreadable one's place."""
         key = (split, step, microbatch)
         future = self._ahead.pop(key, None) or self._thread.submit(self._made, *key)
-        batch, replaced = await asyncio.wrap_future(future)
+        batch, replaced = future.result() if future.done() else await asyncio.wrap_future(future)
         self._batch_bytes = max(self._batch_bytes, sum(tensor.nbytes for tensor in batch.values()))
         return batch, replaced
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import Tensor
@@ -31,71 +30,27 @@ from schemas.telemetry import LinkSample
 from workers.links.link_config import LinkConfig, next_pause
 from workers.links.link_quality import LinkCost, LinkReporting
 from workers.links.link_table import LinkSlot, LinkTable
-from workers.links.tensor_link import LinkClosed, Verdict
+from workers.links.offers import OpenOffer, Posting, TensorTransfer
+from workers.links.tensor_link import LinkClosed, TensorLink, Verdict
 from workers.transport.gloo import in_thread
 from workers.transport.pinned_buffers import describe, to_host
 
 log = get_logger("workers.links.hop_exchange")
 
-Direction = HopDirection
-COPIES: tuple[Direction, ...] = ("copy", "redo")
+COPIES: tuple[HopDirection, ...] = ("copy", "redo")
 """Directions of a copy of another stage's state."""
-ON_HOST: tuple[Direction, ...] = (*COPIES, "block")
+ON_HOST: tuple[HopDirection, ...] = (*COPIES, "block")
 """Directions whose tensors the receiver keeps in host memory, whatever device it computes on."""
-ASKING: tuple[Direction, ...] = ("forward", "pull")
-GIVING_BACK: tuple[Direction, ...] = ("backward", "records")
+ASKING: tuple[HopDirection, ...] = ("forward", "pull")
+GIVING_BACK: tuple[HopDirection, ...] = ("backward", "records")
 """Directions of what is given to be worked on, whose answers tell the receiver's load, and of what comes
 back, which tells the sender's."""
-Answer = Literal["accepted", "held", "stale", "later"]
 Outcome = Literal["delivered", "held", "stale", "withdrawn"]
 VERDICT: dict[str, Verdict] = {"accepted": "delivered", "held": "held", "stale": "stale"}
 
 ATTEMPTS = 3
 """Links tried for one offer before its peer counts as unreachable."""
 MOST_LATER = 1024
-
-
-@dataclass(kw_only=True, slots=True, eq=False)
-class TensorTransfer:
-    """Tensors for `receiver`, and their place in the training.
-
-    The tensors may have any dtypes, shapes and devices; they must not change until the transfer ends. The
-    other fields are as in `MicrobatchNotice`.
-    """
-
-    direction: Direction
-    receiver: Member
-    stage: int
-    step: int
-    attempt: int = 0
-    microbatch: int = 0
-    evaluate: bool = False
-    round: int = 0
-    transfer: int = 0
-    learning_rate: float | None = None
-    replaced: int = 0
-    tensors: Sequence[Tensor] = ()
-
-
-@dataclass(slots=True, eq=False)
-class _Offer:
-    """A transfer to be delivered, and the state of its delivery."""
-
-    transfer: TensorTransfer
-    answer: Answer | None = None
-    answered_at: float = 0.0
-    withdrawn_at: float | None = None
-    urgent: bool = False
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def begin(self) -> None:
-        """Starts on a new link, on which no answer has come yet."""
-        self.answer = None
-
-    def withdraw(self) -> None:
-        if self.withdrawn_at is None:
-            self.withdrawn_at = time.monotonic()
-            self.wake.set()
 
 
 class HopExchange:
@@ -146,8 +101,8 @@ class HopExchange:
             bus, me=member, job=job, config=self._config, broken=broken or (lambda peer, error: None)
         )
         self._reporting: dict[str, LinkReporting] = {}
-        self._offers: dict[tuple[str, int], _Offer] = {}
-        self._open: set[_Offer] = set()
+        self._offers: dict[tuple[str, int], OpenOffer] = {}
+        self._open: set[OpenOffer] = set()
         self._later: dict[tuple[str, int], MicrobatchNotice] = {}
         self._tasks = TaskSet(self._task_failed)
         self._subscriptions: list[Subscription] = []
@@ -176,6 +131,8 @@ class HopExchange:
         for subscription in self._subscriptions:
             await subscription.stop(drain=False)
         self._tasks.cancel_all()
+        for offer in self._open:
+            offer.wake.set()
         await self._table.close()
         await self._tasks.wait()
 
@@ -192,18 +149,37 @@ class HopExchange:
         receiver = transfer.receiver
         if self._closed:
             raise PeerUnreachable(f"the hop exchange of {self._member.sid} is closed", peer=receiver.sid)
-        offer = _Offer(transfer)
+        offer = OpenOffer(transfer)
         self._open.add(offer)
-        name = f"offer {transfer.direction} {transfer.step}/{transfer.microbatch}"
-        task = self._start(self._deliver(offer), name)
-        task.add_done_callback(lambda _: self._open.discard(offer))
         try:
-            return await asyncio.shield(task)
+            outcome = await self._deliver(offer)
         except asyncio.CancelledError:
             offer.withdraw()
-            if task.cancelled() and not _cancelled_from_outside():
-                raise PeerUnreachable(f"the hop exchange of {self._member.sid} was closed") from None
+            name = f"withdraw {transfer.direction} {transfer.step}/{transfer.microbatch}"
+            self._start(self._see_withdrawn(offer), name)
             raise
+        except BaseException:
+            self._forget(offer)
+            raise
+        self._forget(offer)
+        return outcome
+
+    async def _see_withdrawn(self, offer: OpenOffer) -> None:
+        """Goes on with the offer of a cancelled caller: what is posted has to be taken off the link."""
+        try:
+            if offer.posting is not None and not self._closed:
+                outcome = await self._see_through(offer, offer.posting)
+                if outcome != "withdrawn":
+                    self._table.quality(offer.transfer.receiver).out.arrived()
+        except PeerUnreachable:
+            return  # the link is over, and with it all that was posted
+        finally:
+            self._forget(offer)
+
+    def _forget(self, offer: OpenOffer) -> None:
+        self._open.discard(offer)
+        self._unpost(offer)
+        offer.wake.end()
 
     def cancel_sends(self) -> None:
         """Withdraws all open forward and backward offers (an aborted step); state and copies go on."""
@@ -236,7 +212,7 @@ class HopExchange:
             await asyncio.sleep(self._config.ping_s)
             self._table.ping()
 
-    async def _deliver(self, offer: _Offer) -> Outcome:
+    async def _deliver(self, offer: OpenOffer) -> Outcome:
         receiver, tensors = offer.transfer.receiver, offer.transfer.tensors
         if any(tensor.device.type != "cpu" or not tensor.is_contiguous() for tensor in tensors):
             host_tensors = await in_thread("to-host", lambda: to_host(tensors))
@@ -246,18 +222,20 @@ class HopExchange:
         while True:
             began = time.monotonic()
             try:
-                outcome = await self._offer_on(self._table.open(receiver), offer, host_tensors)
+                posting = self._post(self._table.open(receiver), offer, host_tensors)
+                outcome = await self._see_through(offer, posting)
                 if outcome != "withdrawn":
                     self._table.quality(receiver).out.arrived()
                 return outcome
             except PeerUnreachable as error:
+                self._unpost(offer)
                 if offer.withdrawn_at is not None:
                     return "withdrawn"
                 if self._closed or self._table.is_fenced(receiver):
                     raise
                 if not self._bus.connected:  # links can't be built without the bus: not the peer's fault
                     offer.wake.clear()
-                    await _wait(offer.wake, REPEAT_MOST_S)
+                    await offer.wake.wait(REPEAT_MOST_S)
                     continue
                 if not isinstance(error, LinkClosed):
                     failures += 1
@@ -273,43 +251,59 @@ class HopExchange:
                         unreached=error.fields.get("unreached", ()),
                     ) from error
 
-    async def _offer_on(self, slot: LinkSlot, offer: _Offer, tensors: Sequence[Tensor]) -> Outcome:
-        """Makes one offer on one link, until it is received, declined or withdrawn, or the link ends."""
+    def _post(self, slot: LinkSlot, offer: OpenOffer, tensors: Sequence[Tensor]) -> Posting:
+        """Posts an offer's tensors on a link, at once if it is built."""
         first = slot.take_tags(len(tensors) + 1)
         notice = self._notice(slot, first, offer.transfer, tensors)
-        offer.begin()
-        self._offers[slot.name, first] = offer
-        sending: asyncio.Task[Verdict] = self._start(
-            self._transfer(slot, first, tensors), f"transfer {slot.name} {first}"
-        )
-        sending.add_done_callback(lambda _: offer.wake.set())
-        pause_s, due = REPEAT_FIRST_S, 0.0
-        try:
-            while True:
-                offer.wake.clear()
-                now = time.monotonic()
-                if sending.done():
-                    return sending.result()
-                if offer.answer == "held" or offer.answer == "stale":
-                    return offer.answer  # the receiver takes the posted tensors and drops them
-                if offer.withdrawn_at is not None and now > offer.withdrawn_at + self._config.withdrawn_s:
-                    self._table.drop(slot)
-                    return "withdrawn"
-                if offer.answer == "accepted":
-                    due = slot.patience_until(offer.answered_at, self._config.transfer_timeout_s)
-                    if now > due:
-                        raise self._drop_stuck(slot)
-                elif now >= due or offer.urgent:
-                    if offer.urgent:  # the bus is back; the peer may reconnect a moment later
-                        offer.urgent, pause_s = False, REPEAT_FIRST_S
-                    await self._publish_notice(notice)
-                    due, pause_s = now + pause_s, next_pause(pause_s, offer.answer)
-                    continue
-                if offer.withdrawn_at is not None:
-                    due = min(due, offer.withdrawn_at + self._config.withdrawn_s)
-                await _wait(offer.wake, due - now + 0.001)
-        finally:
-            del self._offers[slot.name, first]
+        sending: asyncio.Future[Verdict]
+        if slot.link is not None:
+            sending = slot.link.send(first, tensors)
+        else:
+            sending = self._start(self._transfer(slot, first, tensors), f"transfer {slot.name} {first}")
+        sending.add_done_callback(offer.wake.set)
+        offer.answer = None  # none has come yet on this link
+        offer.posting = posting = Posting(slot, notice, sending)
+        self._offers[posting.key] = offer
+        return posting
+
+    def _unpost(self, offer: OpenOffer) -> None:
+        if offer.posting is not None:
+            del self._offers[offer.posting.key]
+            offer.posting = None
+
+    async def _see_through(self, offer: OpenOffer, posting: Posting) -> Outcome:
+        """Repeats the notice until the offer is received, declined or withdrawn, or the link ends."""
+        slot, sending = posting.slot, posting.sending
+        while True:
+            offer.wake.clear()
+            now = time.monotonic()
+            if sending.done():
+                return self._verdict(sending)
+            if offer.answer == "held" or offer.answer == "stale":
+                return offer.answer  # the receiver takes the posted tensors and drops them
+            if offer.withdrawn_at is not None and now > offer.withdrawn_at + self._config.withdrawn_s:
+                self._table.drop(slot)
+                return "withdrawn"
+            if offer.answer == "accepted":
+                posting.due = slot.patience_until(offer.answered_at, self._config.transfer_timeout_s)
+                if now > posting.due:
+                    raise self._drop_stuck(slot)
+            elif now >= posting.due or offer.urgent:
+                if offer.urgent:  # the bus is back; the peer may reconnect a moment later
+                    offer.urgent, posting.pause_s = False, REPEAT_FIRST_S
+                await self._publish_notice(posting.notice)
+                posting.due = now + posting.pause_s
+                posting.pause_s = next_pause(posting.pause_s, offer.answer)
+                continue
+            due = posting.due
+            if offer.withdrawn_at is not None:
+                due = min(due, offer.withdrawn_at + self._config.withdrawn_s)
+            await offer.wake.wait(due - now + 0.001)
+
+    def _verdict(self, sending: asyncio.Future[Verdict]) -> Verdict:
+        if sending.cancelled():
+            raise PeerUnreachable(f"the hop exchange of {self._member.sid} was closed")
+        return sending.result()
 
     def _drop_stuck(self, slot: LinkSlot) -> PeerUnreachable:
         error = PeerUnreachable(
@@ -371,7 +365,8 @@ class HopExchange:
                 self._table.advance(answer.receiver, answer.link)
         elif answer.receiver == offer.transfer.receiver and offer.answer != "accepted":
             offer.answer, offer.answered_at = answer.answer, time.monotonic()
-            offer.wake.set()
+            if answer.answer != "accepted" or self._config.transfer_timeout_s < REPEAT_MOST_S:
+                offer.wake.set()  # else nothing changes until the next repetition would be due
 
     async def _on_reconnect(self) -> None:
         for offer in self._open:
@@ -409,28 +404,59 @@ class HopExchange:
             else:
                 self._later.pop((notice.link, notice.tag), None)
                 slot.remember(notice.tag, answer)
-                receiving = self._receive(slot, notice, VERDICT[answer])
-                self._start(receiving, f"receive {slot.name} {notice.tag}")
+                self._receive(slot, notice, VERDICT[answer])
         await self._answer(notice, answer)
 
-    async def _receive(self, slot: LinkSlot, notice: MicrobatchNotice, verdict: Verdict) -> None:
-        accepted = verdict == "delivered"
+    def _receive(self, slot: LinkSlot, notice: MicrobatchNotice, verdict: Verdict) -> None:
+        """Receives an offered transfer, or begins to once the link is built."""
+        if slot.link is not None:
+            self._receive_on(slot.link, slot, notice, verdict)
+        else:
+            waiting = self._receive_later(slot, notice, verdict)
+            self._start(waiting, f"receive {slot.name} {notice.tag}")
+
+    async def _receive_later(self, slot: LinkSlot, notice: MicrobatchNotice, verdict: Verdict) -> None:
         slot.uses += 1
         try:
             link = await slot.opened()
-            on_host = notice.direction in ON_HOST
-            tensors = await link.receive(notice.tag, notice.tensors, verdict, on_host=on_host)
         except PeerUnreachable as error:
-            if accepted and self._lost is not None and not self._closed:
-                self._lost(notice, error)
-            return
-        except DmscError as error:
-            self._table.drop(slot, PeerUnreachable(error.text, peer=notice.sender.sid))
-            return
+            self._not_received(slot, notice, verdict, error)
+        else:
+            self._receive_on(link, slot, notice, verdict)
         finally:
             slot.uses -= 1
-        if accepted and not self._table.is_fenced(notice.sender):
-            self._received(notice, tensors)
+
+    def _receive_on(
+        self, link: TensorLink, slot: LinkSlot, notice: MicrobatchNotice, verdict: Verdict
+    ) -> None:
+        on_host = notice.direction in ON_HOST
+        arriving = link.receive(notice.tag, notice.tensors, verdict, on_host=on_host)
+        arriving.add_done_callback(lambda done: self._arrived(slot, notice, verdict, done))
+
+    def _arrived(
+        self, slot: LinkSlot, notice: MicrobatchNotice, verdict: Verdict, done: asyncio.Future[list[Tensor]]
+    ) -> None:
+        if self._closed or done.cancelled():
+            return
+        error = done.exception()
+        try:
+            if error is not None:
+                self._not_received(slot, notice, verdict, error)
+            elif verdict == "delivered" and not self._table.is_fenced(notice.sender):
+                self._received(notice, done.result())
+        except Exception as failure:
+            self._failed(f"receive {slot.name} {notice.tag}", failure)
+
+    def _not_received(
+        self, slot: LinkSlot, notice: MicrobatchNotice, verdict: Verdict, error: BaseException
+    ) -> None:
+        if isinstance(error, PeerUnreachable):
+            if verdict == "delivered" and self._lost is not None and not self._closed:
+                self._lost(notice, error)
+        elif isinstance(error, DmscError):
+            self._table.drop(slot, PeerUnreachable(error.text, peer=notice.sender.sid))
+        else:
+            raise error
 
     async def _answer(self, notice: MicrobatchNotice, answer: str, *, link: str | None = None) -> None:
         reply = NoticeAnswer(
@@ -451,20 +477,10 @@ class HopExchange:
     def _start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         return self._tasks.create(work, name=name)
 
+    def _task_failed(self, task: asyncio.Task[Any], error: BaseException) -> None:
+        self._failed(task.get_name(), error)
+
     @staticmethod
-    def _task_failed(task: asyncio.Task[Any], error: BaseException) -> None:
+    def _failed(what: str, error: BaseException) -> None:
         if not isinstance(error, PeerUnreachable):
-            log.error("hop exchange task failed", task=task.get_name(), error=repr(error), exc_info=error)
-
-
-def _cancelled_from_outside() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-async def _wait(event: asyncio.Event, timeout_s: float) -> None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        return
+            log.error("hop exchange task failed", task=what, error=repr(error), exc_info=error)

@@ -77,6 +77,8 @@ class LinkSlot:
         Raises:
             PeerUnreachable: It could not be built, or is over.
         """
+        if self.link is not None:
+            return self.link
         return await asyncio.shield(self.ready)
 
 
@@ -160,16 +162,18 @@ class LinkTable:
             The slot; or, if that link is over, the name of the link to use instead; or None if the name is
             not of this pair, or the peer is fenced.
         """
-        pair = Pair.of(self._me, peer)
-        number = pair.number(name)
-        if number is None or self.is_fenced(peer):
+        if self.is_fenced(peer):
             return None
         slot = self._slots.get(_key(peer))
-        if slot is None or number > slot.number:
-            return self._begin(peer, number)
-        if number == slot.number and not slot.over:
+        if slot is not None and slot.name == name and not slot.over:
             self._slots.move_to_end(_key(peer))
             return slot
+        pair = Pair.of(self._me, peer)
+        number = pair.number(name)
+        if number is None:
+            return None
+        if slot is None or number > slot.number:
+            return self._begin(peer, number)
         return pair.link(slot.number + 1 if slot.over else slot.number)
 
     def advance(self, peer: Member, name: str) -> bool:

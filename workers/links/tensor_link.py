@@ -160,6 +160,7 @@ class TensorLink:
         self._outgoing: dict[int, _Outgoing] = {}
         self._incoming: dict[int, _Incoming] = {}
         self._arriving: queue.SimpleQueue[_Incoming | None] = queue.SimpleQueue()
+        self._trailer = torch.zeros(1, dtype=torch.uint8)
         self._receipts: deque[tuple[dist.Work, Tensor]] = deque(maxlen=KEPT_RECEIPTS)
         self._closing: asyncio.Task[None] | None = None
         self._threads = [
@@ -207,9 +208,7 @@ class TensorLink:
                 if tensor.numel():
                     outgoing.works.append(group.send([tensor], self._peer, tag))
                 tag += 2
-            trailer = torch.zeros(1, dtype=torch.uint8)
-            outgoing.tensors = (*tensors, trailer)
-            outgoing.works.append(group.send([trailer], self._peer, tag))
+            outgoing.works.append(group.send([self._trailer], self._peer, tag))
             self._counts.sent_bytes += size
 
         self._post(size, put)
@@ -319,8 +318,8 @@ class TensorLink:
         end: PeerUnreachable | None = None
         took_ms: float | None = None
         try:
+            receipt = torch.empty(1, dtype=torch.int64)
             while True:
-                receipt = torch.empty(1, dtype=torch.int64)
                 group.recv([receipt], self._peer, self._peer).wait(FOREVER)
                 word = int(receipt.item())
                 if word == GOODBYE:

@@ -36,7 +36,8 @@ from workers.data.batches import Batch, BatchSource, Split
 from workers.data.opening import ArrivingData, open_source
 from workers.data.prefetch import Prefetcher
 from workers.data.storage import node_cache
-from workers.links.hop_exchange import COPIES, TensorTransfer
+from workers.links.hop_exchange import COPIES
+from workers.links.offers import TensorTransfer
 from workers.local_store.recorder import Order
 from workers.stage.hop_runtime import HopRuntime, InstanceContext
 from workers.stage.neighbour_blocks import NeighbourBlocks

@@ -17,14 +17,15 @@ from bus.subjects import ADOPT, LINK_FAULT, STEP_STATUS
 from bus.tasks import TaskSet
 from schemas.base import Message
 from schemas.cluster import InstanceStart
-from schemas.data_plane import HopLoad, MicrobatchNotice, RouteTable
+from schemas.data_plane import HopDirection, HopLoad, MicrobatchNotice, RouteTable
 from schemas.errors import Conflict, DmscError, Fenced, PeerUnreachable
 from schemas.fault import LinkFault
 from schemas.peer_copy import CopyHeld, CopySend, CopyStatus
 from schemas.step import Member, StateReady
 from schemas.telemetry import LinkSample
-from workers.links.hop_exchange import Direction, HopExchange, Outcome, TensorTransfer
+from workers.links.hop_exchange import HopExchange, Outcome
 from workers.links.link_config import LinkConfig
+from workers.links.offers import TensorTransfer
 from workers.links.peer_copy import ReplicaBuffer
 from workers.local_store.recorder import Order
 from workers.routing.algorithms import balancer
@@ -269,7 +270,7 @@ class HopRuntime(ABC):
     async def _send_or_raise(
         self,
         order: CopySend,
-        direction: Direction,
+        direction: HopDirection,
         step: int,
         tensors: Sequence[Tensor],
         learning_rate: float | None = None,
@@ -289,7 +290,7 @@ class HopRuntime(ABC):
     async def send_aside(
         self,
         to: Member,
-        direction: Direction,
+        direction: HopDirection,
         stage: int,
         step: int,
         tensors: Sequence[Tensor],

@@ -31,7 +31,8 @@ from schemas.errors import Ack, DmscError, NoResponders, NotFound, Unavailable
 from schemas.step import Member
 from workers.data.storage.block_cache import BlockCache
 from workers.data.storage.block_file import file_bytes
-from workers.links.hop_exchange import Outcome, TensorTransfer
+from workers.links.hop_exchange import Outcome
+from workers.links.offers import TensorTransfer
 
 log = get_logger("data")
 

@@ -24,7 +24,7 @@ from schemas.step import Member, StepPrepare, StepVote
 from workers.compute.compute_thread import ComputeThread
 from workers.compute.gradient_sum import GradientSum
 from workers.compute.stage_compute import Finished, StageCompute
-from workers.links.hop_exchange import TensorTransfer
+from workers.links.offers import TensorTransfer
 from workers.links.reduction import ReductionGroup
 from workers.stage.hop_runtime import InstanceContext
 from workers.stage.stage_reduction import StageReduction

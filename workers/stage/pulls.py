@@ -17,7 +17,7 @@ from torch import Tensor
 from schemas.data_plane import HopLoad, MicrobatchNotice, RouteTable
 from schemas.step import Member
 from workers.data.preprocessing.records import Sample, packed, unpacked
-from workers.links.hop_exchange import TensorTransfer
+from workers.links.offers import TensorTransfer
 from workers.telemetry.load import Average
 from workers.transaction.pull_machine import Key, Pull, PullMachine
 

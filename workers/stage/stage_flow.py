@@ -13,7 +13,7 @@ from schemas.step import MicrobatchClaim, MicrobatchState
 from workers.compute.attribution import attributing
 from workers.compute.compute_thread import ComputeThread, Priority
 from workers.compute.stage_compute import StageCompute
-from workers.links.hop_exchange import TensorTransfer
+from workers.links.offers import TensorTransfer
 from workers.stage.hop_runtime import HopRuntime
 from workers.telemetry.load import ComputeLoad
 from workers.transaction.microbatch import Hop

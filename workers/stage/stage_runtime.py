@@ -69,7 +69,8 @@ from schemas.step import (
 )
 from workers.compute.compute_thread import ComputeThread
 from workers.compute.stage_compute import StageCompute
-from workers.links.hop_exchange import COPIES, TensorTransfer
+from workers.links.hop_exchange import COPIES
+from workers.links.offers import TensorTransfer
 from workers.links.peer_copy import CopySource
 from workers.local_store.recorder import Order
 from workers.stage.followers import Followers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -15,10 +16,13 @@ from workers.transport.gloo import in_thread
 
 def describe(tensors: Sequence[Tensor]) -> tuple[TensorMeta, ...]:
     """The shapes and dtypes of tensors, as a notice names them."""
-    return tuple(
-        TensorMeta(shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
-        for tensor in tensors
-    )
+    return tuple(_meta(tensor.shape, tensor.dtype) for tensor in tensors)
+
+
+@functools.lru_cache(maxsize=256)
+def _meta(shape: torch.Size, dtype: torch.dtype) -> TensorMeta:
+    """Kept, since most transfers have the shapes of the one before."""
+    return TensorMeta(shape=tuple(shape), dtype=str(dtype).removeprefix("torch."))
 
 
 def size_bytes(metas: Sequence[TensorMeta]) -> int:

@@ -16,8 +16,9 @@ from schemas.data_plane import MicrobatchNotice
 from schemas.envelope import EntityKind
 from schemas.step import Member
 from tests.patience import NEVER_S, PATIENCE_S
-from workers.links.hop_exchange import HopExchange, TensorTransfer
+from workers.links.hop_exchange import HopExchange
 from workers.links.link_config import LinkConfig
+from workers.links.offers import TensorTransfer
 
 CONFIG = LinkConfig(build_timeout_s=PATIENCE_S, transfer_timeout_s=NEVER_S)
 """No link is given up because this machine stands still."""

@@ -25,7 +25,8 @@ from bus.connection import Bus
 from schemas.data_plane import MicrobatchNotice
 from schemas.envelope import EntityKind
 from schemas.step import Member
-from workers.links.hop_exchange import HopExchange, TensorTransfer
+from workers.links.hop_exchange import HopExchange
+from workers.links.offers import TensorTransfer
 
 STRIKE_S = 0.02
 """After the second hop was accepted: its 256 MB take ten times as long on loopback."""

@@ -16,7 +16,7 @@ from bus.wire.request_progress import RequestProgress
 from schemas.data_plane import MicrobatchNotice
 from schemas.errors import Conflict
 from schemas.step import Member, StepPrepare, StepVote, TiedStage
-from workers.links.hop_exchange import TensorTransfer
+from workers.links.offers import TensorTransfer
 from workers.stage.preparation import Preparation, add_tied
 from workers.stage.stage_runtime import StageRuntime
 
