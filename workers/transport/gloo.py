@@ -13,9 +13,9 @@ This module follows from how gloo was measured to behave (torch 2.13):
 - The kernel chooses the listening port; `open_device` tries until one is in the range.
 - The listening side waits for a connection five times the timeout: see `workers.transport.reachability`.
 - A device's thread skips events of a connection that another thread has locked, and polls again at once. When
-  its own wake-up displaces that other thread from its core, it spins until that one runs again: half of the
-  CPU time of a 512 KiB transfer between two processes on two cores. So it gets a scheduling class whose
-  wake-ups displace nobody (`_displacing_nobody`).
+  its own wake-up displaces that other thread from its core, it spins until that one runs again: half of its
+  CPU time, for transfers of 512 KiB between two processes on two busy cores. So it gets a scheduling class
+  whose wake-ups displace nobody (`_displacing_nobody`).
 """
 
 from __future__ import annotations
