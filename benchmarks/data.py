@@ -50,7 +50,7 @@ def run(side: str, task: Task, log: Path) -> Answer | None:
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=errors, env={**os.environ, "PYTHONPATH": os.getcwd()}
         )
-    lines = done.stdout.decode().splitlines()
+    lines = [line for line in done.stdout.decode().splitlines() if line.startswith("{")]  # others are logs
     if done.returncode or not lines:
         return None
     return Answer(**json.loads(lines[-1]))
