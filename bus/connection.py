@@ -210,22 +210,35 @@ class Bus(StreamCalls):
         *,
         timeout_s: float = 5.0,
         repeat_s: float | None = None,
+        absent_s: float = 0.0,
         cause: Envelope | str | None = None,
         seal_to: str = "",
         **tokens: Any,
     ) -> Reply:
         """Sends a request, once or every `repeat_s` under one envelope id, and returns the answer.
 
+        While nobody listens, it is sent again for `absent_s` seconds: after a restart of the server, the
+        service may be a moment behind us.
+
         Raises:
             DmscError: whatever the service raised, as the same class.
             NoResponders, DeadlineExceeded, BusUnreachable, Refused: see `NatsConnection.ask`.
         """
         data = await self._sealer.encode(row, message, cause, seal_to, timeout_s)
-        subject = self._subject(row, tokens)
-        reply = await self.connection.ask(
-            subject, data, timeout_s=timeout_s, repeat_s=repeat_s, answerer=row.answerer(tokens)
-        )
-        return await self.answer_of(row, subject, reply.data)
+        subject, answerer = self._subject(row, tokens), row.answerer(tokens)
+        began = time.monotonic()
+        while True:
+            left_s = began + timeout_s - time.monotonic()
+            try:
+                reply = await self.connection.ask(
+                    subject, data, timeout_s=left_s, repeat_s=repeat_s, answerer=answerer
+                )
+            except NoResponders:
+                if time.monotonic() + REPEAT_FIRST_S >= began + min(absent_s, timeout_s):
+                    raise
+                await asyncio.sleep(REPEAT_FIRST_S)
+            else:
+                return await self.answer_of(row, subject, reply.data)
 
     async def command(
         self,

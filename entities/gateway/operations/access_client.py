@@ -36,6 +36,9 @@ class AccessClientConfig:
     # Between repetitions of the request, under one id: while somebody taps the subject, NATS does not report
     # that the authorizer is away.
     repeat_s: float = 1.0
+    # How long to ask again while nobody listens: after a restart of the bus's server the gateway may be back
+    # before the authorizer. Longer than a reconnect takes, and than a restart of the authorizer.
+    absent_s: float = 5.0
     recheck_s: float = 1.0  # between two checks of an open stream; streams of one permission share them
     users: int = 4096  # tokens whose users are known to the rate limits; the least recently used are dropped
 
@@ -157,13 +160,14 @@ class AccessClient:
 
         Raises:
             Refused: the token is unknown (field `user` empty) or its role may not do that.
-            Unavailable: the authorizer does not answer.
+            Unavailable: the authorizer does not answer, or has not come back within `absent_s`.
         """
         decision = await self._bus.request(
             subjects.ACCESS,
             AccessRequest(token=token, action=action, resource=resource, gateway=self._gateway),
             timeout_s=self._config.timeout_s,
             repeat_s=self._config.repeat_s,
+            absent_s=self._config.absent_s,
             gateway=self._gateway,
         )
         if decision.user:

@@ -36,6 +36,7 @@ class Asks(Protocol):
         *,
         timeout_s: float = 5.0,
         repeat_s: float | None = None,
+        absent_s: float = 0.0,
         **tokens: Any,
     ) -> Reply: ...
 
@@ -56,12 +57,13 @@ class Backends:
         *,
         timeout_s: float = 5.0,
         repeat_s: float | None = None,
+        absent_s: float = 0.0,
         cause: Envelope | str | None = None,
         **tokens: Any,
     ) -> Reply:
         async with self._watched(row):
             return await self._bus.request(
-                row, message, timeout_s=timeout_s, repeat_s=repeat_s, cause=cause, **tokens
+                row, message, timeout_s=timeout_s, repeat_s=repeat_s, absent_s=absent_s, cause=cause, **tokens
             )
 
     async def command(

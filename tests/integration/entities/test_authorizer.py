@@ -12,10 +12,10 @@ from bus import subjects
 from bus.connection import Bus
 from entities.authorizer import Authorizer, AuthorizerConfig
 from entities.authorizer.service import NO_RESEARCHERS
-from entities.gateway.operations.access_client import AccessClient
+from entities.gateway.operations.access_client import AccessClient, AccessClientConfig
 from entities.service_registry.service import ServiceRegistry
 from schemas.envelope import EntityKind
-from schemas.errors import BadInput, Refused, Unavailable
+from schemas.errors import BadInput, NoResponders, Refused
 from schemas.signals import AccessDecision, AccessRequest, Role
 from tests.builders.jobs import job
 from tests.integration.entities.conftest import Dial, Start, write_users
@@ -185,6 +185,6 @@ async def test_each_check_asks_the_authorizer(authorizer: Authorizer, dial: Dial
 
 
 async def test_without_an_authorizer_nobody_gets_in(dial: Dial) -> None:
-    guard = AccessClient(await dial("gateway-east", EntityKind.GATEWAY), "gateway-east")
-    with pytest.raises(Unavailable):
-        await guard.check("r-token", "job.submit", "jobs")
+    bus, soon = await dial("gateway-east", EntityKind.GATEWAY), AccessClientConfig(absent_s=0.5)
+    with pytest.raises(NoResponders):
+        await AccessClient(bus, "gateway-east", soon).check("r-token", "job.submit", "jobs")

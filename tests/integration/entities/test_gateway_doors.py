@@ -8,6 +8,7 @@ import json
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,20 +16,21 @@ import pytest
 import structlog
 
 from bus import subjects
-from entities.authorizer import Authorizer
+from entities.authorizer import Authorizer, AuthorizerConfig
 from entities.gateway import Gateway, GatewayConfig
 from entities.gateway.http.config import HttpConfig
 from entities.gateway.http.sse.format import EventsConfig
+from entities.gateway.operations.access_client import AccessClientConfig
 from entities.metrics import HTTP_REQUESTS
 from entities.service_registry.service import ServiceRegistry
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope
-from schemas.errors import BadInput
+from schemas.errors import BadInput, NoResponders
 from schemas.gateway_api import Cordons
 from schemas.job import JobState
 from schemas.signals import AccessRequest, ComputeNotification
 from tests.builders.telemetry import compute
-from tests.integration.entities.conftest import Dial, Start, bearer, end
+from tests.integration.entities.conftest import Dial, Start, bearer, end, write_users
 from tests.integration.entities.gateway_answers import JOB, check_problem, submit
 from tests.integration.entities.stand_in_orchestrator import SHARD, StandInOrchestrator
 from tests.patience import PATIENCE_S
@@ -206,6 +208,37 @@ async def test_without_an_orchestrator_it_says_so_and_goes_on(
         )
         jobs = await http.get("/v1/jobs", headers=bearer("ruth"))
         assert (jobs.status_code, jobs.json()["jobs"]) == (200, []), "what the bucket has, nobody need tell"
+
+
+async def test_a_request_waits_for_an_authorizer_that_is_back_after_the_gateway(
+    dial: Dial,
+    start: Start,
+    registry: ServiceRegistry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when the bus's server was restarted, and the gateway has reached it first."""
+    bus = await dial("gateway-east", EntityKind.GATEWAY)
+    ask, in_vain = bus.connection.ask, asyncio.Event()
+
+    async def asked(subject: str, *given: Any, **more: Any) -> Any:
+        try:
+            return await ask(subject, *given, **more)
+        except NoResponders:
+            in_vain.set()
+            raise
+
+    monkeypatch.setattr(bus.connection, "ask", asked)
+    patient = AccessClientConfig(timeout_s=PATIENCE_S, absent_s=PATIENCE_S)
+    service = Gateway(bus, GatewayConfig(cluster="east", http_port=0, guard=patient))
+    await start(service)
+    async with httpx.AsyncClient(base_url=service.url or "", timeout=PATIENCE_S, trust_env=False) as http:
+        asking = asyncio.create_task(http.get("/v1/jobs", headers=bearer("ruth")))
+        await asyncio.wait_for(in_vain.wait(), PATIENCE_S)
+        users = write_users(tmp_path / "tokens.yaml", ("ruth", "researcher", "ruth"))
+        config = AuthorizerConfig(tokens_file=users)
+        await start(Authorizer(await dial("authorizer", EntityKind.AUTHORIZER), config))
+        assert (await asking).status_code == 200
 
 
 # --- events -----------------------------------------------------------------------------------------------

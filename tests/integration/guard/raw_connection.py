@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import json
 import re
+import time
 from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +16,7 @@ from urllib.parse import urlsplit
 from bus.security.credentials import present
 from bus.security.identity import is_credential, is_root
 from schemas.envelope import EntityKind
+from schemas.limits import CALLOUT_UNANSWERED_S
 from tests.patience import PATIENCE_S
 
 DENIAL = re.compile(rb"-ERR 'Permissions Violation for (Publish|Subscription) to \"([^\"]+)\"")
@@ -50,6 +53,25 @@ class RawConnection:
                     raise Shut(lines[-1].decode() if lines else "")
                 lines.append(line)
         return lines
+
+
+@contextlib.asynccontextmanager
+async def let_in(url: str, token: str) -> AsyncIterator[RawConnection]:
+    """Comes in as our clients do: a refusal that no authorizer has given in time is not the last word.
+
+    Raises:
+        Shut: an authorizer refused.
+    """
+    async with AsyncExitStack() as stack:
+        while True:
+            began = time.monotonic()
+            try:
+                connection = await stack.enter_async_context(raw_connection(url, token))
+                break
+            except Shut:
+                if time.monotonic() - began < CALLOUT_UNANSWERED_S:
+                    raise
+        yield connection
 
 
 @contextlib.asynccontextmanager
