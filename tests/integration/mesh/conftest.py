@@ -137,14 +137,61 @@ def running_mesh(state: Path, *options: str) -> Iterator[Mesh]:
         assert stop_mesh(mesh) == 0
 
 
-@pytest.fixture(scope="package")  # it works, and costs, no longer than there are tests of this folder
-def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
-    """One mesh for all tests that leave it as they found it: clusters a and b, six slots each."""
-    running = start_mesh(tmp_path_factory.mktemp("mesh") / "state", "--slots", "6")
+class SharedMesh:
+    """One mesh for all modules that leave it as they found it: clusters a and b, six slots each.
+
+    It costs 2.5 CPU seconds to start, and a 25th of a core while it is there: so it ends before a module that
+    has a mesh of its own, and those come last (`pytest_collection_modifyitems`).
+    """
+
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
+        self._folders = folders
+        self._mesh: Mesh | None = None
+
+    def running(self) -> Mesh:
+        if self._mesh is None:
+            self._mesh = start_mesh(self._folders.mktemp("mesh") / "state", "--slots", "6")
+        return self._mesh
+
+    def stop(self) -> None:
+        running, self._mesh = self._mesh, None
+        if running is not None:
+            stop_mesh(running)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those of this folder that need the shared mesh come before those that do not, in their order."""
+    places = [place for place, item in enumerate(items) if item.path.parent == Path(__file__).parent]
+    here = [items[place] for place in places]
+    sharing = {item.path for item in here if needs_shared_mesh(item)}
+    here.sort(key=lambda item: item.path not in sharing)
+    for place, item in zip(places, here, strict=True):
+        items[place] = item
+
+
+def needs_shared_mesh(item: pytest.Item) -> bool:
+    return "mesh" in getattr(item, "fixturenames", ())
+
+
+@pytest.fixture(scope="package")
+def shared_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedMesh]:
+    shared = SharedMesh(tmp_path_factory)
     try:
-        yield running
+        yield shared
     finally:
-        stop_mesh(running)
+        shared.stop()
+
+
+@pytest.fixture(scope="module")
+def mesh(shared_mesh: SharedMesh) -> Mesh:
+    return shared_mesh.running()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_mesh_beside_ones_own(request: pytest.FixtureRequest, shared_mesh: SharedMesh) -> None:
+    module = request.path
+    if not any(item.path == module and needs_shared_mesh(item) for item in request.session.items):
+        shared_mesh.stop()
 
 
 @pytest_asyncio.fixture

@@ -115,9 +115,9 @@ def test_a_private_mesh_is_gone_afterwards(tmp_path: Path) -> None:
 
 
 def test_garbage_in_buckets_and_a_full_disk_lose_nothing(tmp_path: Path) -> None:
-    job_file(tmp_path, 2)
-    what = ["--every", "1s", "--what", "garbage-value,disk-full", "--faults", "4", "--seed", "3"]
-    how = ["--private", "--set", "training.steps=16", "--set", "model.args.pad_ms=50.0", "--json"]
+    job_file(tmp_path, 1)
+    what = ["--every", "1s", "--what", "garbage-value,disk-full", "--faults", "2", "--seed", "3"]
+    how = ["--private", "--set", "training.steps=10", "--set", "model.args.pad_ms=50.0", "--json"]
     done = dmsc("chaos", "chaos.yaml", *what, *how, cwd=tmp_path, DMSC_ALLOW_URL=__file__, **incubator())
     if "can't be mounted" in done.stderr:
         pytest.skip(done.stderr)

@@ -112,7 +112,7 @@ def hash_of(record: JobRecord) -> str:
 
 def test_two_jobs_with_equal_names_run_their_own_code_side_by_side(mesh: Mesh, sent: dict[str, Path]) -> None:
     client = mesh.client
-    shape = {"stages": 2, "replicas": 2}
+    shape = {"stages": 2, "replicas": 1}
     one, two = (client.submit(spec_of(sent[word], parallel=shape)) for word in ("one", "two"))
     assert one.spec.code is not None
     assert one.spec.code.folder is None

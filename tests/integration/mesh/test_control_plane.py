@@ -208,7 +208,7 @@ async def test_a_frozen_leader_that_wakes_up_decides_nothing(witness: Witness) -
     finally:
         witness.mesh.kill(name, signal.SIGCONT)
     # What it was asked while it was frozen lies in its socket: were it to act on it, there would be two jobs.
-    second = await witness.submit(spec("second"))
+    second = await witness.submit(spec("second", 1, 1))
     record = await check(witness, job)
     assert record.epoch >= 2  # who stands still for a second loses the lease as well
     await check(witness, second)
@@ -226,7 +226,7 @@ async def test_a_submission_that_two_leaders_hear_is_one_job(witness: Witness) -
     name = await name_of_leader(witness)
     witness.mesh.kill(name, signal.SIGSTOP)
     try:
-        submitting = asyncio.create_task(witness.submit(spec("once")))
+        submitting = asyncio.create_task(witness.submit(spec("once", 1, 1)))
         await until_next_term(witness, before)
         job = await asyncio.wait_for(submitting, PATIENCE_S)
     finally:
@@ -259,7 +259,7 @@ async def test_a_job_that_was_cancelled_ends_also_if_the_leader_dies_over_it(wit
     left = await witness.bus.bucket(subjects.REGISTRY_RECORD).entries()
     over = (InstanceState.FAULTED, InstanceState.GONE)
     assert [one.key for one in left if one.message.job == job and one.message.state not in over] == []
-    await check(witness, await witness.submit(spec("next")))  # its slots are free
+    await check(witness, await witness.submit(spec("next", 1, 1)))  # its slots are free
 
 
 # --- everybody else --------------------------------------------------------------------------------------

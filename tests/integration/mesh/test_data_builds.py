@@ -32,7 +32,7 @@ from tests.integration.mesh.own_mesh import OwnMesh, Witness
 from tests.patience import PATIENCE_S
 from tests.waiting import eventually
 
-FILES, TWINS = 24, 3
+FILES, TWINS = 18, 3
 """Texts, and how many of them are there twice."""
 
 
@@ -175,11 +175,11 @@ async def test_whoever_is_killed_the_manifest_is_the_same_and_a_job_trains_on_it
     async with committed(witness) as commits:
         build = await submit(witness, build_of(texts, "corpus", 4, 0.4))
         for after, what in (
-            (2, "unit"),
-            (4, "agent-a"),
-            (8, "gateway-a"),
-            (10, "orchestrator"),
-            (14, "server"),
+            (1, "unit"),
+            (3, "agent-a"),
+            (5, "gateway-a"),
+            (7, "orchestrator"),
+            (9, "server"),
         ):
             await strike(commits, build, after, what)
             entry = await witness.until_value(subjects.BUILD_RECORD, lambda _: True, build=build)

@@ -19,7 +19,7 @@ from tests.integration.mesh.conftest import Mesh, done, losses, outcome, tiny_jo
 from tests.integration.mesh.user_models import rows
 from workers.data.opening import open_source
 
-STEPS, KILL_AT = 12, 3
+STEPS, KILL_AT = 8, 2
 OWN: dict[str, Any] = {
     "kind": "factory",
     "factory": "rows:Rows",
@@ -69,10 +69,11 @@ def plain(spec: JobSpec) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["table", "factory"])
+@pytest.mark.parametrize(("kind", "replicas"), [("table", 1), ("factory", 2)])
 def test_a_killed_data_instance_changes_no_bit(
-    mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, replicas: int
 ) -> None:
+    """Without replicas, it is the job's only one."""
     data = table(tmp_path) if kind == "table" else OWN
     monkeypatch.syspath_prepend(str(Path(rows.__file__).parent))
     monkeypatch.chdir(Path(rows.__file__).parent)
@@ -81,7 +82,7 @@ def test_a_killed_data_instance_changes_no_bit(
     worst = max(abs(a - b) / b for a, b in zip(losses(mesh.client, peaceful.job), expected, strict=True))
     assert worst <= 1e-6, f"{worst:.2e}"
 
-    killed = mesh.client.submit(job(f"{kind}-killed", data, 15.0, stages=2, replicas=2)).job
+    killed = mesh.client.submit(job(f"{kind}-killed", data, 15.0, stages=2, replicas=replicas)).job
     until_step(mesh.client, killed, KILL_AT)
     os.kill(mesh.instance(f"{killed}-data-r0").endpoint.pid, signal.SIGKILL)
     record = done(mesh.client, killed)

@@ -23,6 +23,8 @@ SHAPES = [
 ]
 """Stages × replicas, and how microbatches are spread; by default, one instance and the largest cut."""
 
+STEPS = 12
+
 hashes: dict[tuple[int, int, str], str] = {}
 
 
@@ -32,11 +34,11 @@ def reference() -> reference_loop.ReferenceRun:
 
 
 def whole(name: str = "equal", **sections: object) -> JobSpec:
-    """Issue-sized: twenty steps of a model that can be cut in three."""
+    """A model that can be cut in three."""
     return tiny_job(
         name,
         model={"args": {"layers": 3, "width": 32, "heads": 2, "context": 32, "dropout": 0.1}},
-        training={"steps": 20},
+        training={"steps": STEPS},
         **sections,
     )
 
@@ -51,7 +53,7 @@ def test_every_loss_equals_the_plain_loop(mesh: Mesh, stages: int, replicas: int
     record = done(mesh.client, mesh.client.submit(spec).job)
     found = losses(mesh.client, record.job)
     expected = reference().losses
-    assert len(found) == len(expected) == 20
+    assert len(found) == len(expected) == STEPS
     worst = max(abs(mine - plain) / abs(plain) for mine, plain in zip(found, expected, strict=True))
     assert worst <= 1e-6, f"{stages}×{replicas}: {worst:.2e}"
     hashes[stages, replicas, algorithm] = record.weights.sha256

@@ -134,19 +134,22 @@ def test_a_bad_microbatch_stops_the_job_and_the_queue_says_why(mesh: Mesh, sourc
     assert record.reason in fault.action
 
 
-@pytest.mark.parametrize("reaction", ["raise", "nan", "raise in backward"])
-def test_a_step_with_a_bad_microbatch_is_left_out_by_policy(
-    mesh: Mesh, source: Path, sound: str, reaction: str
-) -> None:
-    """The same weights, whoever did the work; and other ones than if the step had been run."""
+def test_a_step_with_a_bad_microbatch_is_left_out_by_policy(mesh: Mesh, source: Path, sound: str) -> None:
+    """The same weights, whatever was bad and whoever did the work; and other ones than if it had been run."""
     digests = set()
-    for stages, replicas in ((1, 1), (2, 2)):
+    for reaction, stages, replicas in (
+        ("raise", 1, 1),
+        ("raise", 2, 2),
+        ("nan", 2, 1),
+        ("raise in backward", 1, 2),
+    ):
         parallel = {"stages": stages, "replicas": replicas}
         record, seen = run(mesh, source, poison(source, 2), reaction, training=SKIPPING, parallel=parallel)
         assert record.state is JobState.DONE, record.reason
         assert record.step == 5
         assert record.weights is not None
         digests.add(record.weights.sha256)
+        assert len(digests) == 1, (reaction, stages, replicas)
         (event,) = skipped(seen)
         assert event.skipped_step == 2
         assert "step 2, microbatch 1" in event.text
@@ -155,7 +158,6 @@ def test_a_step_with_a_bad_microbatch_is_left_out_by_policy(
         fault = bad_microbatch(mesh, record.job)
         assert fault.state is FaultState.HANDLED
         assert "step 2 left out" in fault.action
-    assert len(digests) == 1
     assert sound not in digests
 
 

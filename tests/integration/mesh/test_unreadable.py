@@ -49,10 +49,17 @@ GARBAGE: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+TRAINING = {"steps": STEPS, "seed": 11, "checkpoint_every": 3}
+
+
 def spec(name: str) -> JobSpec:
     """A pass waits a little, so that the steps outlast what is written over."""
-    training = {"steps": STEPS, "seed": 11, "checkpoint_every": 3}
-    return padded(tiny_job(name, training=training, parallel={"stages": 2, "replicas": 2}), pad_ms=20.0)
+    return padded(tiny_job(name, training=TRAINING, parallel={"stages": 2, "replicas": 2}), pad_ms=20.0)
+
+
+def calm(name: str) -> JobSpec:
+    """The same in one piece, for before and after a fault."""
+    return tiny_job(name, training=TRAINING)
 
 
 @pytest.fixture(scope="module")
@@ -203,13 +210,13 @@ async def test_garbage_over_every_key_of_a_running_mesh_stops_neither_job_nor_me
     assert {note.bucket for note in status.unreadable} <= found.keys()
     assert all(note.sequence for note in status.unreadable)
     assert status.unreadable
-    await check_weights_at(witness, await witness.submit(spec("next")))
+    await check_weights_at(witness, await witness.submit(calm("next")))
 
 
 async def test_garbage_that_was_written_while_the_control_plane_was_down_stops_nothing(
     witness: Witness,
 ) -> None:
-    first = await witness.submit(spec("before"))
+    first = await witness.submit(calm("before"))
     await check_weights_at(witness, first)
     job = await witness.submit(spec("spoilt-while-down"))
     await witness.until_step(job, 4)
@@ -288,7 +295,7 @@ async def test_a_newer_version_that_comes_under_a_running_job_ends_the_term_and_
 @pytest.mark.parametrize("bucket", ["jobs", pytest.param("steps", marks=pytest.mark.matrix)])
 async def test_a_newer_version_is_no_garbage(witness: Witness, bucket: str) -> None:
     """Whoever does not read it does not lead, says which, and leaves it as it is."""
-    job = await witness.submit(spec("newer"))
+    job = await witness.submit(calm("newer"))
     await check_weights_at(witness, job)
     subject = ROWS[bucket](job=job)
     witness.mesh.kill("smo-1")
@@ -300,4 +307,4 @@ async def test_a_newer_version_is_no_garbage(witness: Witness, bucket: str) -> N
     assert (await live(witness))[subject] == newer
     await jetstream.publish(witness.bus.connection, subject, value)
     await witness.ready()
-    await check_weights_at(witness, await witness.submit(spec("after-newer")))
+    await check_weights_at(witness, await witness.submit(calm("after-newer")))
