@@ -26,7 +26,6 @@ from tests.integration.dmsc.command_line import (
     wait_for,
 )
 from tests.patience import PATIENCE_S
-from tests.warm_processes import incubator
 
 PORTS = ("--nats-port", "0", "--http-port", "0")
 
@@ -68,7 +67,7 @@ def assert_nothing_left(folder: Path, mesh: MeshFile, pids: Sequence[int]) -> No
 def mesh_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder (with a space) on which a mesh runs for this module."""
     folder = tmp_path_factory.mktemp("a mesh")
-    done = dmsc("up", "--detach", "--slots", "1", *PORTS, cwd=folder, **incubator())
+    done = dmsc("up", "--detach", "--slots", "1", *PORTS, cwd=folder)
     assert done.returncode == 0, done.stderr
     mesh = read(folder)
     try:
