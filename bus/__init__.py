@@ -15,7 +15,8 @@ broker       reads and writes for whoever may not speak to JetStream (ADR-0031)
 mesh         registration, discovery
 tap          decodes whatever travels; recording: runs in files
 server       the embedded nats-server; files: artifacts behind URLs
-parent_death ends a process with its parent; tasks: background tasks
+parent_death ends a process with its parent; scheduling_class: who displaces whom from a core
+tasks        background tasks
 logs         structured logging; `log_shipping` brings its lines to the bus
 """
 

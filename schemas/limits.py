@@ -35,8 +35,11 @@ CALLOUT_UNANSWERED_S = 0.9
 """For a client, a refusal that takes this long comes from a server that waited for its authorizer in vain."""
 
 MARKER_TTL_S = 60
-"""How long the server keeps the marker of an expired key. Watchers that were away for longer notice expiries
-by comparing (see `bus.messaging.key_value`), not by markers."""
+"""How long the server keeps the marker of an expired key (`bus.messaging.stream_specs`: of a deleted one).
+Watchers that were away for longer notice expiries by comparing (see `bus.messaging.key_value`), not by
+markers."""
+DELETION_TTL_S = 86_400
+"""How long most buckets keep the marker of a deleted key (`bus.messaging.stream_specs.REVIVED`)."""
 DUPLICATES_S = 120
 """Within this time, a stream stores a message id only once."""
 LEAST_DUPLICATES_NS = 100_000_000

@@ -25,6 +25,7 @@ from bus.log_shipping import ship_logs
 from bus.logs import bind_process, configure_logging, get_logger
 from bus.mesh.registration import RegistrationClient
 from bus.messaging.key_value import Change
+from bus.scheduling_class import displace_others
 from bus.security import renewal
 from bus.subjects import INSTANCE_SAMPLE, ROUTE_TABLE, STORE_QUERY
 from bus.tasks import TaskSet, background
@@ -98,6 +99,7 @@ class InstancePayload(BaseModel):
 
 def main(payload: dict[str, Any], result: Path | None = None) -> int:
     """Entry point of an instance's process; returns its exit code."""
+    displace_others()  # the node agent, which may have started it, displaces nobody
     parsed = InstancePayload.model_validate(payload)
     training = parsed.start.spec.training
     compute_exactly(training.compute_threads, training.seed, strict=not parsed.start.inexact)

@@ -19,11 +19,11 @@ from typing import Any
 from bus.logs import get_logger
 from bus.messaging.dead_letters import dead_letter
 from bus.messaging.port import BusPort
-from bus.messaging.stream_specs import KEEPS_PREVIOUS
+from bus.messaging.stream_specs import KEEPS_PREVIOUS, deletion_headers
 from bus.messaging.unreadable_values import judged, quarantine
 from bus.nats import jetstream
 from bus.nats.client import asked_to_end
-from bus.nats.jetstream import DELETION, EXPECTED
+from bus.nats.jetstream import EXPECTED
 from bus.nats.ordered_consumer import OrderedConsumer
 from bus.subject_row import Subject
 from bus.tasks import cancel
@@ -115,6 +115,7 @@ class Bucket:
         self._bus = bus
         self._stream = f"KV_{row.bucket}"
         self._call_s = bus.times.bucket_call_s
+        self._deletion = deletion_headers(row.bucket)
 
     # --- writing -------------------------------------------------------------------------------------------
 
@@ -156,12 +157,12 @@ class Bucket:
         return await self._write(message, revision, ttl_s, tokens)
 
     async def delete(self, *, revision: int | None = None, **tokens: Any) -> None:
-        """Removes the key; with `revision`, only if it still has that one. The marker expires by itself.
+        """Removes the key; with `revision`, only if it still has that one. Its marker stays (`stream_specs.REVIVED`).
 
         Raises:
             Conflict: the key has another revision than `revision`.
         """
-        headers = DELETION if revision is None else DELETION | {EXPECTED: str(revision)}
+        headers = self._deletion if revision is None else self._deletion | {EXPECTED: str(revision)}
         await jetstream.publish(
             self._bus.connection, self.row(**tokens), b"", headers, timeout_s=self._call_s
         )
@@ -201,7 +202,7 @@ class Bucket:
         headers = {EXPECTED: str(writing.revision)}
         subject = self.row(**writing.tokens)
         if writing.message is None:
-            return subject, b"", headers | DELETION
+            return subject, b"", headers | self._deletion
         return subject, codec.encode(writing.message, self._bus.sender_map, self._bus.next_id()), headers
 
     async def revision(self, **tokens: Any) -> int:

@@ -30,6 +30,7 @@ from bus.messaging.port import BusPort
 from bus.nats import jetstream
 from bus.nats.jetstream import DELETION, EXPECTED
 from schemas.errors import Conflict, DeadlineExceeded, NoResponders, NotFound, Refused, Unavailable
+from schemas.limits import MARKER_TTL_S
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -239,7 +240,12 @@ class Rendezvous:
     async def _write_marker(self, subject: str, headers: Mapping[str, str] | None = None) -> None:
         """Writes a marker; a purge would need the right to purge other jobs' keys, too."""
         await self._ask(
-            lambda: jetstream.publish(self._bus.connection, subject, b"", {**DELETION, **(headers or {})})
+            lambda: jetstream.publish(
+                self._bus.connection,
+                subject,
+                b"",
+                {**DELETION, "Nats-TTL": str(MARKER_TTL_S), **(headers or {})},
+            )
         )
 
     def _signed(self, key: str, value: bytes) -> bytes:

@@ -30,12 +30,12 @@ from schemas.errors import (
     Refused,
     Unavailable,
 )
-from schemas.limits import MARKER_TTL_S
 
 API = "$JS.API"
 NANO = 1_000_000_000
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
-DELETION = {"KV-Operation": "PURGE", "Nats-Rollup": "sub", "Nats-TTL": str(MARKER_TTL_S)}
+DELETION = {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
+"""Headers of a marker, which takes the place of a key's values. It stays unless it has a `Nats-TTL`."""
 BATCH_ID, BATCH_SEQUENCE, BATCH_COMMIT = "Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit"
 BATCH_MOST = 1_000
 """Most messages per batch that the server accepts."""

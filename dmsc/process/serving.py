@@ -14,6 +14,7 @@ from typing import Any
 from bus.connection import Bus
 from bus.log_shipping import ship_logs
 from bus.logs import bind, get_logger
+from bus.scheduling_class import displace_nobody
 from bus.tasks import background
 from dmsc.metrics.exposition import Exposition
 from dmsc.metrics.listener import MetricsOptions, listening
@@ -60,6 +61,7 @@ async def serve(
         metrics: Where this process serves its metrics. None: only its gateways' HTTP APIs do.
         times: The time limits.
     """
+    displace_nobody()
     stopping = asyncio.Event()
 
     def stop(count: int) -> None:

@@ -26,7 +26,7 @@ from entities.service_registry.core import RegistrationLeaseConfig, RegistryCore
 from entities.service_registry.record_authority import refuse_foreign, refuse_others_state, refuse_strange
 from entities.service_registry.writer import RegistryWriter
 from schemas.envelope import EntityKind, Envelope, Sender
-from schemas.errors import Ack, BadMessage, DmscError, NewerRecord, Refused
+from schemas.errors import Ack, BadMessage, Conflict, DmscError, NewerRecord, Refused
 from schemas.registry import (
     Heartbeat,
     InstanceState,
@@ -338,3 +338,28 @@ class RegistryLeader:
         """Nothing could be heard while disconnected: extend every lease and advertise the full state."""
         self.core.forgive(self.config.lease.expiry_s, self._now())
         self.advertiser.full_soon()
+        try:
+            await self._remove_revived()
+        except DmscError as error:  # another registry leads, or the next reconnect tries again
+            log.info("removed records not looked for", reason=error.text)
+
+    async def _remove_revived(self) -> None:
+        """Removes what was removed before and is there again (`bus.messaging.stream_specs.REVIVED`)."""
+        await self._confirmed()
+        bucket = self._bus.bucket(subjects.REGISTRY_RECORD)
+        revived = [
+            entry
+            for entry in await bucket.entries()
+            if isinstance(entry.message, ServiceRecord)
+            and entry.message.sid == entry.key
+            and self.core.packed(entry.key) is None
+        ]
+        for entry in revived:
+            with contextlib.suppress(Conflict):
+                await bucket.delete(revision=entry.revision, sid=entry.key)
+        if revived:
+            log.warning(
+                "removed records were there again",
+                count=len(revived),
+                sids=[entry.key for entry in revived][:SHOWN],
+            )

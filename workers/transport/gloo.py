@@ -15,18 +15,17 @@ This module follows from how gloo was measured to behave (torch 2.13):
 - A device's thread skips events of a connection that another thread has locked, and polls again at once. When
   its own wake-up displaces that other thread from its core, it spins until that one runs again: half of its
   CPU time, for transfers of 512 KiB between two processes on two busy cores. So it gets a scheduling class
-  whose wake-ups displace nobody (`_displacing_nobody`).
+  whose wake-ups displace nobody (`bus.scheduling_class`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -40,6 +39,7 @@ from torch._C._distributed_c10d import PrefixStore  # torch.distributed re-expor
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.messaging.rendezvous import Rendezvous
+from bus.scheduling_class import displacing_nobody
 from schemas.errors import BadInput, DmscError, PeerUnreachable
 from workers.transport import link_authentication, reachability
 from workers.transport.bus_store import BusStore
@@ -91,30 +91,9 @@ def open_device(address: str, ports: tuple[int, int] | None = None) -> Device:
         return device
 
 
-@contextlib.contextmanager
-def _displacing_nobody() -> Iterator[None]:
-    """Threads that are started in this block wait for a core until one is free or a time slice ends.
-
-    A thread inherits the scheduling class of the one that starts it. Linux only; elsewhere, or where this is
-    forbidden, they are threads like all others.
-    """
-    try:
-        usual = os.sched_getscheduler(0)
-        if usual == os.SCHED_OTHER:
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    except (AttributeError, OSError):
-        yield
-        return
-    try:
-        yield
-    finally:
-        if usual == os.SCHED_OTHER:
-            os.sched_setscheduler(0, usual, os.sched_param(0))
-
-
 def _new_device(address: str) -> Device:
     try:
-        with _displacing_nobody():
+        with displacing_nobody():
             return dist.ProcessGroupGloo.create_device(hostname=address, lazy_init=False)
     except RuntimeError as error:
         raise BadInput(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import re
 
 import msgpack
 import pytest
@@ -11,6 +13,7 @@ from bus import subjects
 from bus.connection import Bus
 from bus.messaging.key_value import Writing, whole_seconds
 from bus.nats import jetstream
+from bus.subject_row import Subject
 from bus.wire import codec
 from schemas.cluster import Cordon
 from schemas.envelope import EntityKind
@@ -308,3 +311,18 @@ async def test_an_unprovisioned_mesh_says_so(own_server) -> None:
         await asyncio.gather(*(bus.provision() for _ in range(8)))
         await bus.provision()
         await bucket.put(service_record("a"), sid="a")
+
+
+@pytest.mark.parametrize("row", [subjects.USER_RECORD, ROW])
+async def test_the_marker_of_a_deleted_key_outlasts_what_it_displaced(connect: Connect, row: Subject) -> None:
+    """When it has expired, a server that is killed may have the displaced value again (nats-server 8505)."""
+    bus = await connect("deleter")
+    tokens = dict.fromkeys(row.tokens, "gone")
+    await bus.bucket(row).delete(**tokens)
+    answer = await jetstream.call(
+        bus.connection, f"STREAM.MSG.GET.KV_{row.bucket}", {"last_by_subj": row(**tokens)}
+    )
+    headers = base64.b64decode(answer["message"]["hdrs"]).decode()
+    assert "KV-Operation: PURGE" in headers
+    kept = re.search(r"Nats-TTL: (\d+)", headers)
+    assert (kept is None) if row is subjects.USER_RECORD else (kept is not None and int(kept[1]) >= 86_400)

@@ -11,6 +11,7 @@ import pytest
 from bus import subjects
 from bus.connection import Bus
 from bus.mesh.registration import RegistrationClient
+from bus.messaging.key_value import Change
 from bus.server.embedded import EmbeddedServer
 from entities.presence.registry_view import RegistryFollower
 from entities.service_registry.advertiser import AdvertiseConfig
@@ -281,3 +282,26 @@ async def test_a_server_that_was_away_longer_than_the_expiry_expires_nobody(
         assert not any(r.state is S.FAULTED for ad in advertised.messages for r in ad.changed)
         await eventually(lambda: follower.current.is_set())
     await end(task)
+
+
+async def test_removed_records_that_the_server_has_again_after_its_kill_are_removed_again(
+    dial: Dial, start: Start, own_server: EmbeddedServer
+) -> None:
+    """It reads its files anew then, and a value whose marker has expired may be back (nats-server 8505)."""
+    own = await dial("service-registry", EntityKind.SERVICE_REGISTRY)
+    await start(ServiceRegistry(own, ServiceRegistryConfig(lease=QUICK)))
+    bus = await dial("j-s0-r0", EntityKind.INSTANCE)
+    bucket = own.bucket(subjects.REGISTRY_RECORD)
+    async with RegistrationClient(bus, instance(incarnation=bus.sender.incarnation)):
+        seen: set[str] = set()
+
+        async def see(change: Change) -> None:
+            (seen.discard if change.message is None else seen.add)(change.key)
+
+        await bucket.watch(see)
+        await bucket.put(instance().model_copy(update={"sid": "j-s1-r0"}), sid="j-s1-r0")
+        await eventually(lambda: "j-s1-r0" in seen)
+        await own_server.kill()
+        await own_server.start()
+        await eventually(lambda: "j-s1-r0" not in seen)
+        assert set(await bucket.keys()) == {"service-registry", "j-s0-r0"}
