@@ -157,15 +157,14 @@ class Bucket:
         return await self._write(message, revision, ttl_s, tokens)
 
     async def delete(self, *, revision: int | None = None, **tokens: Any) -> None:
-        """Removes the key; with `revision`, only if it still has that one. Its marker stays (`stream_specs.REVIVED`).
+        """Removes the key; with `revision`, only if it still has that one.
 
         Raises:
             Conflict: the key has another revision than `revision`.
         """
         headers = self._deletion if revision is None else self._deletion | {EXPECTED: str(revision)}
-        await jetstream.publish(
-            self._bus.connection, self.row(**tokens), b"", headers, timeout_s=self._call_s
-        )
+        subject = self.row(**tokens)
+        await jetstream.publish(self._bus.connection, subject, b"", headers, timeout_s=self._call_s)
 
     async def write_many(self, writings: Sequence[Writing]) -> list[int | DmscError]:
         """Compare-and-set of many different keys; returns each key's revision or error (see `update`).
