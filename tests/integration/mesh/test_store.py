@@ -108,7 +108,7 @@ def test_a_full_disk_is_named_nothing_is_lost_and_the_job_goes_on(small_disk: Pa
             fill(ballast)  # still
         finally:
             ballast.unlink()
-        wait_for(lambda: mesh.client.ready().ready, "ready again")
+        wait_for(lambda: mesh.client.ready().ready, lambda: f"waits for {mesh.client.ready().waiting}")
         record = mesh.client.job(job)
         assert record.state not in ENDED
         assert record.recoveries == 0

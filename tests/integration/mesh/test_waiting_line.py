@@ -74,7 +74,8 @@ async def test_a_parked_job_precedes_one_that_never_started(own: OwnMesh, witnes
     never = await witness.submit(of_slots("never-started", 2 * SLOTS))
     await said(witness, never, "slots")  # more than there are: it holds nobody up
     holder = await witness.submit(of_slots("holds-one", 1, LONG))
-    parked = await witness.submit(padded(of_slots("parked", 1, 40), pad_ms=5.0))
+    # Slow, so that it does not end before it is parked.
+    parked = await witness.submit(padded(of_slots("parked", 1, 40), pad_ms=25.0))
     await witness.until_step(holder, 1)
     await witness.until_step(parked, 8)
     await witness.ask("job.park", job=parked)
