@@ -16,31 +16,37 @@ import sys
 from collections.abc import Iterator
 
 
-def displace_nobody() -> None:
-    """This thread, and all that it starts from now on, displaces nobody."""
-    if sys.platform == "linux":
-        _change(os.SCHED_OTHER, os.SCHED_BATCH)
+def displace_nobody() -> bool:
+    """This thread, and all that it starts from now on, displaces nobody.
+
+    Returns:
+        Whether that is new.
+    """
+    return sys.platform == "linux" and _changed(os.SCHED_OTHER, os.SCHED_BATCH)
 
 
 def displace_others() -> None:
     """This thread, and all that it starts from now on, is as others: it takes back `displace_nobody`."""
     if sys.platform == "linux":
-        _change(os.SCHED_BATCH, os.SCHED_OTHER)
+        _changed(os.SCHED_BATCH, os.SCHED_OTHER)
 
 
 @contextlib.contextmanager
 def displacing_nobody() -> Iterator[None]:
     """What is started within displaces nobody; this thread is as before afterwards."""
-    before = os.sched_getscheduler(0) if sys.platform == "linux" else None
-    displace_nobody()
+    changed = displace_nobody()
     try:
         yield
     finally:
-        if sys.platform == "linux" and before == os.SCHED_OTHER:
+        if changed:
             displace_others()
 
 
-def _change(before: int, after: int) -> None:
-    with contextlib.suppress(OSError):
-        if os.sched_getscheduler(0) == before:
-            os.sched_setscheduler(0, after, os.sched_param(0))
+def _changed(before: int, after: int) -> bool:
+    try:
+        if os.sched_getscheduler(0) != before:
+            return False
+        os.sched_setscheduler(0, after, os.sched_param(0))
+    except OSError:  # forbidden
+        return False
+    return True

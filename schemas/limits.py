@@ -39,7 +39,7 @@ MARKER_TTL_S = 60
 Watchers that were away for longer notice expiries by comparing (see `bus.messaging.key_value`), not by
 markers."""
 DELETION_TTL_S = 86_400
-"""How long most buckets keep the marker of a deleted key (`bus.messaging.stream_specs.REVIVED`)."""
+"""How long most buckets keep the marker of a deleted key (`bus.messaging.stream_specs.MARKERS_STAY`)."""
 DUPLICATES_S = 120
 """Within this time, a stream stores a message id only once."""
 LEAST_DUPLICATES_NS = 100_000_000

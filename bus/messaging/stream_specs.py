@@ -70,24 +70,23 @@ KEEPS_PREVIOUS = frozenset(
 read. Buckets that change often, or whose values others can publish again (registry, routes, leadership,
 answers, uploads), keep only the newest. So do `steps`, because a decision that is not the last is worse
 than none, and `feeds`, whose rows are written once."""
-REVIVED = """Why markers of deleted keys are kept so long.
-
-The server removes a value that a newer one displaces without a note of that. After a kill of its process it
-reads its files anew. A displaced value is gone again, because the newer one displaces it anew; but if that
-was a marker, and has expired since, the displaced value is back (nats-server 2.15.1, its issue 8505). As
-long as the marker is there, this can't happen. After a day the files of a bucket that changes often hold no
-trace of the value any more. In others it stays for ever, and so do their markers."""
 MARKERS_STAY = frozenset(
     ("users", "revocations", "secrets", "cordons", "modules", "standings", "datasets", "data_sets")
 )
-"""Buckets in which a deleted key must never be there again, and in which few keys are deleted."""
+"""Buckets in which a deleted key must never be there again, and in which few keys are deleted (ADR-0067).
+
+The server removes a value that a newer one displaces without a note of that. After a kill of its process it
+reads its files anew. A displaced value is gone again, because the newer one displaces it anew; but if that
+was a marker, and has expired since, the displaced value is back (nats-server 2.15.1, its issue 8505). After
+a day the files of a bucket that changes often hold no trace of the value any more. In others it stays for
+ever, and so do their markers."""
 PREVIOUS_VALUES = 8
 """How many values per key such a bucket keeps."""
 BUCKETS = tuple(sorted({row.bucket for row in SUBJECTS if row.bucket}))
 
 
 def deletion_headers(bucket: str) -> dict[str, str]:
-    """Headers of the marker of a deleted key in this bucket (see `REVIVED`)."""
+    """Headers of the marker of a deleted key in this bucket (see `MARKERS_STAY`)."""
     if bucket in MARKERS_STAY:
         return DELETION
     # Pieces lie under a number of their feed that is given once: nobody looks for those of a deleted feed.

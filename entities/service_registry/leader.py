@@ -344,7 +344,7 @@ class RegistryLeader:
             log.info("removed records not looked for", reason=error.text)
 
     async def _remove_revived(self) -> None:
-        """Removes what was removed before and is there again (`bus.messaging.stream_specs.REVIVED`)."""
+        """Removes what was removed before and is there again (`bus.messaging.stream_specs.MARKERS_STAY`)."""
         await self._confirmed()
         bucket = self._bus.bucket(subjects.REGISTRY_RECORD)
         revived = [

@@ -73,7 +73,8 @@ class GradientSum:
         self._chunk = torch.empty(min(_CHUNK, total), dtype=torch.float32, device=device)
         self._words = torch.empty(self._chunk.numel(), dtype=torch.int64, device=device)
         self._on_host = device.type == "cpu"
-        self._kernel = kernel() if exact and compiled and self._on_host else None
+        self._host_kernel = kernel() if exact and compiled else None
+        self._kernel = self._host_kernel if self._on_host else None
         self._spare: Tensor | None = None
         self._buffers: PartBuffers | None = None
         self._members: set[int] = set()
@@ -239,22 +240,22 @@ class GradientSum:
 
     @property
     def in_parts(self) -> bool:
-        """Whether members may all-reduce it in parts. Sums on a device take the other way (ADR-0066)."""
-        return self._exact and self._on_host
+        """Whether members all-reduce it in parts. It is the same for all members, whatever their devices."""
+        return self._exact
 
     def begin_parts(self, rank: int, members: int) -> SumInParts:
-        """Packs what the other members need of the sum, which a failed reduction does not spoil.
+        """Packs what the other members need of the sum, on the host; a failed reduction does not spoil it.
 
         The caller passes it to `finish_parts` after the exchange, except after a failed one, whose thread may
         still be writing into its memory.
         """
         buffers, self._buffers = self._buffers or PartBuffers(), None
         return SumInParts(
-            self.total,
+            self.total.cpu(),
             self.microbatches,
             rank=rank,
             members=members,
-            kernel=self._kernel,
+            kernel=self._host_kernel,
             finish=self._finish_part,
             buffers=buffers,
         )
@@ -270,23 +271,21 @@ class GradientSum:
                     own = found[first - part.start : last - part.start]
                     mean.view(-1)[first - end + size : last - end + size] = own
         self._buffers = parts.buffers
-        return means, _combined(sum(self._sizes), parts.products)
+        return [mean.to(self._sum.device) for mean in means], _combined(sum(self._sizes), parts.products)
 
     def _finish_part(self, part: Tensor, means: Tensor) -> list[int]:
         """Writes the means of whole chunks of a sum, and returns the products of their checksum.
 
         It reads nothing that changes, since another thread calls it.
         """
-        divisor, factor = self._divisor()
         weights = _weights(part.device)
         products = []
         for chunk in chunks(part.numel()):
             own, mean = part[chunk], means[chunk]
-            if self._kernel is not None:
-                products.append(self._kernel.finish(own, weights, mean, divisor, factor))
+            if self._host_kernel is not None:
+                products.append(self._host_kernel.finish(own, weights, mean, *self._divisor()))
             else:
-                wide = own.double()
-                mean.copy_(wide.mul_(factor) if factor else wide.div_(divisor))
+                self._write_means(own, mean)
                 products.append(int(torch.dot(own, weights[: own.numel()])))
         return products
 
@@ -318,18 +317,18 @@ class GradientSum:
         """The mean gradient over the step's M microbatches, fp32, in the parameters' shapes."""
         mean = torch.empty(flat.numel(), dtype=torch.float32, device=flat.device)
         if self._exact:
-            divisor, factor = self._divisor()
-            wide = torch.empty(self._chunk.numel(), dtype=torch.float64, device=flat.device)
-            for begin in range(0, flat.numel(), _CHUNK):
-                part = flat[begin : begin + _CHUNK]
-                own = wide[: part.numel()].copy_(part)
-                own = own.mul_(factor) if factor else own.div_(divisor)
-                mean[begin : begin + _CHUNK].copy_(own)
+            for chunk in chunks(flat.numel()):
+                self._write_means(flat[chunk], mean[chunk])
         else:
             torch.div(flat, self._count, out=mean)
         return [
             part.view(shape) for part, shape in zip(torch.split(mean, self._sizes), self._shapes, strict=True)
         ]
+
+    def _write_means(self, sums: Tensor, means: Tensor) -> None:
+        divisor, factor = self._divisor()
+        wide = sums.double()
+        means.copy_(wide.mul_(factor) if factor else wide.div_(divisor))
 
     def _divisor(self) -> tuple[float, float]:
         """What a sum is divided by, and 1 / that if the product has the bits of the quotient; otherwise 0."""

@@ -20,6 +20,7 @@ from workers.links.reduction import GroupExchange, ReductionGroup
 M = 6
 SEED = 20_261_127
 SHAPES = {
+    "nothing": [],
     "less than a chunk": [(7, 3), (), (11,)],
     "a chunk": [(CHUNK - 3,), (3,)],
     "many": [(300, 401), (CHUNK,), (1,), (257, 500), (13,)],
@@ -30,7 +31,8 @@ def gradients(shapes: list[tuple[int, ...]], microbatch: int) -> list[Tensor]:
     """As they are, but for some large ones in the first parameter: chunks need different widths."""
     generator = torch.Generator().manual_seed(SEED + microbatch)
     drawn = [torch.randn(shape, generator=generator) * 1e-3 for shape in shapes]
-    drawn[0] *= 10.0 ** (microbatch % 5)
+    if drawn:
+        drawn[0] *= 10.0 ** (microbatch % 5)
     return drawn
 
 
