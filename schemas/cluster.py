@@ -9,21 +9,49 @@ from pydantic import Field
 from schemas.base import Message, Part, Time, Token
 from schemas.job import KeptSpec
 from schemas.marks import Secret, Url
-from schemas.registry import TensorSchema
+from schemas.registry import Capability, Labels, TensorSchema
 from schemas.task_graph import TaskUnit
 
 
 class Slot(Part):
-    """One place for a stage instance. `busy_with` is the SID of the instance in it, or None."""
+    """One place for a stage instance. `busy_with` is the SID of the instance in it, or None.
+
+    `memory_bytes` is its part of the device's memory. For the other fields see `Capability`.
+    """
 
     index: int
     device: str
+    kind: str = "cpu"
     device_name: str = ""
     memory_bytes: int = 0
+    flops_per_s: float = 0.0
+    speed: dict[str, float] = {}
+    precisions: tuple[str, ...] = ()
+    bits_class: str = ""
+    mig: str = ""
+    emulated: bool = False
+    labels: Labels = {}
     busy_with: Token | None = None
 
+    def capability(self, compute_threads: int = 1) -> Capability:
+        """What an instance in this slot registers (Type 1)."""
+        return Capability(
+            device=self.device,
+            kind=self.kind,
+            device_name=self.device_name,
+            memory_bytes=self.memory_bytes,
+            flops_per_s=self.flops_per_s,
+            compute_threads=compute_threads,
+            speed=self.speed,
+            precisions=self.precisions,
+            bits_class=self.bits_class,
+            mig=self.mig,
+            emulated=self.emulated,
+            labels=self.labels,
+        )
 
-class NodeStatus(Message, wire="cluster.node.status", version=(1, 1)):
+
+class NodeStatus(Message, wire="cluster.node.status", version=(1, 2)):
     """A node agent's report of its state; also its registration at the orchestrator."""
 
     sid: Token
@@ -32,7 +60,7 @@ class NodeStatus(Message, wire="cluster.node.status", version=(1, 1)):
     incarnation: Token
     slots: tuple[Slot, ...]
     address: str
-    warm: bool = Field(description="the fork server has torch loaded")
+    warm: bool = Field(description="the fork server has torch loaded, and the slots are offered")
     version: str = ""
     torch_version: str = ""
     sealing_key: str = Field("", description="what is secret in orders to this agent is sealed to this key")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from schemas.base import Message, Part, Token
 from schemas.envelope import EntityKind
@@ -64,14 +65,35 @@ class TensorSchema(Part):
     dtype: str
 
 
+Labels = Annotated[
+    dict[Token, Annotated[str, StringConstraints(min_length=1, max_length=120)]], Field(max_length=32)
+]
+"""What an operator says of a node, by name: `region`, `trust`, `price` (of a slot per hour), `carbon` (grams
+of CO2 per kWh)."""
+
+
 class Capability(Part):
-    """What the slot of an instance can do. Bytes and FLOP/s; 0 if not measured."""
+    """What a place can do: an instance's slot, a node agent's whole node, or a service's node.
+
+    Bytes and FLOP/s (float32); 0 if not measured. `speed`, by kind of work, is relative to the reference of
+    the standard stage (`workers.tasks.standard_stage`): `stage`, `matmul`, `matmul_bf16`, `matmul_fp16`,
+    `memory`; empty if not measured.
+    """
 
     device: str = "cpu"
+    kind: str = Field("cpu", description="kind of device: cpu, cuda, …")
     device_name: str = ""
     memory_bytes: int = 0
     flops_per_s: float = 0.0
     compute_threads: int = 1
+    cores: int = Field(0, description="processor cores of the node; 0: not registered")
+    slots: int = Field(0, description="of a node agent")
+    speed: dict[str, float] = {}
+    precisions: tuple[str, ...] = Field((), description="in which it computes without emulation")
+    bits_class: str = Field("", description="places of one class give the same bits; empty: not known")
+    mig: str = Field("", description="profile of the slice of a GPU; empty: it is none")
+    emulated: bool = Field(False, description="the speed is set, for tests: only padded layers keep to it")
+    labels: Labels = {}
 
 
 class Endpoint(Part):
@@ -87,7 +109,7 @@ class Endpoint(Part):
     metrics: str = ""
 
 
-class ServiceRecord(Message, wire="registry.record", version=(1, 2)):
+class ServiceRecord(Message, wire="registry.record", version=(1, 3)):
     """A leased registration, as the registry keeps it. Its key in the bucket is the SID.
 
     `prefix` is the service's content name (`train/<job>/stage/0`); callers resolve by prefix, schema,

@@ -9,7 +9,7 @@ from pydantic import Field
 from schemas.base import Message, Part, Time, Token
 from schemas.marks import Secret
 from schemas.quota import Quota
-from schemas.registry import Endpoint, InstanceState, ServiceRecord
+from schemas.registry import Capability, Endpoint, InstanceState, ServiceRecord
 from schemas.routing import DEFAULT_ALGORITHM, Algorithm
 from schemas.telemetry import LinkFigures
 
@@ -193,7 +193,7 @@ class CommunicationPolicy(Message, wire="signal.qos.policy"):
 
 
 # Registration of MG and SR with the orchestrator (draft §4.4(1)) ------------------------------------
-class NodeRegistration(Message, wire="mesh.registration"):
+class NodeRegistration(Message, wire="mesh.registration", version=(1, 1)):
     """A gateway, router or cluster agent registers with the orchestrator, with its kind and services."""
 
     sid: Token
@@ -201,6 +201,7 @@ class NodeRegistration(Message, wire="mesh.registration"):
     incarnation: Token
     endpoint: Endpoint
     services: tuple[str, ...] = ()
+    capability: Capability = Capability()
 
 
 class TerminationReport(Message, wire="mesh.termination"):

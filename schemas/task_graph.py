@@ -47,7 +47,7 @@ class DataSource(Part):
         return samples / self.epoch_samples if self.epoch_samples else None
 
 
-class ModelTopology(Message, wire="topology.model", version=(1, 4)):
+class ModelTopology(Message, wire="topology.model", version=(1, 5)):
     """MIC → SMO (§5.3): the job's layer graph with costs, and facts about its data."""
 
     job: Token
@@ -60,6 +60,9 @@ class ModelTopology(Message, wire="topology.model", version=(1, 4)):
     code_digest: str = Field(description="SHA-256 of the user code's source files; nodes must agree")
     data_digest: str = Field("", description="SHA-256 of what identifies the data; data instances must agree")
     device: str = "cpu"
+    speed: dict[str, float] = Field(
+        {}, description="of the place where the layers were timed, as of `Capability`; empty: not known"
+    )
     tied: tuple[tuple[int, ...], ...] = Field((), description="groups of layers that no cut may separate")
     shared: tuple[tuple[int, ...], ...] = Field((), description="groups of layers that share a parameter")
     inexact: str = Field("", description="what of the model has no deterministic form; empty: nothing")

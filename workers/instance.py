@@ -55,6 +55,7 @@ from workers.links.link_config import LinkConfig
 from workers.links.link_shaping import Shaping
 from workers.local_store.local_store import LocalStore
 from workers.local_store.recorder import StoreRecorder
+from workers.models.padded import emulate
 from workers.process.url_rules import restrict_urls
 from workers.requirements import check_requirements
 from workers.stage.data_runtime import DataRuntime
@@ -87,6 +88,8 @@ class InstancePayload(BaseModel):
     address: str = "127.0.0.1"
     ports: tuple[int, int] | None = None
     device: str = "cpu"
+    capability: Capability = Capability()
+    """What its slot can do."""
     store: Path | None = None
     renewal: str = ""  # file in `store` with the credential that replaces `token`
     dial_s: float = 90.0
@@ -107,6 +110,8 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
     secret_urls.learn(parsed.start.secrets)
     restrict_urls(parsed.urls)
     node_cache.grant(parsed.cache, parsed.start.unit.sid)
+    if parsed.capability.emulated:
+        emulate(parsed.capability.speed["stage"])
     try:
         return asyncio.run(Instance(parsed).run())
     except DmscError as error:  # the registry has no reason then: the node agent reads the log's last line
@@ -336,8 +341,8 @@ class Instance:
                 pid=os.getpid(),
                 address=self.payload.address,
             ),
-            capability=Capability(
-                device=self.payload.device, compute_threads=self.start.spec.training.compute_threads
+            capability=self.payload.capability.model_copy(
+                update={"compute_threads": self.start.spec.training.compute_threads}
             ),
             input_schema=self.unit.input_schema,
             output_schema=self.unit.output_schema,

@@ -115,6 +115,14 @@ CacheGibOption = Annotated[
         min=0,
     ),
 ]
+EmulateOption = Annotated[
+    tuple[str, ...],
+    option(
+        "--emulate-slot SPEED[:GIB]",
+        "For tests and benchmarks: a slot that stands for a device of this relative speed (and memory), on"
+        " which padded layers wait accordingly; repeatable, in place of --slots.",
+    ),
+]
 AllowUrlOption = Annotated[
     tuple[str, ...],
     option(

@@ -11,6 +11,8 @@ from bus.security.identity import Identity
 from dmsc.console.command_app import option_words
 from dmsc.launch.mesh_options import MeshOptions
 from dmsc.state import identities
+from entities.cluster.capabilities.labels import parse_labels
+from schemas.errors import BadInput
 from schemas.names import agent_name
 
 USER_KEY = "user_key"
@@ -77,7 +79,8 @@ def lay_out(
             arguments=(
                 *("join", bus_url, "--cluster", cluster, "--node", options.node),
                 *("--slots", str(options.slots), "--address", options.address, "--logs", str(logs)),
-                *option_words(options, "code", "allow_urls", "instance_users", "cache"),
+                *option_words(options, "code", "allow_urls", "instance_users", "cache", "emulate_slots"),
+                *_labels(options, cluster),
                 *_cache_part(options),
                 *_trust(options),
             ),
@@ -107,6 +110,23 @@ def lay_out(
         ),
         *modules,
     ]  # agents come first: they load torch and take longest
+
+
+def _labels(options: MeshOptions, cluster: str) -> tuple[str, ...]:
+    """The options with the labels of one cluster's agent.
+
+    Raises:
+        BadInput: a label is none, or names a cluster that is not started.
+    """
+    own = []
+    for text in options.labels:
+        head, equals, _ = text.partition("=")
+        place, colon, _ = head.partition(":")
+        if colon and equals and place not in options.clusters:
+            raise BadInput(f"--label {text}: there is no cluster {place}, only {', '.join(options.clusters)}")
+        if not colon or place == cluster:
+            own.append(text.removeprefix(f"{place}:") if colon else text)
+    return tuple(word for key, value in parse_labels(own).items() for word in ("--label", f"{key}={value}"))
 
 
 def _cache_part(options: MeshOptions) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from dmsc.console.options import (
     CacheGibOption,
     CacheOption,
     CodeOption,
+    EmulateOption,
     InstanceUsersOption,
     OwnStateOption,
     TrustOption,
@@ -30,6 +31,15 @@ class MeshOptions:
     slots: Annotated[
         int, option("--slots", "How many stage instances each cluster may run at a time.", min=0)
     ] = 4  # may exceed the number of cores, which the instances then share
+    labels: Annotated[
+        tuple[str, ...],
+        option(
+            "--label [CLUSTER:]KEY=VALUE",
+            "What jobs and plans may ask for, of all clusters or of one: region, trust, price, carbon, or any"
+            " other; repeatable.",
+        ),
+    ] = ()
+    emulate_slots: EmulateOption = ()  # of each cluster
     nats_port: Annotated[
         int | None, option("--nats-port PORT", "The bus's port (4222, else a free one); 0: any.")
     ] = None

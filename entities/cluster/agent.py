@@ -27,13 +27,21 @@ from bus.security.identity import Identity, is_credential, is_root
 from bus.subject_row import Subject
 from entities import metrics
 from entities.cluster.cache_folders import CacheFolders
+from entities.cluster.capabilities.kept_measurements import default_folder
+from entities.cluster.capabilities.measurement import DeviceMeasurement
+from entities.cluster.capabilities.slots import offer_slots, present_devices
 from entities.cluster.config import ClusterConfig
 from entities.cluster.context import NodeContext
-from entities.cluster.core import judge_process, offer_slots
+from entities.cluster.core import judge_process
 from entities.cluster.data_builds.unit_workers import UnitWorkers
 from entities.cluster.file_reach import FileRules
 from entities.cluster.file_requests import NodeFileReader
-from entities.cluster.fork_server_client import ForkServerClient, last_lines, probe_process
+from entities.cluster.fork_server_client import (
+    ForkServerClient,
+    ForkServerReady,
+    last_lines,
+    probe_process,
+)
 from entities.cluster.instances import NodeInstances
 from entities.cluster.job_code.code_folders import CodeFolders
 from entities.cluster.model_tasks import ShortLivedWorkers
@@ -77,7 +85,8 @@ class ClusterAgent:
         self._changed = asyncio.Event()
         self._cpu: float | None = None  # busy part of all cores, once measured
         self._tasks: asyncio.TaskGroup | None = None
-        roots = (config.store_root, config.cache_root, config.code_root)
+        kept = config.capabilities or default_folder()
+        roots = (config.store_root, config.cache_root, config.code_root, kept)
         confinement, closed = config.confinement, tuple(str(root.absolute()) for root in roots)
         if confinement is not None:
             closed = (*confinement.closed, *closed)
@@ -110,6 +119,9 @@ class ClusterAgent:
         self._workers = ShortLivedWorkers(context, self._code)
         self._units = UnitWorkers(context, self._code)
         self._files = NodeFileReader(context)
+        self._measurement = DeviceMeasurement(context, self._workers.turn)
+        self._offered = asyncio.Event()  # cleared while the fork server is away
+        self._offering: asyncio.Task[None] | None = None
 
     def _credential(self, sid: str, job: str) -> str | None:
         """An instance's credential: the agent's own, narrowed to its SID and job; a plain token unchanged."""
@@ -131,7 +143,7 @@ class ClusterAgent:
         """Offer this node to the mesh until cancelled.
 
         `ready` is set once the node is registered. Its slots follow as a change of status when the fork
-        server is warm (torch takes a second or two to load).
+        server is warm (torch takes a second or two to load) and its devices are measured (once; a second).
 
         Raises:
             Unavailable: the fork server can't be started (torch missing, for instance).
@@ -162,7 +174,7 @@ class ClusterAgent:
                 if ready is not None:
                     ready.set()
                 self._processes.begin()  # not before: on few cores torch's import would delay our answers
-                await self._processes.wait_ready()
+                await self._offered.wait()
                 await presence.update(capability=self._record().capability)
                 way = self._processes.ready.way if self._processes.ready is not None else ""
                 slots = len(self._instances.ledger.slots)
@@ -234,7 +246,7 @@ class ClusterAgent:
         )
 
     async def _analyse(self, order: Analyse, envelope: Envelope) -> Ack:
-        return self._workers.analyse(order, self._device())
+        return self._workers.analyse(order, self._device(), self._speed())
 
     async def _write_sample(self, order: WriteSample, envelope: Envelope) -> Ack:
         return self._workers.write_sample(order, self._device())
@@ -265,13 +277,13 @@ class ClusterAgent:
             incarnation=self._bus.sender.incarnation,
             slots=self._instances.ledger.slots,
             address=self._config.address,
-            warm=fork_server is not None,
+            warm=self._offered.is_set(),
             sealing_key=self._bus.keyring.public,
             torch_version=fork_server.torch_version if fork_server is not None else "",
         )
 
     def _record(self) -> ServiceRecord:
-        config, slots = self._config, self._instances.ledger.slots
+        config = self._config
         record = entity_record(
             EntityKind.CLUSTER,
             config.sid,
@@ -281,13 +293,20 @@ class ClusterAgent:
             pid=os.getpid(),
             address=config.address,
         )
-        capability = Capability(
-            device=self._device(),
-            device_name=slots[0].device_name if slots else "",
-            memory_bytes=sum(slot.memory_bytes for slot in slots),
-        )
         tags = (f"cluster:{config.cluster}", f"node:{config.node}")
-        return record.model_copy(update={"capability": capability, "tags": tags})
+        return record.model_copy(update={"capability": self._capability(), "tags": tags})
+
+    def _capability(self) -> Capability:
+        """What the whole node can do: the first slot's figures, the memory of all."""
+        slots = self._instances.ledger.slots
+        first = slots[0].capability() if slots else Capability(labels=dict(self._config.labels))
+        return first.model_copy(
+            update={
+                "memory_bytes": sum(slot.memory_bytes for slot in slots),
+                "slots": len(slots),
+                "cores": os.cpu_count() or 1,
+            }
+        )
 
     async def _report_status(self) -> None:
         """Send the status at the start, on each change and reconnect, and periodically for a new leader."""
@@ -406,12 +425,28 @@ class ClusterAgent:
 
     def _fork_server_changed(self) -> None:
         """The fork server became ready (offer its devices) or was lost (report the node as not warm)."""
-        ready = self._processes.ready
-        if ready is not None:
-            devices = () if self._config.device == "cpu" else ready.devices
-            cores = os.cpu_count() or 1
-            slots = offer_slots(devices, self._config.slots, cores, psutil.virtual_memory().total)
-            self._instances.offer(slots)
+        self._offered.clear()
+        if self._offering is not None:
+            self._offering.cancel()
+        if self._processes.ready is not None and self._tasks is not None:
+            self._offering = self._tasks.create_task(self._offer_slots(self._processes.ready))
+        self._changed.set()
+
+    async def _offer_slots(self, ready: ForkServerReady) -> None:
+        config, memory_bytes = self._config, psutil.virtual_memory().total
+        devices = () if config.device == "cpu" else ready.devices
+        measured = await self._measurement.of(present_devices(devices, memory_bytes), ready)
+        slots = offer_slots(
+            devices,
+            config.slots,
+            os.cpu_count() or 1,
+            memory_bytes,
+            measured,
+            config.labels,
+            config.emulated_slots,
+        )
+        self._instances.offer(slots)
+        self._offered.set()
         self._changed.set()
 
     async def _on_reconnect(self) -> None:
@@ -419,6 +454,13 @@ class ClusterAgent:
 
     async def _on_leader(self, message: Leadership, envelope: Envelope) -> None:
         self._changed.set()
+
+    def _speed(self) -> dict[str, float]:
+        """Of what a short-lived worker computes on, which knows nothing of emulated slots."""
+        slots = self._instances.ledger.slots
+        if not slots:
+            return {}
+        return dict.fromkeys(slots[0].speed, 1.0) if slots[0].emulated else dict(slots[0].speed)
 
     def _device(self) -> str:
         return self._instances.ledger.slots[0].device if self._instances.ledger.slots else "cpu"

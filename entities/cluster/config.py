@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from entities.cluster.core import EmulatedSlot
 from entities.cluster.fork_server_client import Confinement
 from schemas.base import is_token
 from schemas.errors import BadInput
@@ -46,6 +48,11 @@ class ClusterTimes:
     """Deadline of one attempt of a command that should arrive even if its receiver is being restarted."""
     command_attempts: int = 120
     """In all an hour in which the bus is heard: a leader answers nobody while the bus takes no writes."""
+    measure_s: float = 30.0
+    """Limit of the standard stage: it takes less than a second, on a GPU that wakes up some seconds. A device
+    beyond it is offered without figures."""
+    measuring_look_s: float = 0.05
+    """Pause before an agent looks again whether another one of this node has measured."""
     last_reports_s: float = 2.0
     """Limit for reporting the last instances' ends to the registry at shutdown."""
 
@@ -98,6 +105,12 @@ class ClusterConfig:
     """Folders and URLs that jobs may name besides the working directory and the bus; None: all."""
     confinement: Confinement | None = None
     """Isolation of users' code from the rest of this machine; None: no isolation."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """What the operator says of this node; plans may ask for it (`entities.cluster.capabilities.labels`)."""
+    emulated_slots: tuple[EmulatedSlot, ...] = ()
+    """Slots that stand for other devices, for tests and benchmarks; they replace `slots`."""
+    capabilities: Path | None = None
+    """Where measurements of devices are kept; None: in the user's cache (XDG_CACHE_HOME)."""
     times: ClusterTimes = ClusterTimes()
 
     def __post_init__(self) -> None:

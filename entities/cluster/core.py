@@ -12,7 +12,7 @@ from functools import partial
 from typing import ClassVar, Literal
 
 from schemas.cluster import InstanceStart, Judgement, Slot
-from schemas.errors import Conflict, Fenced, Refused
+from schemas.errors import BadInput, Conflict, Fenced, Refused
 from schemas.registry import PASSING, PASSING_EXIT, InstanceState
 from schemas.task_graph import ModelTopology, TaskUnit, UnitKind
 
@@ -27,6 +27,42 @@ class Device:
     device: str
     name: str = ""
     memory_bytes: int = 0
+
+    @property
+    def kind(self) -> str:
+        """The part before the colon of torch's device string."""
+        return self.device.partition(":")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulatedSlot:
+    """A slot that stands for another device, in tests and benchmarks.
+
+    Padded layers (`workers.models.padded`) wait 1/`speed` of their time in it; other layers know nothing of
+    it. `memory_bytes`: what it says it has; None: its part of the real device's.
+    """
+
+    speed: float
+    memory_bytes: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> EmulatedSlot:
+        """`SPEED` or `SPEED:MEMORY_GIB`.
+
+        Raises:
+            BadInput: it is neither.
+        """
+        speed, _, memory = text.partition(":")
+        try:
+            slot = cls(speed=float(speed), memory_bytes=int(float(memory) * (1 << 30)) if memory else None)
+        except (ValueError, OverflowError):
+            slot = cls(speed=0.0)
+        if not 0.01 <= slot.speed <= 100 or (slot.memory_bytes is not None and slot.memory_bytes < 1):
+            raise BadInput(
+                f"emulated slot {text!r}: write it as SPEED or SPEED:MEMORY_GIB, "
+                "the speed from 0.01 to 100: 2 or 2:0.5"
+            )
+        return slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,39 +80,6 @@ class LocalIncarnation:
     @property
     def sid(self) -> str:
         return self.unit.sid
-
-
-def offer_slots(
-    devices: tuple[Device, ...], count: int | None, cores: int, memory_bytes: int
-) -> tuple[Slot, ...]:
-    """The slots of a node: one per CUDA device, else one per core; `count` overrides the number.
-
-    If there are more slots than devices, they are assigned in turn; a device's memory is divided among its
-    slots.
-
-    Args:
-        devices: accelerators; empty on a CPU node.
-        count: number of slots that the operator wants, or None.
-        cores: CPU cores of the node.
-        memory_bytes: main memory of the node, divided among CPU slots.
-    """
-    if not devices:
-        devices = (Device(device="cpu", name="cpu", memory_bytes=memory_bytes),)
-        count = cores if count is None else count
-    count = len(devices) if count is None else count
-    slots = []
-    for index in range(count):
-        device = devices[index % len(devices)]
-        sharers = count // len(devices) + (index % len(devices) < count % len(devices))
-        slots.append(
-            Slot(
-                index=index,
-                device=device.device,
-                device_name=device.name,
-                memory_bytes=device.memory_bytes // sharers,
-            )
-        )
-    return tuple(slots)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,10 +39,14 @@ log = get_logger("cluster")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkServerReady:
-    """A fork server's report when it is warm. `method` is `fork`, or `spawn` where forking is unsafe."""
+    """A fork server's report when it is warm. `method` is `fork`, or `spawn` where forking is unsafe.
+
+    `build`: torch and the processor, which a kept measurement depends on.
+    """
 
     pid: int
     torch_version: str
+    build: str
     devices: tuple[Device, ...]
     method: str
     preload_s: float
@@ -376,6 +380,7 @@ class ForkServerClient:
             self.ready = ForkServerReady(
                 pid=event["pid"],
                 torch_version=event["torch"],
+                build=event["build"],
                 devices=tuple(Device(**device) for device in event["devices"]),
                 method=event["method"],
                 preload_s=event["preload_s"],

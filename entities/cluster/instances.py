@@ -24,7 +24,7 @@ from entities.cluster.store_folders import StoreFolders, renewal_of, write_for_i
 from schemas.cluster import InstanceStart, InstanceStarted, Slot
 from schemas.envelope import EntityKind
 from schemas.errors import DmscError, Fenced, NotFound
-from schemas.registry import Endpoint, InstanceState, ServiceRecord, StateChange
+from schemas.registry import Capability, Endpoint, InstanceState, ServiceRecord, StateChange
 from schemas.signals import Registration
 from schemas.task_graph import UnitKind
 
@@ -69,7 +69,8 @@ class NodeInstances:
         ledger, instance = self.ledger.admit(order, self._config.sid)
         if instance is not None:
             self._commit(ledger)
-            device = "cpu" if instance.slot is None else self.ledger.slots[instance.slot].device
+            slot = None if instance.slot is None else self.ledger.slots[instance.slot]
+            capability = Capability() if slot is None else slot.capability()
             payload = {
                 **self._context.payload,
                 "agent": self._config.sid,
@@ -77,7 +78,8 @@ class NodeInstances:
                 "ports": list(self._config.ports) if self._config.ports else None,
                 "token": self._context.credential(instance.sid, instance.job),
                 "start": order.model_dump(mode="json"),
-                "device": device,
+                "device": capability.device,
+                "capability": capability.model_dump(mode="json"),
                 "correlation": current(),
                 "cause": current_cause(),
                 "store": str(self._stores.folder(instance.job, instance.sid)),

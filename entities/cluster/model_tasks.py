@@ -75,13 +75,16 @@ class ShortLivedWorkers:
         self._runs = 0
         self.topologies: dict[str, ModelTopology] = {}
 
-    def analyse(self, order: Analyse, device: str) -> Ack:
-        """Accept an order to analyse; a repetition starts no second worker, a known result is sent again."""
+    def analyse(self, order: Analyse, device: str, speed: dict[str, float]) -> Ack:
+        """Accept an order to analyse; a repetition starts no second worker, a known result is sent again.
+
+        `speed`: of the device, which belongs to the times that the analysis measures.
+        """
         topology = self.topologies.get(order.job)
         if topology is not None and self._specs.get(order.job) == order.spec:
             self._context.start_task(self._answer(subjects.TOPOLOGY, topology, order.job))
             return Ack(note="known already")
-        return self._accept("analysis", order.job, order, self._analyse(order, device))
+        return self._accept("analysis", order.job, order, self._analyse(order, device, speed))
 
     def write_sample(self, order: WriteSample, device: str) -> Ack:
         """Accept an order to have the trained model generate text."""
@@ -116,7 +119,7 @@ class ShortLivedWorkers:
         except DmscError as error:
             log.warning(f"{row.name} refused", node=self._node, job=job, error=error.text)
 
-    async def _analyse(self, order: Analyse, device: str) -> None:
+    async def _analyse(self, order: Analyse, device: str, speed: dict[str, float]) -> None:
         result = await self._run(
             "analysis", order.job, order.spec, device, secrets=order.secrets, user=order.user
         )
@@ -125,6 +128,7 @@ class ShortLivedWorkers:
             failure = AnalysisFailed(job=order.job, code=topology.code, text=topology.text)
             await self._answer(subjects.ANALYSIS_FAILED, failure, order.job)
             return
+        topology = topology.model_copy(update={"speed": speed})
         self.topologies[order.job], self._specs[order.job] = topology, order.spec
         await self._answer(subjects.TOPOLOGY, topology, order.job)
 
@@ -159,7 +163,7 @@ class ShortLivedWorkers:
             **more,
         }
         outcome: dict[str, Any] | Failure = Failure("unavailable", f"{self._node}: {kind} was not started")
-        async with self._wait_for_turn(kind, job):
+        async with self.turn(kind, job):
             for _ in range(_ATTEMPTS):
                 token = self._context.credential(sid, job)
                 try:
@@ -182,7 +186,7 @@ class ShortLivedWorkers:
         return failure.code == Unavailable.code
 
     @contextlib.asynccontextmanager
-    async def _wait_for_turn(self, kind: str, job: str) -> AsyncIterator[None]:
+    async def turn(self, kind: str, job: str) -> AsyncIterator[None]:
         """Wait for earlier workers; after `analysis_alone_s` the next worker may begin beside this one."""
         await self._alone_lock.acquire()
         locked = True

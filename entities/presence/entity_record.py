@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import platform
 from collections.abc import Callable
 from typing import Any
+
+import psutil
 
 from bus.connection import Bus
 from bus.mesh.registration import RegistrationClient
 from schemas.envelope import EntityKind
 from schemas.errors import DmscError
-from schemas.registry import Endpoint, InstanceState, ServiceRecord
+from schemas.registry import Capability, Endpoint, InstanceState, ServiceRecord
 
 
 def entity_record(
@@ -24,7 +28,10 @@ def entity_record(
     reason: str = "",
     **endpoint: Any,
 ) -> ServiceRecord:
-    """The record of a service of `cluster`, or of the whole mesh; `endpoint` has further fields of that."""
+    """The record of a service of `cluster`, or of the whole mesh; `endpoint` has further fields of that.
+
+    Its capability is what the node has (draft §4.4(1)): it shares that with whatever else runs there.
+    """
     return ServiceRecord(
         sid=sid,
         prefix=f"entity/{kind.value}/{cluster}" if cluster else f"entity/{kind.value}",
@@ -32,6 +39,11 @@ def entity_record(
         incarnation=incarnation,
         state=state,
         endpoint=Endpoint(cluster=cluster or "mesh", node=node, **endpoint),
+        capability=Capability(
+            device_name=platform.machine(),
+            memory_bytes=psutil.virtual_memory().total,
+            cores=os.cpu_count() or 1,
+        ),
         reason=reason,
     )
 

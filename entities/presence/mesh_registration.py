@@ -27,6 +27,7 @@ def registration_of(record: ServiceRecord, *services: str) -> NodeRegistration:
         incarnation=record.incarnation,
         endpoint=record.endpoint,
         services=services,
+        capability=record.capability,
     )
 
 

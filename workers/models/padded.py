@@ -6,7 +6,8 @@ mostly waiting, so that workers are independent of each other, as on separate de
 chaos demonstration use it and say so. It is an emulation; do not train with it.
 
 Devices differ, and change: with `pace`, a folder, a process multiplies its waits by the number in the file
-`pace/<pid>`, from the next wait on. Without such a file the factor is 1.
+`pace/<pid>`, from the next wait on. Without such a file the factor is 1. A node agent's emulated slots
+(`entities.cluster.capabilities.slots.EmulatedSlot`) divide all waits by their speed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from workers.models.gpt import byte_gpt
+
+_emulated = [1.0]
+
+
+def emulate(speed: float) -> None:
+    """From here on, this process's padded layers wait 1/`speed` of their time."""
+    _emulated[0] = speed
 
 
 class _Wait(torch.autograd.Function):
@@ -48,7 +56,7 @@ class Padded(nn.Module):
         self.pace = pace
 
     def forward(self, x: Tensor) -> Tensor:
-        seconds = self.seconds * pace_of(self.pace)
+        seconds = self.seconds * pace_of(self.pace) / _emulated[0]
         padded: Tensor = _Wait.apply(self.layer(x), seconds)  # type: ignore[no-untyped-call]  # torch: unannotated
         return padded
 

@@ -8,7 +8,7 @@ from an incubator (`workers/process/incubator.py`), and speaks JSON lines over t
     agent  → {"op": "spawn", "id", "title", "module", "payload", "result", "log", "threads", "needs", "reach",
               "code", "priority"}
              {"op": "kill", "id", "signal"}
-    server → {"event": "ready", "pid", "torch", "devices", "threads", "method", "warning", "way"}
+    server → {"event": "ready", "pid", "torch", "build", "devices", "threads", "method", "warning", "way"}
              {"event": "spawned", "id", "pid"}
              {"event": "failed", "id", "text"}                       no process could be made
              {"event": "exited", "id", "pid", "code", "signal"}      one of the two is null
@@ -40,7 +40,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,7 @@ PRELOAD = (
     "workers.tasks.sample",
     "workers.tasks.files",
     "workers.tasks.code",
+    "workers.tasks.standard_stage",
 )
 """Imported before the first fork; only torch is indispensable. None of them may start a thread."""
 
@@ -349,26 +350,23 @@ def warm_up() -> None:
 
 
 def probe_devices(timeout_s: float = 60.0) -> list[dict[str, Any]]:
-    """CUDA devices as torch numbers them, asked in a child that may initialise the driver and then ends.
+    """Devices beside the processor, asked for in a child that may initialise drivers and then ends.
 
     Returns `[{"device": "cuda:0", "name": …, "memory_bytes": …}]`, empty where torch sees none.
     """
-    import torch
+    from workers.devices.device_kind import KINDS
 
-    if not _LINUX or (torch.version.cuda is None and torch.version.hip is None):
+    kinds = [kind for kind in KINDS.values() if kind.name != "cpu" and kind.is_built_in()]
+    if not _LINUX or not kinds:
         return []
     reader, writer = os.pipe()
 
     def look() -> int:
-        found = []
-        for index in range(torch.cuda.device_count()):
-            properties = torch.cuda.get_device_properties(index)
-            name, memory_bytes = properties.name, properties.total_memory
-            found.append({"device": f"cuda:{index}", "name": name, "memory_bytes": memory_bytes})
+        found = [asdict(device) for kind in kinds for device in kind.find()]
         os.write(writer, json.dumps(found).encode())
         return 0
 
-    pid = prefork.fork(look, "the look for GPUs")
+    pid = prefork.fork(look, "the look for devices")
     os.close(writer)
     with selectors.DefaultSelector() as selector, open(reader, "rb") as pipe:
         selector.register(pipe, selectors.EVENT_READ)
@@ -376,7 +374,7 @@ def probe_devices(timeout_s: float = 60.0) -> list[dict[str, Any]]:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     if not answer:
-        _warn("the CUDA driver did not answer: no GPU is offered")
+        _warn(f"no answer of {' and '.join(kind.name for kind in kinds)}: only the processor is offered")
         return []
     return list(json.loads(answer))
 
@@ -419,6 +417,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warm_up()
     import torch
 
+    from workers.devices.device_kind import processor_name
+
     threads = prefork.thread_count()
     method, warning = _choose_method(options.method, threads)
     if warning:
@@ -431,6 +431,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "event": "ready",
         "pid": os.getpid(),
         "torch": torch.__version__,
+        "build": f"torch {torch.__version__} on {processor_name()}",
         "devices": devices,
         "threads": threads,
         "method": method,

@@ -14,9 +14,10 @@ from dmsc.console.running import leave
 
 if TYPE_CHECKING:
     from dmsc.client.async_client import AsyncClient
-    from schemas.cluster import Cordon
+    from schemas.cluster import Cordon, Slot
     from schemas.gateway_api import Cordons, MeshStatus
 
+COLUMNS = ("node", "cluster", "device", "name", "GiB", "speed", "bits", "labels", "runs", "cordoned")
 _help = "The name of a node or of its agent, or NODE/SLOT for one slot; see `dmsc nodes`."
 PlaceArgument = Annotated[str, argument("NODE[/SLOT]", _help)]
 ReasonOption = Annotated[str, option("--reason TEXT", "Why; shown with the cordon.", show_default=False)]
@@ -25,7 +26,10 @@ ReasonOption = Annotated[str, option("--reason TEXT", "Why; shown with the cordo
 def nodes(
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
-    """List nodes and slots: which instance runs in each slot, and who cordoned what and why.
+    """List nodes and slots: what each slot can do, which instance runs there, and who cordoned what and why.
+
+    Speed is relative to the reference of the standard stage, about a core of a server. Slots of one class of
+    bits compute the same bits.
 
     Example: dmsc nodes
     """
@@ -34,13 +38,17 @@ def nodes(
     single = {(cordon.agent, cordon.slot): cordon for cordon in status.cordons}
     rows = []
     for node in sorted(status.nodes, key=lambda node: node.sid):
-        rows.append((node.sid, node.cluster, "", "", "", _cordon_text(whole.get(node.sid))))
+        rows.append((node.sid, node.cluster, *[""] * 7, _cordon_text(whole.get(node.sid))))
         rows += [
             (
                 f"{node.sid}/{slot.index}",
                 node.cluster,
                 slot.device,
                 slot.device_name,
+                f"{slot.memory_bytes / (1 << 30):.1f}",
+                speed_text(slot),
+                slot.bits_class,
+                labels_text(slot.labels),
                 slot.busy_with or "",
                 _cordon_text(single.get((node.sid, slot.index))),
             )
@@ -48,12 +56,23 @@ def nodes(
         ]
     here = {node.sid for node in status.nodes}
     rows += [
-        (agent, cordon.cluster, "away", "", "", _cordon_text(cordon))
+        (agent, cordon.cluster, "away", *[""] * 6, _cordon_text(cordon))
         for agent, cordon in sorted(whole.items())
         if agent not in here
     ]
     document = {"nodes": status.nodes, "cordons": status.cordons}
-    mesh.show_table(document, ("node", "cluster", "device", "name", "runs", "cordoned"), rows)
+    mesh.show_table(document, COLUMNS, rows)
+
+
+def speed_text(slot: Slot) -> str:
+    """The relative speed of a slot, with a mark if it is emulated; empty: not measured."""
+    speed = slot.speed.get("stage")
+    return "" if speed is None else f"{speed:.2f}{' (emulated)' if slot.emulated else ''}"
+
+
+def labels_text(labels: dict[str, str]) -> str:
+    """Labels as operators write them."""
+    return " ".join(f"{key}={value}" for key, value in sorted(labels.items()))
 
 
 def cordon(

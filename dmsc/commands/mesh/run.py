@@ -16,6 +16,7 @@ from dmsc.console.options import (
     CacheGibOption,
     CacheOption,
     CodeOption,
+    EmulateOption,
     InstanceUsersOption,
     LevelOption,
     MetricsBindOption,
@@ -130,6 +131,22 @@ def join(
             min=0,
         ),
     ] = None,
+    label: Annotated[
+        tuple[str, ...],
+        option(
+            "--label KEY=VALUE $DMSC_LABEL",
+            "What jobs and plans may ask for: region, trust, price (of a slot per hour), carbon (g CO2 per"
+            " kWh), or any other; repeatable.",
+        ),
+    ] = (),
+    emulate_slot: EmulateOption = (),
+    capabilities: Annotated[
+        Path | None,
+        option(
+            "--capabilities DIR $DMSC_CAPABILITIES",
+            "The folder where measurements of devices are kept (~/.cache/dmsc/capabilities).",
+        ),
+    ] = None,
     address: Annotated[
         str | None,
         option(
@@ -183,7 +200,9 @@ def join(
     from dmsc.state.renewals import follow_renewals
     from dmsc.state.settings import find_bus, read_token
     from dmsc.state.state_folder import default_state
+    from entities.cluster.capabilities.labels import parse_labels
     from entities.cluster.config import ClusterConfig
+    from entities.cluster.core import EmulatedSlot
     from schemas.urls import local_path
 
     if credential is not None:
@@ -206,6 +225,9 @@ def join(
         cluster=cluster,
         node=node,
         slots=slots,
+        labels=parse_labels(label),
+        capabilities=None if capabilities is None else capabilities.absolute(),
+        emulated_slots=tuple(EmulatedSlot.parse(text) for text in emulate_slot),
         address=address or address_towards(bus.servers[0]),
         ports=_range(ports),
         code_path=tuple(str(path.absolute()) for path in code or (Path(),)),

@@ -197,6 +197,12 @@ def _agreed(values: Mapping[str, Any]) -> Any:
     return "; ".join(f"from {cluster}: {value}" for cluster, value in sorted(values.items()))
 
 
+def _speed(status: NodeStatus) -> float | None:
+    """Sum of the relative speeds of a node's slots; None: they are not measured."""
+    speeds = [speed for slot in status.slots if (speed := slot.speed.get("stage")) is not None]
+    return sum(speeds) if speeds else None
+
+
 def node_row(
     status: NodeStatus | None,
     place: tuple[str, str],
@@ -212,6 +218,8 @@ def node_row(
         "slots": None if status is None else len(status.slots),
         "taken": None if status is None else sum(slot.busy_with is not None for slot in status.slots),
         "warm": None if status is None else status.warm,
+        "speed": None if status is None else rounded(_speed(status)),
+        "labels": {} if status is None or not status.slots else status.slots[0].labels,
         "version": "" if status is None else status.version,
         "cpu": None if sample is None else rounded(sample.cpu),
         "memory": None if sample is None else _ratio(sample.memory_used_bytes, sample.memory_total_bytes),

@@ -181,6 +181,7 @@ class Mesh:
             device="cpu",
             servers=(self.url,),
             logs=self.folder / "logs",
+            capabilities=self.folder / "capabilities",
             code_path=(str(HERE),),
             **{"slots": 4, "worker_package": "cluster_stand_ins", "stop_grace_s": 0.5, **settings},
         )

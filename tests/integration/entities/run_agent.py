@@ -21,6 +21,7 @@ async def main(url: str, cluster: str, logs: str) -> None:
         device="cpu",
         servers=(url,),
         logs=Path(logs),
+        capabilities=Path(logs).parent / "capabilities",
         code_path=(str(Path(__file__).parent),),
         worker_package="cluster_stand_ins",
     )

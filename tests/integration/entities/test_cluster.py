@@ -79,6 +79,14 @@ async def test_the_agent_registers_with_srd_and_smo(mesh: Mesh, shared: str) -> 
     assert registration.record.kind is EntityKind.CLUSTER
     status = await mesh.smo.status(shared, lambda s: s.warm)
     assert [slot.device for slot in status.slots] == ["cpu"] * 4
+    assert {(slot.kind, slot.bits_class, slot.speed["stage"]) for slot in status.slots} == {
+        ("cpu", "cpu-stand-in", 2.0)
+    }
+    told = await mesh.srd.heard.first(
+        Registration, lambda m: m.record.sid == shared and m.record.capability.slots
+    )
+    assert told.record.capability.memory_bytes == sum(slot.memory_bytes for slot in status.slots)
+    assert told.record.capability.speed == {"stage": 2.0}
     assert status.torch_version
     sample = await mesh.smo.heard.first(NodeSample, lambda s: s.cluster == "a")
     assert sample.memory_total_bytes > sample.memory_used_bytes > 0

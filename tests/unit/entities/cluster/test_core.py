@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from entities.cluster.capabilities.slots import offer_slots
 from entities.cluster.core import (
     ENDED_KEPT,
-    Device,
     Exit,
     LocalIncarnation,
     ProcessLedger,
@@ -17,7 +17,6 @@ from entities.cluster.core import (
     broken_dependencies,
     explain_exit,
     judge_process,
-    offer_slots,
     process_state,
 )
 from schemas.cluster import InstanceStart
@@ -48,32 +47,6 @@ def admitted(
 
 def busy(ledger: ProcessLedger) -> list[str | None]:
     return [slot.busy_with for slot in ledger.slots]
-
-
-class TestSlots:
-    def test_a_cpu_node_offers_its_cores_and_shares_its_memory(self) -> None:
-        slots = offer_slots((), None, 4, 8 * GIB)
-        assert [(slot.index, slot.device, slot.memory_bytes) for slot in slots] == [
-            (index, "cpu", 2 * GIB) for index in range(4)
-        ]
-
-    def test_a_gpu_node_offers_its_devices(self) -> None:
-        devices = tuple(Device(device=f"cuda:{index}", name="H", memory_bytes=8 * GIB) for index in range(2))
-        slots = offer_slots(devices, None, 64, GIB)
-        assert [(slot.device, slot.device_name, slot.memory_bytes) for slot in slots] == [
-            ("cuda:0", "H", 8 * GIB),
-            ("cuda:1", "H", 8 * GIB),
-        ]
-
-    def test_more_slots_than_devices_share_them_and_fewer_leave_some(self) -> None:
-        devices = tuple(Device(device=f"cuda:{index}", memory_bytes=8 * GIB) for index in range(2))
-        assert [(s.device, s.memory_bytes // GIB) for s in offer_slots(devices, 3, 1, 0)] == [
-            ("cuda:0", 4),
-            ("cuda:1", 8),
-            ("cuda:0", 4),
-        ]
-        assert [(s.device, s.memory_bytes // GIB) for s in offer_slots(devices, 1, 1, 0)] == [("cuda:0", 8)]
-        assert offer_slots(devices, 0, 1, 0) == ()
 
 
 class TestLedger:

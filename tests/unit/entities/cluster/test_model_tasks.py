@@ -76,7 +76,7 @@ async def test_a_root_that_was_replaced_meanwhile_is_no_verdict_on_the_job(
     codes: list[str], renewed_at: int | None, attempts: int
 ) -> None:
     workers = Failing(codes, renewed_at)
-    workers.analyse(Analyse(job="j1", spec=spec()), "cpu")
+    workers.analyse(Analyse(job="j1", spec=spec()), "cpu", {})
     async with asyncio.timeout(PATIENCE_S):
         failed = await workers.told.get()
     assert workers.attempts == attempts

@@ -51,9 +51,9 @@ function showMeter(element, part, words) {
 }
 
 function makeNode(row) {
-  const parts = { slots: meter(), cpu: meter(), memory: meter(), devices: h("td.full", {}), state: h("span.state", {}), why: h("span.sub", {}) };
+  const parts = { slots: meter(), cpu: meter(), memory: meter(), devices: h("td.full", {}), state: h("span.state", {}), why: h("span.sub", {}), labels: h("span.sub", {}) };
   return Object.assign(h("tr", {},
-    h("td.full", {}, `${row.cluster} / ${row.node}`, h("span.sub", {}, row.version && `dmsc ${row.version}`)),
+    h("td.full", {}, `${row.cluster} / ${row.node}`, parts.labels, h("span.sub", {}, row.version && `dmsc ${row.version}`)),
     h("td", { "data-name": "slots" }, parts.slots), h("td", { "data-name": "cpu" }, parts.cpu), h("td", { "data-name": "memory" }, parts.memory),
     parts.devices, h("td.full", {}, parts.state, parts.why)), { parts });
 }
@@ -62,6 +62,8 @@ function showNode({ parts }, row) {
   showMeter(parts.slots, row.slots ? row.taken / row.slots : 0, row.slots === null ? "–" : `${row.taken}/${row.slots}`);
   showMeter(parts.cpu, row.cpu);
   showMeter(parts.memory, row.memory);
+  text(parts.labels, [row.speed !== null && `speed ${row.speed}`, ...Object.entries(row.labels).map(([key, value]) => `${key}=${value}`)]
+    .filter(Boolean).join(" "));
   text(parts.devices, row.devices.map((device) => [
     device.device, device.utilization !== null && percent(device.utilization), device.temperature_c !== null && `${device.temperature_c} °C`,
     device.power_w !== null && `${device.power_w} W`].filter(Boolean).join(" ")).join(", ") || "cpu");
