@@ -56,11 +56,21 @@ class Bench:
         data: the folder with te/, topo/, telemetry/, failures/, …
         seed: of whatever the section draws.
         pictures: the folder for PNGs; None: draw none.
+        solver_s: seconds that a solver has for each proof; 0: prove nothing.
     """
 
-    def __init__(self, *, data: Path, seed: int, sheet: Sheet[Row], pictures: Path | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        data: Path,
+        seed: int,
+        sheet: Sheet[Row],
+        pictures: Path | None = None,
+        solver_s: float = 0.0,
+    ) -> None:
         self.data = data
         self.pictures = pictures
+        self.solver_s = solver_s
         self.seed = seed
         self._sheet = sheet
         self._section = ""

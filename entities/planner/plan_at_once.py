@@ -1,0 +1,226 @@
+"""A plan in some milliseconds, in pure Python: for small jobs the exact one, for others one to fall back on.
+
+The leader calls it on its own loop: `is_small` says whether the exact cut is cheap enough there. Without it
+the cut follows equal shares of work. Slots are taken as they come; the planning process knows better where
+they differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from entities.planner.first_placement import NeededPlace, NodeRoom, NothingFits, place_first
+from entities.planner.plan_request import NoPlan, PlanAnswer, PlannedStep, PlanRequest, UnitPlace
+from entities.planner.windows import in_flight
+
+MOST_STEPS = 12_000
+"""Of the exact cut's innermost loop: some 10 ms."""
+MOST_UNITS = 256
+
+Cut = tuple[int, int]
+
+
+def is_small(request: PlanRequest) -> bool:
+    """Whether the plan at once is the best one: slots alike, nothing left to choose but the cut, and that
+    cheap."""
+    if request.stages is None or request.replicas is None or request.wishes or request.hosts:
+        return False
+    if any(layer.pinned_to for layer in request.layers):
+        return False
+    edges = len(request.edges or request.layers)
+    alike = len({(slot.speed, slot.memory_bytes) for slot in request.slots}) == 1
+    units = sum(request.replicas) + sum(request.standbys)
+    return alike and edges * edges * request.stages / 2 <= MOST_STEPS and units <= MOST_UNITS
+
+
+def plan_at_once(request: PlanRequest) -> PlanAnswer:
+    """Cuts and places without a search.
+
+    Raises:
+        NoPlan: it does not fit into the free slots.
+    """
+    replicas, standbys = _shape(request)
+    if len(request.slots) < sum(replicas) + sum(standbys):
+        raise NoPlan(
+            f"needs {sum(replicas) + sum(standbys)} slots, {len(request.slots)} are free", never=False
+        )
+    costs = _StageCosts(request, replicas)
+    cuts, how = (costs.exact(), "exact") if is_small(request) else (None, "equal shares of work")
+    cuts = cuts or costs.equal_shares()
+    memory = [costs.memory(stage, first, last) for stage, (first, last) in enumerate(cuts)]
+    places = _places(request, replicas, standbys, memory)
+    forecast = costs.forecast(cuts, memory)
+    times = ", ".join(f"stage {stage} {time:.1f} ms" for stage, time in enumerate(forecast.stage_ms))
+    return PlanAnswer(
+        cuts=tuple(cuts),
+        replicas=tuple(replicas),
+        places=places,
+        forecast=forecast,
+        reason=f"cut by measured time ({how}): {times} of a step of {forecast.step_ms:.0f} ms",
+        planned_by="at once",
+    )
+
+
+def _shape(request: PlanRequest) -> tuple[Sequence[int], Sequence[int]]:
+    if request.replicas is not None:
+        replicas = request.replicas
+    elif request.stages is not None:
+        free = len(request.slots) - sum(request.standbys)
+        replicas = (max(1, min(request.microbatches, free // request.stages)),) * request.stages
+    else:
+        replicas = (max(1, min(request.microbatches, len(request.slots))),)
+    return replicas, request.standbys or (0,) * len(replicas)
+
+
+class _StageCosts:
+    """Costs of intervals of layers, for instances at the slowest slot's speed."""
+
+    def __init__(self, request: PlanRequest, replicas: Sequence[int]) -> None:
+        self._request, self._replicas = request, replicas
+        layers = request.layers
+        self._speed = min((slot.speed for slot in request.slots), default=1.0)
+        self._room = min((slot.memory_bytes for slot in request.slots if slot.memory_bytes), default=0)
+        self._work = [0.0, *accumulate(layer.work_ms for layer in layers)]
+        self._state = [0.0, *accumulate(layer.state_bytes for layer in layers)]
+        self._kept = [0.0, *accumulate(layer.activation_bytes for layer in layers)]
+        self._sums = [0.0, *accumulate(layer.sums_bytes for layer in layers)]
+        self._live = [request.input_bytes, *(layer.output_bytes for layer in layers)]
+        self._live[-1] = 0.0
+        self._edges = list(request.edges) or list(range(len(layers) + 1))
+        self._rounds = [math.ceil(request.microbatches / count) / self._speed for count in replicas]
+
+    def stage_ms(self, stage: int, first: int, last: int) -> float:
+        """Of a step, without the reduction."""
+        compute = (self._work[last] - self._work[first]) * self._rounds[stage]
+        both = self._live[first] + self._live[last]
+        moved = both * self._request.microbatches / self._replicas[stage]
+        return max(compute, 1e3 * moved / self._request.link_bytes_per_s)
+
+    def reduction_ms(self, stage: int, first: int, last: int) -> float:
+        count = self._replicas[stage]
+        moved = 2 * (count - 1) / count * (self._sums[last] - self._sums[first])
+        return 1e3 * moved / self._request.link_bytes_per_s
+
+    def memory(self, stage: int, first: int, last: int) -> int:
+        """Bytes of one instance."""
+        flying = min(self._request.microbatches, in_flight(len(self._replicas), stage, self._replicas[stage]))
+        kept = self._kept[last] - self._kept[first] + 2 * self._live[last]
+        return int((self._state[last] - self._state[first] + kept * flying) * self._request.memory_factor)
+
+    def exact(self) -> list[Cut] | None:
+        """The cut with the least bottleneck, then the fewest bytes over boundaries; None: nothing fits."""
+        edges, stages = self._edges, len(self._replicas)
+        unset = (math.inf, math.inf, -1)
+        best = [{0: (0.0, 0.0, -1)}]
+        for stage in range(stages):
+            row: dict[int, tuple[float, float, int]] = {}
+            for at in range(stage + 1, len(edges) - (stages - stage - 1)):
+                found = unset
+                for before in range(stage, at):
+                    reached = best[stage].get(before)
+                    if reached is None:
+                        continue
+                    first, last = edges[before], edges[at]
+                    cost = self.stage_ms(stage, first, last) + self.reduction_ms(stage, first, last)
+                    crossed = reached[1] + (self._live[first] if stage else 0.0)
+                    candidate = (max(reached[0], cost), crossed, before)
+                    if candidate < found and self._fits(stage, first, last):
+                        found = candidate
+                if found is not unset:
+                    row[at] = found
+            best.append(row)
+        if len(edges) - 1 not in best[stages]:
+            return None
+        cuts = []
+        at = len(edges) - 1
+        for stage in range(stages, 0, -1):
+            before = best[stage][at][2]
+            cuts.append((edges[before], edges[at]))
+            at = before
+        return cuts[::-1]
+
+    def equal_shares(self) -> list[Cut]:
+        """Boundaries as near as possible to where each stage has its share of the work."""
+        edges, stages = self._edges, len(self._replicas)
+        if stages > len(edges) - 1:
+            raise NoPlan(f"{stages} stages, but the model can be cut into {len(edges) - 1}: set fewer stages")
+        shares = [0.0, *accumulate(1 / rounds for rounds in self._rounds)]
+        chosen = [0]
+        for stage in range(1, stages):
+            wanted = self._work[-1] * shares[stage] / shares[-1]
+            candidates = range(chosen[-1] + 1, len(edges) - (stages - stage))
+            chosen.append(min(candidates, key=lambda at: abs(self._work[edges[at]] - wanted)))
+        return list(pairwise([*(edges[at] for at in chosen), edges[-1]]))
+
+    def _fits(self, stage: int, first: int, last: int) -> bool:
+        return not self._room or self.memory(stage, first, last) <= self._room
+
+    def forecast(self, cuts: Sequence[Cut], memory: Sequence[int]) -> PlannedStep:
+        stages = range(len(cuts))
+        times = [self.stage_ms(stage, *cuts[stage]) for stage in stages]
+        bytes_per_s = self._request.link_bytes_per_s
+        fills = [
+            (self._work[last] - self._work[first]) / self._speed
+            + (2 * self._request.hop_ms + 2e3 * self._live[first] / bytes_per_s if first else 0.0)
+            for first, last in cuts
+        ]
+        reduction = max(self.reduction_ms(stage, *cuts[stage]) for stage in stages)
+        fill = sum(fills) - fills[times.index(max(times))]
+        return PlannedStep(
+            step_ms=max(times) + fill + reduction + self._request.constant_ms,
+            bottleneck_ms=max(times),
+            fill_ms=fill,
+            reduction_ms=reduction,
+            constant_ms=self._request.constant_ms,
+            stage_ms=tuple(times),
+            memory_bytes=tuple(memory),
+        )
+
+
+def _places(
+    request: PlanRequest, replicas: Sequence[int], standbys: Sequence[int], memory: Sequence[int]
+) -> tuple[UnitPlace, ...]:
+    units = [
+        NeededPlace(stage, replica, memory[stage])
+        for stage, count in enumerate(replicas)
+        for replica in range(count + standbys[stage])
+    ]
+    return places_of(request, units)
+
+
+def places_of(request: PlanRequest, units: Sequence[NeededPlace]) -> tuple[UnitPlace, ...]:
+    """The first placement of units into the request's slots.
+
+    Raises:
+        NoPlan: some unit fits into no slot that is left: which, and by how much.
+    """
+    number = {(slot.node, slot.index): at for at, slot in enumerate(request.slots)}
+    by_node: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    for slot in request.slots:
+        by_node[slot.node, slot.cluster].append((slot.index, slot.memory_bytes))
+    nodes = [NodeRoom(sid, cluster, tuple(slots)) for (sid, cluster), slots in sorted(by_node.items())]
+    found = place_first(units, nodes, request.clusters)
+    if isinstance(found, NothingFits):
+        raise too_small(units[found.unit], found.largest_bytes, request)
+    return tuple(
+        UnitPlace(unit.stage, unit.replica, number[nodes[node].sid, index])
+        for unit, (node, index) in zip(units, found, strict=True)
+    )
+
+
+def too_small(unit: NeededPlace, largest_left: int, request: PlanRequest) -> NoPlan:
+    """Why a unit has no slot: which, how much it needs, and what there is."""
+    largest = max((slot.memory_bytes for slot in request.slots), default=0)
+    need, never = unit.memory_bytes, unit.memory_bytes > largest
+    shown = largest if never else largest_left
+    where = "the largest slot" if never else "the largest slot that is left"
+    return NoPlan(
+        f"stage {unit.stage} needs {need / 2**30:.2f} GiB in each instance, {where} has {shown / 2**30:.2f} "
+        "GiB "
+        f"({(need - shown) / 2**30:.2f} GiB too little): set more parallel.stages, fewer "
+        "training.microbatch_samples, or join a larger node",
+        never=never,
+    )

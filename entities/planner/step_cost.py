@@ -1,0 +1,294 @@
+"""What a step of a pipeline takes, and the best cut for given instances (ADR-0070).
+
+A step's time is that of the costliest stage for all its microbatches, the fill (a microbatch through the
+other stages), the largest reduction of sums, and a constant. The instances of a stage share its
+microbatches by load, so their speeds add up, but a microbatch is never divided: M of them over instances of
+speeds v take the least t with Σ⌊t·v⌋ ≥ M, a scalar for each group of instances (`rounds`). So the cut stays
+an exact dynamic programme.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from entities.planner.chain_cut import Cuts, interval_sums, least_bottleneck, least_sum
+from entities.planner.layer_graph import Floats, LayerChain
+from entities.planner.windows import in_flight
+
+NO_FIT = 1e12
+"""The step, ms, of what does not fit into memory, times by how much: a search still sees the way down."""
+SLACK = (1.0, 1.01, 1.04, 1.14, 1.3)
+"""Bottlenecks, beside the least one, within which the shortest fill is looked for."""
+
+
+@dataclass(frozen=True, order=True)
+class InstanceKind:
+    """Instances that are alike to a plan. `memory_bytes` 0: not known, fits all."""
+
+    speed: float
+    """Relative: work at speed 1 takes what was measured."""
+    memory_bytes: int = 0
+    labels: tuple[str, ...] = ()
+    """Ascending, `key=value`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSettings:
+    """What a step depends on beside the chain and its instances."""
+
+    microbatches: int
+    link_bytes_per_s: float = 1e9
+    hop_ms: float = 1.0
+    """What a microbatch loses between two stages, in each direction."""
+    constant_ms: float = 0.0
+    """Of a step, whatever the plan: orders, votes, the decision, the optimizer."""
+    memory_factor: float = 1.0
+    """What allocators take beyond what is asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageForecast:
+    """One stage of a plan. Milliseconds of a whole step; bytes of one instance."""
+
+    first: int
+    last: int
+    instances: tuple[tuple[InstanceKind, int], ...]
+    compute_ms: float
+    link_ms: float
+    reduction_ms: float
+    memory_bytes: int
+
+    @property
+    def total_ms(self) -> float:
+        return max(self.compute_ms, self.link_ms)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepForecast:
+    """What a step will take, ms, and of what it consists."""
+
+    step_ms: float
+    bottleneck_ms: float
+    fill_ms: float
+    reduction_ms: float
+    constant_ms: float
+    stages: tuple[StageForecast, ...]
+
+    @property
+    def bubble(self) -> float:
+        """The part of a step in which the costliest stage has nothing to compute."""
+        return 1.0 - self.bottleneck_ms / self.step_ms
+
+    def reason(self) -> str:
+        """In words, for people."""
+        at = max(range(len(self.stages)), key=lambda stage: self.stages[stage].total_ms)
+        by = "links" if self.stages[at].link_ms > self.stages[at].compute_ms else "computing"
+        return (
+            f"a step takes {self.step_ms:.0f} ms: stage {at} {self.bottleneck_ms:.0f} ms by {by}, "
+            f"fill {self.fill_ms:.0f} ms, reduction {self.reduction_ms:.0f} ms, constant "
+            f"{self.constant_ms:.0f} ms"
+        )
+
+
+Group = tuple[int, ...]
+"""How many instances of each kind one stage has."""
+
+
+@lru_cache(maxsize=65536)
+def rounds(speeds: tuple[tuple[float, int], ...], microbatches: int) -> float:
+    """The least t for which instances of these speeds do so many undivided pieces of work 1: Σ⌊t·speed⌋ ≥
+    them.
+
+    Args:
+        speeds: (speed, how many instances have it).
+        microbatches: of a step.
+    """
+    total = sum(speed * count for speed, count in speeds)
+    low = microbatches / total
+    high = (microbatches + sum(count for _, count in speeds)) / total
+    ends = np.unique(
+        np.concatenate(
+            [
+                np.arange(np.ceil(low * speed - 1e-9), np.floor(high * speed) + 2) / speed
+                for speed, _ in speeds
+            ]
+        )
+    )
+    ends = ends[ends > 0]
+    done = sum(count * np.floor(ends * speed + 1e-9) for speed, count in speeds)
+    return float(ends[int(np.argmax(done >= microbatches))])
+
+
+class StepCost:
+    """The cost of a chain on groups of instances. Matrices of stages are kept: a search asks again and again.
+
+    Args:
+        chain: the layers; only its `edges` are cut.
+        kinds: of instances; groups count them in this order.
+        settings: of the step.
+        pins: of each layer, labels that its instances must have; empty: none.
+    """
+
+    def __init__(
+        self,
+        chain: LayerChain,
+        kinds: Sequence[InstanceKind],
+        settings: StepSettings,
+        pins: Sequence[Sequence[str]] = (),
+    ) -> None:
+        self.chain, self.kinds, self.settings = chain, tuple(kinds), settings
+        self._edges = np.array(chain.edges)
+        pieces = self._edges[:-1]
+        self._work = interval_sums(np.add.reduceat(chain.work_ms, pieces))
+        self._state = interval_sums(np.add.reduceat(chain.state_bytes, pieces))
+        self._kept = interval_sums(np.add.reduceat(chain.activation_bytes, pieces))
+        sums = interval_sums(np.add.reduceat(chain.reduction_bytes, pieces))
+        self._sums: Floats = np.where(np.isfinite(sums), sums, 0.0)  # the computing is infinite there
+        self._live = chain.crossing_bytes[self._edges]
+        self._both = self._live[:, None] + self._live[None, :]
+        self._barred = [self._barred_for(kind, pins) for kind in self.kinds]
+        self._matrices: dict[tuple[int, int, Group], tuple[Floats, Floats]] = {}
+        self.calls = 0
+
+    @property
+    def pieces(self) -> int:
+        """How many stages there can be at most."""
+        return len(self._edges) - 1
+
+    def best_cut(self, groups: Sequence[Group]) -> tuple[float, Cuts]:
+        """The step's time with the best cut for these groups, one for each stage, and the cut.
+
+        Returns:
+            Milliseconds and edges of the chain. What fits nowhere costs at least `NO_FIT`, and has no cut.
+        """
+        self.calls += 1
+        stages = len(groups)
+        if stages > self.pieces or not all(map(any, groups)):
+            return np.inf, []
+        matrices = [self._stage(stage, stages, group) for stage, group in enumerate(groups)]
+        costs = [cost for cost, _ in matrices]
+        bottleneck, cuts = least_bottleneck(costs)
+        if not np.isfinite(bottleneck):
+            excess, _ = least_bottleneck(
+                [self._excess(stage, stages, group) for stage, group in enumerate(groups)]
+            )
+            return NO_FIT * max(1.0, excess), []
+        best, chosen = self._step_ms(cuts, groups), cuts
+        weights = [weight for _, weight in matrices]
+        for slack in SLACK if stages > 1 else ():
+            _, cuts = least_sum(weights, costs, bottleneck * slack + 1e-9)
+            if cuts and (time := self._step_ms(cuts, groups)) < best - 1e-9:
+                best, chosen = time, cuts
+        return best, [(int(self._edges[first]), int(self._edges[last])) for first, last in chosen]
+
+    def forecast(self, cuts: Cuts, groups: Sequence[Group]) -> StepForecast:
+        """What a step takes.
+
+        Args:
+            cuts: (first, last) edge of the chain of each stage.
+            groups: of each stage.
+        """
+        at = {int(edge): index for index, edge in enumerate(self._edges)}
+        indices = [(at[first], at[last]) for first, last in cuts]
+        stages = tuple(
+            self._stage_forecast(stage, len(cuts), first, last, group)
+            for stage, ((first, last), group) in enumerate(zip(indices, groups, strict=True))
+        )
+        fills = [
+            self._fill(stage, first, last, group)
+            for stage, ((first, last), group) in enumerate(zip(indices, groups, strict=True))
+        ]
+        worst = max(range(len(stages)), key=lambda stage: stages[stage].total_ms)
+        fill = sum(fills) - fills[worst]
+        bottleneck = stages[worst].total_ms
+        reduction = max(stage.reduction_ms for stage in stages)
+        return StepForecast(
+            step_ms=bottleneck + fill + reduction + self.settings.constant_ms,
+            bottleneck_ms=bottleneck,
+            fill_ms=fill,
+            reduction_ms=reduction,
+            constant_ms=self.settings.constant_ms,
+            stages=stages,
+        )
+
+    def memory_bytes(self, stages: int, stage: int, first: int, last: int, replicas: int) -> float:
+        """Of one instance of a stage; `first` and `last` are indices of the edges that may be cut."""
+        flying = min(self.settings.microbatches, in_flight(stages, stage, replicas))
+        kept = self._kept[first, last] * flying + 2 * self._live[last] * flying
+        return float((self._state[first, last] + kept) * self.settings.memory_factor)
+
+    # --- parts ----------------------------------------------------------------------------------------
+    def _barred_for(self, kind: InstanceKind, pins: Sequence[Sequence[str]]) -> Floats | None:
+        """Layers that are pinned elsewhere, counted over intervals; None: none is."""
+        missing = np.array([float(not set(labels) <= set(kind.labels)) for labels in pins])
+        return interval_sums(np.add.reduceat(missing, self._edges[:-1])) if missing.any() else None
+
+    def _speeds(self, group: Group) -> tuple[tuple[float, int], ...]:
+        return tuple(
+            sorted((kind.speed, count) for kind, count in zip(self.kinds, group, strict=True) if count)
+        )
+
+    def _per_byte_ms(self, group: Group) -> float:
+        return 1e3 / self.settings.link_bytes_per_s / sum(group)
+
+    def _reduction_ms_per_byte(self, group: Group) -> float:
+        count = sum(group)
+        return 1e3 * 2 * (count - 1) / count / self.settings.link_bytes_per_s
+
+    def _excess(self, stage: int, stages: int, group: Group) -> Floats:
+        """By how much each interval is too large, or infinite where a pin forbids it."""
+        flying = min(self.settings.microbatches, in_flight(stages, stage, sum(group)))
+        need = (
+            self._state + self._kept * flying + 2 * self._live[None, :] * flying
+        ) * self.settings.memory_factor
+        rooms = [kind.memory_bytes for kind, count in zip(self.kinds, group, strict=True) if count]
+        room = min((room for room in rooms if room), default=0)
+        excess: Floats = need / room if room else np.where(np.isfinite(need), 0.0, np.inf)
+        for barred, count in zip(self._barred, group, strict=True):
+            if count and barred is not None:
+                excess = np.where(barred > 0, np.inf, excess)
+        return excess
+
+    def _stage(self, stage: int, stages: int, group: Group) -> tuple[Floats, Floats]:
+        """(cost, fill) of each interval as this stage, ms of a step; the cost is infinite where it may not
+        be."""
+        key = (stages - stage, stages if not stage else 0, group)
+        if (kept := self._matrices.get(key)) is not None:
+            return kept
+        speeds = self._speeds(group)
+        compute = self._work * rounds(speeds, self.settings.microbatches)
+        link = self._both * (self.settings.microbatches * self._per_byte_ms(group))
+        cost = np.maximum(compute, link) + self._sums * self._reduction_ms_per_byte(group)
+        cost = np.where(self._excess(stage, stages, group) <= 1.0, cost, np.inf)
+        fill = self._work / speeds[-1][0]
+        if stage:
+            fill = fill + (2e3 * self._live / self.settings.link_bytes_per_s)[:, None]
+        found = (cost, np.where(np.isfinite(cost), fill, 0.0))
+        if len(self._matrices) * self._work.size < 2e7:
+            self._matrices[key] = found
+        return found
+
+    def _fill(self, stage: int, first: int, last: int, group: Group) -> float:
+        fastest = self._speeds(group)[-1][0]
+        hop = 2 * self.settings.hop_ms + 2e3 * self._live[first] / self.settings.link_bytes_per_s
+        return float(self._work[first, last] / fastest + (hop if stage else 0.0))
+
+    def _step_ms(self, cuts: Cuts, groups: Sequence[Group]) -> float:
+        edges = [(int(self._edges[first]), int(self._edges[last])) for first, last in cuts]
+        return self.forecast(edges, groups).step_ms
+
+    def _stage_forecast(self, stage: int, stages: int, first: int, last: int, group: Group) -> StageForecast:
+        microbatches = self.settings.microbatches
+        return StageForecast(
+            first=int(self._edges[first]),
+            last=int(self._edges[last]),
+            instances=tuple((kind, count) for kind, count in zip(self.kinds, group, strict=True) if count),
+            compute_ms=float(self._work[first, last]) * rounds(self._speeds(group), microbatches),
+            link_ms=float(self._both[first, last]) * microbatches * self._per_byte_ms(group),
+            reduction_ms=float(self._sums[first, last]) * self._reduction_ms_per_byte(group),
+            memory_bytes=int(self.memory_bytes(stages, stage, first, last, sum(group))),
+        )

@@ -1,0 +1,147 @@
+"""Whole plans: searched, made at once, refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from entities.planner.network_topology import dragonfly
+from entities.planner.plan_at_once import is_small, plan_at_once
+from entities.planner.plan_request import (
+    NoPlan,
+    PlacementWish,
+    PlanAnswer,
+    PlanLayer,
+    PlanRequest,
+    PlanSlot,
+)
+from entities.planner.plan_search import search_plan
+
+GIB = 2**30
+
+
+def request(**changes: object) -> PlanRequest:
+    layers = tuple(PlanLayer(f"layer-{at}", 1.0 + at % 5, 1e8, 1e6, 1e6, 1e5) for at in range(12))
+    slots = tuple(PlanSlot(f"node-{at // 2}", f"cluster-{at // 2 % 2}", at % 2, 8 * GIB) for at in range(8))
+    asked = PlanRequest(
+        layers=layers,
+        slots=slots,
+        clusters=("cluster-0", "cluster-1"),
+        microbatches=16,
+        stages=2,
+        replicas=(2, 2),
+    )
+    return replace(asked, **changes)  # type: ignore[arg-type]
+
+
+def test_requests_and_answers_survive_their_way_between_processes() -> None:
+    asked = request(wishes=(PlacementWish(kind="spread", stages=(0, 1), scope="cluster"),))
+    assert PlanRequest.from_json(asked.to_json()) == asked
+    answer = search_plan(asked)
+    assert PlanAnswer.from_json(answer.to_json()) == answer
+
+
+def test_a_small_plan_made_at_once_is_the_searched_one() -> None:
+    asked = request()
+    at_once, searched = plan_at_once(asked), search_plan(asked)
+    assert is_small(asked)
+    assert at_once.forecast.step_ms == pytest.approx(searched.forecast.step_ms)
+    assert at_once.places == searched.places
+    assert not is_small(request(replicas=None))
+    assert not is_small(request(slots=(*request().slots, PlanSlot("node-9", "cluster-0", 0, GIB))))
+
+
+def test_a_plan_that_may_choose_is_no_longer_than_one_that_may_not() -> None:
+    given = search_plan(request())
+    chosen = search_plan(request(stages=None, replicas=None))
+    assert chosen.forecast.step_ms <= given.forecast.step_ms
+    assert len(chosen.alternatives) == 3
+    assert all(other.why_not for other in chosen.alternatives)
+
+
+def test_unequal_slots_are_used_for_what_they_can() -> None:
+    speeds = (1.0, 1.0, 2.0, 2.0, 4.0)
+    slots = tuple(
+        PlanSlot(f"node-{at}", "cluster-0", 0, GIB if at else GIB // 2, speed)
+        for at, speed in enumerate(speeds)
+    )
+    answer = search_plan(request(slots=slots, stages=2, replicas=None, clusters=("cluster-0",)))
+    blind = plan_at_once(request(slots=slots[1:], stages=2, replicas=(2, 2), clusters=("cluster-0",)))
+    assert answer.forecast.step_ms < blind.forecast.step_ms / 1.3
+    for place in answer.places:
+        assert answer.forecast.memory_bytes[place.stage] <= slots[place.slot].memory_bytes
+
+
+def test_standbys_get_slots_that_could_hold_their_stage() -> None:
+    answer = search_plan(request(standbys=(1, 1), replicas=(1, 1)))
+    assert [(place.stage, place.replica) for place in answer.places] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert len({place.slot for place in answer.places}) == 4
+
+
+def test_a_topology_moves_units_near_to_each_other() -> None:
+    topology = dragonfly(3, 2, 2)
+    asked = request(
+        slots=tuple(PlanSlot(host, "cluster-0", 0, host=host) for host in topology.hosts),
+        clusters=("cluster-0",),
+        replicas=(4, 4),
+        hosts=topology.hosts,
+        links=tuple((first, second, speed) for (first, second), speed in topology.links.items()),
+    )
+    answer = search_plan(asked)
+    assert answer.forecast.busiest_link_ms > 0
+    assert search_plan(asked) == answer
+    with pytest.raises(NoPlan, match="does not have host-0"):
+        search_plan(replace(asked, hosts=topology.hosts[1:]))
+
+
+def test_wishes_are_kept_or_named() -> None:
+    together = PlacementWish(
+        kind="together", stages=(0, 1), scope="cluster", hard=True, name="constraints[0]"
+    )
+    answer = search_plan(request(wishes=(together,)))
+    clusters = {request().slots[place.slot].cluster for place in answer.places}
+    assert len(clusters) == 1
+    apart = PlacementWish(kind="apart", stages=(0, 1), scope="cluster", hard=True, name="constraints[1]")
+    with pytest.raises(NoPlan, match=r"constraints\[0\] and constraints\[1\] contradict"):
+        search_plan(request(wishes=(together, apart)))
+    with pytest.raises(NoPlan, match=r"constraints\[1\] can't be kept on the 8 free slots"):
+        search_plan(request(wishes=(apart,)))
+    with pytest.raises(NoPlan, match="names stage 7, but the plan has stages 0 to 1"):
+        search_plan(request(wishes=(PlacementWish(kind="apart", stages=(7,)),)))
+
+
+def test_layers_are_pinned_by_label() -> None:
+    layers = request().layers
+    pinned = (replace(layers[0], pinned_to=("site=lab",)), *layers[1:])
+    slots = request().slots
+    labelled = (*slots[:-1], replace(slots[-1], labels=("site=lab",)))
+    answer = search_plan(request(layers=pinned, slots=labelled, replicas=(1, 2)))
+    assert [place.slot for place in answer.places if place.stage == 0] == [7]
+    with pytest.raises(NoPlan, match="layer layer-0 is pinned to site=lab, which no free slot has"):
+        search_plan(request(layers=pinned))
+
+
+@pytest.mark.parametrize(
+    ("changes", "refusal"),
+    [
+        ({"slots": ()}, "no slot is free"),
+        ({"replicas": (5, 5)}, "needs 10 slots, 8 are free"),
+        ({"stages": 13, "replicas": None, "slots": request().slots * 2}, "can be cut into 12"),
+        ({"layers": ()}, "no layers"),
+    ],
+)
+def test_what_can_not_be_is_refused_in_one_line(changes: dict[str, object], refusal: str) -> None:
+    with pytest.raises(NoPlan, match=refusal):
+        search_plan(request(**changes))
+
+
+def test_a_layer_that_fits_nowhere_is_named_with_what_is_missing() -> None:
+    layers = request().layers
+    large = (*layers[:3], replace(layers[3], state_bytes=16.0 * GIB), *layers[4:])
+    with pytest.raises(
+        NoPlan, match=r"layer layer-3 alone needs 16\.0\d GiB, the largest slot has 8\.00 GiB"
+    ):
+        search_plan(request(layers=large))
+    with pytest.raises(NoPlan, match=r"stage \d needs 1\d\.\d+ GiB in each instance, the largest slot"):
+        plan_at_once(request(layers=large))
