@@ -1,7 +1,7 @@
 """The planner: where a model is cut, which instances work for which stage, where they run (draft §3, §4.5).
 
-It decides a plan from what a request says: layers with their costs, free slots with speed and memory, and what
-lies between them. The orchestrator asks. All of it is pure: no clock, no I/O. Searches end by
+It decides a plan from what a request says: layers with their costs, free slots with speed and memory, and
+what lies between them. The orchestrator asks. All of it is pure: no clock, no I/O. Searches end by
 counts, so the same request gives the same plan. It never starts an instance and reads no record.
 
 plan_request.py         what is asked and answered, as JSON between processes; `NoPlan`
