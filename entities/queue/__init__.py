@@ -1,7 +1,7 @@
 """The queue's core: which job starts, changes its size, parks, or waits, and why (ADR-0072). Pure.
 
-`dmsc simulate --queue` and `benchmarks/queue.py` call `decide`. Nothing here starts or stops anything, reads
-a clock, or places a stage: `PlanTrial` asks whoever can.
+The orchestrator, `dmsc simulate --queue` and `benchmarks/queue.py` call `decide`. Nothing here starts or
+stops anything, reads a clock, or places a stage: `PlanTrial` asks whoever can.
 
 queued_job.py      what a job asks for, and how far it is: `JobRequest`, `QueuedJob`, `ActiveJob`
 slot_pools.py      the slots of the mesh in pools of equal ones, and the free ones of a decision
