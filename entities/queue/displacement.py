@@ -22,7 +22,7 @@ Keeping = tuple[float, float, int]
 
 
 @dataclass(slots=True)
-class RunState:
+class RunChanges:
     """A running job in a decision. `replicas`, `slots`: what it will have. `leaves`: what it gives up."""
 
     job: ActiveJob
@@ -64,8 +64,8 @@ class Displacement:
         self._standing = standing
         self._displaces = displaces
         self._now = now
-        self._states: dict[str, RunState] = {}
-        self._parkable: list[tuple[float, RunState]] | None = None
+        self._states: dict[str, RunChanges] = {}
+        self._parkable: list[tuple[float, RunChanges]] | None = None
         self.comes_at = now
         self._coming: Counter[int] = Counter()
         self._elastic: list[ActiveJob] = []
@@ -97,11 +97,11 @@ class Displacement:
         number = self._table.index.get(slot)
         return -1 if number is None or not self._table.is_open(number) else self._table.pool_of[number]
 
-    def state_of(self, job: ActiveJob) -> RunState:
+    def state_of(self, job: ActiveJob) -> RunChanges:
         """What a job is told in this decision."""
         state = self._states.get(job.request.job)
         if state is None:
-            state = self._states[job.request.job] = RunState(job, job.replicas, list(job.slots))
+            state = self._states[job.request.job] = RunChanges(job, job.replicas, list(job.slots))
         return state
 
     def promise(self, pools: Sequence[int], count: int) -> int:
@@ -120,7 +120,7 @@ class Displacement:
         """Whether some job has more than it wants."""
         return any(count > 0 for count in self._beyond_want.values())
 
-    def elastic(self) -> Iterator[RunState]:
+    def elastic(self) -> Iterator[RunChanges]:
         """The jobs that may grow or shrink, and are not about to."""
         return (self.state_of(job) for job in self._elastic)
 
@@ -167,11 +167,11 @@ class Displacement:
             heapq.heapify(self._givers[deep])
         return self._givers[deep]
 
-    def _keeps(self, state: RunState, number: int, deep: bool) -> Keeping:
+    def _keeps(self, state: RunChanges, number: int, deep: bool) -> Keeping:
         weakness = self._standing(state.job) if deep else 0.0
         return -weakness, -state.replicas / state.job.request.replicas.want, number
 
-    def _shrink_by_one(self, state: RunState, reason: str) -> None:
+    def _shrink_by_one(self, state: RunChanges, reason: str) -> None:
         request, size = state.job.request, state.job.request.replica_slots
         self._count(self._beyond_least, state.slots, size, -1)
         if state.replicas > request.replicas.want:
@@ -214,11 +214,11 @@ class Displacement:
         usable = frozenset(pools)
         by_shrinking = sum(self._beyond_least[pool] for pool in pools)
 
-        def enough(victims: Sequence[RunState]) -> bool:
+        def enough(victims: Sequence[RunChanges]) -> bool:
             freed = by_shrinking + sum(self._adds(each, usable) for each in victims)
             return freed >= missing and works([slot for each in victims for slot in each.job.slots])
 
-        victims: list[RunState] = []
+        victims: list[RunChanges] = []
         for hold, state in self._candidates(self._ranked()):
             if hold <= claim:
                 return 0
@@ -239,11 +239,11 @@ class Displacement:
             freed += self.shrink(missing - freed, pools, below_want=True, for_job=for_job)
         return freed
 
-    def _adds(self, state: RunState, usable: frozenset[int]) -> int:
+    def _adds(self, state: RunChanges, usable: frozenset[int]) -> int:
         """What a park would free beyond what the job would free by shrinking."""
         return self._useful(state.slots, usable) - self._useful(self._surplus(state), usable)
 
-    def _surplus(self, state: RunState) -> Sequence[str]:
+    def _surplus(self, state: RunChanges) -> Sequence[str]:
         request = state.job.request
         count = (state.replicas - request.replicas.least) * request.replica_slots
         return state.slots[-count:] if self._rules.resize and count > 0 else ()
@@ -251,7 +251,7 @@ class Displacement:
     def _useful(self, slots: Iterable[str], usable: frozenset[int]) -> int:
         return sum(self._pool(slot) in usable for slot in slots)
 
-    def _ranked(self) -> list[tuple[float, RunState]]:
+    def _ranked(self) -> list[tuple[float, RunChanges]]:
         """Who may be parked, those that are parked first first."""
         if self._parkable is None:
             ripe_at = self._now - self._rules.cool_down_s
@@ -264,7 +264,7 @@ class Displacement:
             self._parkable = [(-rank[0], self.state_of(self._active[rank[-1]])) for rank in ripe]
         return self._parkable
 
-    def _candidates(self, ranked: list[tuple[float, RunState]]) -> Iterator[tuple[float, RunState]]:
+    def _candidates(self, ranked: list[tuple[float, RunChanges]]) -> Iterator[tuple[float, RunChanges]]:
         while ranked and not ranked[0][1].changeable:
             del ranked[0]
         return ((hold, state) for hold, state in ranked if state.changeable and not state.leaves)
@@ -273,7 +273,9 @@ class Displacement:
         """What a park costs: half a step on average until its end, the way out and the way back."""
         return len(job.slots) * (job.step_s / 2 + self._rules.park_s)
 
-    def park_job(self, state: RunState, reason: str, *, held: bool = False, at: float | None = None) -> None:
+    def park_job(
+        self, state: RunChanges, reason: str, *, held: bool = False, at: float | None = None
+    ) -> None:
         """Has a job park after its notice, or at `at`."""
         if state.job.request.elastic and state.changeable and self._rules.resize:
             replicas, size = state.job.request.replicas, state.job.request.replica_slots

@@ -10,16 +10,16 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable
 
-from entities.queue.displacement import RunState
+from entities.queue.displacement import RunChanges
 from entities.queue.queue_rules import QueueRules
 from entities.queue.queued_job import JobRequest
 from entities.queue.slot_pools import FreeSlots
 
 
 def grow(
-    states: Iterable[RunState],
+    states: Iterable[RunChanges],
     free: FreeSlots,
-    barred: Callable[[RunState], frozenset[int]],
+    barred: Callable[[RunChanges], frozenset[int]],
     room: Callable[[str], int | None],
     rules: QueueRules,
     now: float,
@@ -63,7 +63,7 @@ def grow(
             heapq.heappush(heap, (_turn(request, state.replicas), number))
 
 
-def _may_grow(state: RunState, rules: QueueRules, now: float) -> bool:
+def _may_grow(state: RunChanges, rules: QueueRules, now: float) -> bool:
     return (
         state.changeable
         and not state.leaves

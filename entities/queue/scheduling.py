@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from entities.queue.availability import Shadow, delays, returns, shadow
 from entities.queue.decision import Admission, Cause, Hold, QueueDecision
-from entities.queue.displacement import Displacement, RunState
+from entities.queue.displacement import Displacement, RunChanges
 from entities.queue.growth import grow
 from entities.queue.ordering import QueueRanking
 from entities.queue.queue_rules import Backfill, QueueOrder, QueueRules
@@ -119,7 +119,7 @@ class _Deciding:
         self._moves = Displacement(running, table, rules, self._ranking.standing, displaces, now)
         self._places = {job.request.job: job.slots for job in running} if self._near_matters() else {}
         self._arrays = Counter(job.request.array for job in running if job.request.array)
-        self._starts: list[RunState] = []
+        self._starts: list[RunChanges] = []
         self._heads: list[Shadow] = []
         self._weakest: float | None = None
         self._displacing = 0
@@ -355,7 +355,7 @@ class _Deciding:
             attained_slot_s=job.attained_slot_s,
             ran_s=job.ran_s,
         )
-        self._starts.append(RunState(active, replicas, names))
+        self._starts.append(RunChanges(active, replicas, names))
         if rival is not None:
             self._starts[-1].reason = f"starts before {rival.job}, which it does not delay"
         else:

@@ -59,7 +59,7 @@ class TransitionTimes:
     start_s: float = 15.0
 
 
-class _Event(StrEnum):
+class _Happening(StrEnum):
     ARRIVES = "arrives"
     ENDS = "ends"
     EXITED = "exited"
@@ -68,7 +68,7 @@ class _Event(StrEnum):
 
 
 @dataclass(slots=True)
-class _Run:
+class _VirtualRun:
     """A job with slots. `computes_from`: when it computes again after a change."""
 
     course: JobCourse
@@ -91,7 +91,7 @@ class _Run:
 
 
 @dataclass(slots=True)
-class _Wait:
+class _VirtualWait:
     """A job without slots."""
 
     course: JobCourse
@@ -122,9 +122,9 @@ class VirtualQueue:
     busy_slot_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self._waits: dict[str, _Wait] = {}
-        self._runs: dict[str, _Run] = {}
-        self._events: list[tuple[float, int, _Event, str, int]] = []
+        self._waits: dict[str, _VirtualWait] = {}
+        self._runs: dict[str, _VirtualRun] = {}
+        self._events: list[tuple[float, int, _Happening, str, int]] = []
         self._number = 0
         self._used: dict[str, tuple[float, float]] = {
             tenant: (used, self.now) for tenant, used in self.around.used_slot_s.items()
@@ -137,7 +137,7 @@ class VirtualQueue:
         """Has jobs arrive at their times."""
         for job in jobs:
             self.courses[job.request.job] = JobCourse(job)
-            self._at(max(self.now, job.request.submitted_at), _Event.ARRIVES, job.request.job)
+            self._at(max(self.now, job.request.submitted_at), _Happening.ARRIVES, job.request.job)
 
     def adopt(self, queue: Iterable[QueuedJob], running: Iterable[ActiveJob], now: float) -> None:
         """Begins in the middle: with these jobs waiting and running. Unknown work counts as endless."""
@@ -146,14 +146,14 @@ class VirtualQueue:
             work_s = math.inf if waiting.work_s is None else waiting.work_s
             course = JobCourse(TraceJob(request=waiting.request, work_s=work_s))
             self.courses[waiting.request.job] = course
-            self._waits[waiting.request.job] = _Wait(
+            self._waits[waiting.request.job] = _VirtualWait(
                 course, waiting.since, work_s, waiting.attained_slot_s, waiting.ran_s
             )
         for job in running:
             work_s = math.inf if job.work_s is None else job.work_s
             course = JobCourse(TraceJob(request=job.request, work_s=work_s), first_start_at=job.started_at)
             self.courses[job.request.job] = course
-            run = self._runs[job.request.job] = _Run(
+            run = self._runs[job.request.job] = _VirtualRun(
                 course,
                 job.replicas,
                 job.slots,
@@ -170,17 +170,17 @@ class VirtualQueue:
                 resized_at=job.resized_at,
             )
             if run.leaving:
-                self._at(max(now, run.leaves_at), _Event.EXITED, job.request.job, run.version)
+                self._at(max(now, run.leaves_at), _Happening.EXITED, job.request.job, run.version)
             elif run.parks_at is not None:
-                self._at(max(now, run.parks_at), _Event.PARKED, job.request.job)
+                self._at(max(now, run.parks_at), _Happening.PARKED, job.request.job)
             self._plan_end(job.request.job, run)
-        self._at(now, _Event.LOOK, "")
+        self._at(now, _Happening.LOOK, "")
 
     def hold(self, job: str, held: bool) -> None:
         """Holds a waiting job, or lets it go, as a person would."""
         if job in self._waits:
             self._waits[job].held = held
-            self._at(self.now, _Event.LOOK, "")
+            self._at(self.now, _Happening.LOOK, "")
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
         """Runs until nothing happens any more, or until `until` says so."""
@@ -222,58 +222,58 @@ class VirtualQueue:
         return self._runs[job].replicas
 
     # --- events ---------------------------------------------------------------------------------------------
-    def _at(self, at: float, event: _Event, job: str, version: int = 0) -> None:
+    def _at(self, at: float, event: _Happening, job: str, version: int = 0) -> None:
         self._number += 1
         heapq.heappush(self._events, (at, self._number, event, job, version))
 
-    def _happens(self, event: _Event, job: str, version: int) -> bool:
+    def _happens(self, event: _Happening, job: str, version: int) -> bool:
         """Takes an event into the state; returns whether it is still of interest."""
-        if event is _Event.LOOK:
+        if event is _Happening.LOOK:
             self._looks_at = math.inf
             return True
-        if event is _Event.ARRIVES:
+        if event is _Happening.ARRIVES:
             course = self.courses[job]
-            self._waits[job] = _Wait(course, self.now, course.job.work_s, course.job.attained_slot_s)
+            self._waits[job] = _VirtualWait(course, self.now, course.job.work_s, course.job.attained_slot_s)
             return True
         run = self._runs.get(job)
         if run is None:
             return False
-        if event is _Event.ENDS and version == run.version:
+        if event is _Happening.ENDS and version == run.version:
             self._advance(run)
             self._ended(job, run)
             return True
-        if event is _Event.EXITED and run.leaving and self.now >= run.leaves_at:
+        if event is _Happening.EXITED and run.leaving and self.now >= run.leaves_at:
             run.slots = tuple(slot for slot in run.slots if slot not in run.leaving)
             run.leaving = frozenset()
             return True
-        if event is _Event.PARKED and run.parks_at is not None:
+        if event is _Happening.PARKED and run.parks_at is not None:
             return self._parks(job, run)
         return False
 
-    def _parks(self, job: str, run: _Run) -> bool:
+    def _parks(self, job: str, run: _VirtualRun) -> bool:
         """A job leaves: first it writes its checkpoint, then its slots are seen free."""
         self._advance(run)
         if not run.exits:
             run.exits = True
             run.version += 1  # it computes no more
             run.computes_from = math.inf
-            self._at(self.now + self.times.park_s, _Event.PARKED, job)
+            self._at(self.now + self.times.park_s, _Happening.PARKED, job)
             return False
         del self._runs[job]
         self._use(run)
         run.course.parks += 1
-        self._waits[job] = _Wait(
+        self._waits[job] = _VirtualWait(
             run.course, self.now, run.left_s, run.attained_slot_s, run.ran_s, self.now, run.held
         )
         return True
 
-    def _ended(self, job: str, run: _Run) -> None:
+    def _ended(self, job: str, run: _VirtualRun) -> None:
         del self._runs[job]
         self._use(run)
         run.course.ended_at = self.now
         self._done[job] = True
 
-    def _use(self, run: _Run) -> None:
+    def _use(self, run: _VirtualRun) -> None:
         """Counts what a run has used for its tenant."""
         tenant = run.course.job.request.tenant
         used = self._used_by(tenant) + (self.now - run.started_at) * len(run.slots)
@@ -283,7 +283,7 @@ class VirtualQueue:
         used, at = self._used.get(tenant, (0.0, self.now))
         return decayed(used, self.now - at, self.around.rules.half_life_s)
 
-    def _advance(self, run: _Run) -> None:
+    def _advance(self, run: _VirtualRun) -> None:
         """Brings a run's work and service up to now."""
         computed_s = max(0.0, self.now - max(run.at, run.computes_from))
         request = run.course.job.request
@@ -292,10 +292,10 @@ class VirtualQueue:
         run.ran_s += self.now - run.at
         run.at = self.now
 
-    def _plan_end(self, job: str, run: _Run) -> None:
+    def _plan_end(self, job: str, run: _VirtualRun) -> None:
         run.version += 1
         speed = run.course.job.request.speed(run.replicas)
-        self._at(max(self.now, run.computes_from) + run.left_s / speed, _Event.ENDS, job, run.version)
+        self._at(max(self.now, run.computes_from) + run.left_s / speed, _Happening.ENDS, job, run.version)
 
     # --- decisions ------------------------------------------------------------------------------------------
     def _decide(self) -> None:
@@ -312,7 +312,7 @@ class VirtualQueue:
             self._order_park(park)
         if decision.next_at is not None and self.now < decision.next_at < self._looks_at:
             self._looks_at = decision.next_at
-            self._at(decision.next_at, _Event.LOOK, "")
+            self._at(decision.next_at, _Happening.LOOK, "")
         if decision.changes:
             self.watch(self.now, decision)
 
@@ -362,7 +362,7 @@ class VirtualQueue:
         if course.first_start_at is None:
             course.first_start_at = self.now
         pause_s = self.times.start_s if course.parks else 0.0
-        run = self._runs[admission.job] = _Run(
+        run = self._runs[admission.job] = _VirtualRun(
             course,
             admission.replicas,
             admission.slots,
@@ -387,7 +387,7 @@ class VirtualQueue:
             pause_s = self.times.shrink_s
             run.leaving = frozenset(resize.leaves)
             run.leaves_at = self.now + pause_s
-            self._at(run.leaves_at, _Event.EXITED, resize.job)
+            self._at(run.leaves_at, _Happening.EXITED, resize.job)
         run.computes_from = max(run.computes_from, self.now + pause_s)
         self._plan_end(resize.job, run)
 
@@ -396,4 +396,4 @@ class VirtualQueue:
         run.parks_at = max(self.now, park.at)
         run.held = park.held
         run.leaves_at = run.parks_at + self.times.park_s
-        self._at(run.parks_at, _Event.PARKED, park.job)
+        self._at(run.parks_at, _Happening.PARKED, park.job)

@@ -49,7 +49,7 @@ def test_ten_thousand_random_events(order: QueueOrder) -> None:
         MeshSlot(slot=f"s{number}", node=f"n{number // 4}", kind=kind) for number, kind in enumerate(kinds)
     )
     jobs, at = [], 0.0
-    for number in range(600):
+    for number in range(2700):
         at += draw.expovariate(1 / 60)
         jobs.append(random_job(number, at, draw))
     requests = {job.request.job: job.request for job in jobs}
@@ -84,7 +84,7 @@ def test_ten_thousand_random_events(order: QueueOrder) -> None:
 
     ahead.watch = watch
     ahead.submit(jobs)
-    while ahead.pending and events < 10_000:
+    while ahead.pending:
         ahead.step()
         events += 1
         holders = ahead.holders
@@ -99,5 +99,6 @@ def test_ten_thousand_random_events(order: QueueOrder) -> None:
             ahead.hold(held_job := draw.choice(ahead.waiting), True)
             ahead.step()
             ahead.hold(held_job, False)
+    assert events >= 10_000
     unfinished = [name for name, course in ahead.courses.items() if course.ended_at is None]
     assert unfinished == [], (seed, order)
