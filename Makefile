@@ -227,6 +227,10 @@ bench-dashboard: setup-dev ## frame times of the dashboard with 1,000 instances,
 bench-planner: setup ## the planner on recorded models (DATA=folder), beside solvers' bounds, all assignments and its former rule
 	@$(VENV)/python -m benchmarks.planner --data "$(DATA)" $(ARGS)
 
+.PHONY: bench-queue
+bench-queue: setup ## the queue's orders on recorded traces (DATA=folder), and how long a decision over 10,000 jobs takes
+	@$(VENV)/python -m benchmarks.queue --data "$(DATA)" $(ARGS)
+
 .PHONY: bench-policies
 bench-policies: setup ## the built-in policies' models on recorded data (DATA=folder), beside their baselines and bars
 	@$(VENV)/python -m benchmarks.built_in_policies --data "$(DATA)" $(ARGS)

@@ -33,6 +33,7 @@ from entities.orchestrator.policy.arbitration import ArbitrationConfig
 from entities.orchestrator.policy.policy_service import PolicyService
 from entities.orchestrator.policy.promotion_rules import PromotionConfig
 from entities.orchestrator.policy.promotion_service import PromotionService
+from entities.queue.queue_rules import QueueRules
 from schemas.base import Message
 from schemas.cluster import AnalysisFailed, NodeStatus, SampleWritten
 from schemas.envelope import EntityKind, Envelope
@@ -76,6 +77,7 @@ class OrchestratorConfig:
     lease: LeadershipLeaseConfig = field(default_factory=LeadershipLeaseConfig)
     arbitration: ArbitrationConfig = field(default_factory=ArbitrationConfig)
     promotion: PromotionConfig = field(default_factory=PromotionConfig)
+    queue: QueueRules = field(default_factory=QueueRules)
     builds: BuildsConfig = field(default_factory=BuildsConfig)
 
 
@@ -108,6 +110,7 @@ class Leader:
             ended_kept=config.ended_kept,
             submissions_kept=config.submissions_kept,
             spawn=self._spawn,
+            queue_rules=config.queue,
         )
         self._claims = term.claims
         self._jobs = JobRuns(term, former_records, lambda job: self._policies.forget(job))
@@ -180,6 +183,7 @@ class Leader:
         loads = (self._cordoning.load, self._policies.load, self._promotions.load)
         for load in (*loads, self._sealing.start):
             await insistently(load)
+        self._tasks.create_task(self._jobs.queue.run(), name="queue")
         await self._builds.know_code()
         await self._jobs.resume()
         await self._builds.resume()

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 from dmsc.console.command_app import argument, option
 from dmsc.console.options import JsonOption, print_json, print_table
 from dmsc.console.svg_files import check_plot, write_plot
+from schemas.errors import BadInput
 
 
 def simulate(
-    scenario: Annotated[Path, argument("SCENARIO.yaml", "The scenario; see docs/simulator.md.")],
+    scenario: Annotated[
+        Path | None, argument("SCENARIO.yaml", "The scenario; see docs/simulator.md.")
+    ] = None,
+    queue: Annotated[
+        Path | None, option("--queue TRACE", "Run a trace of jobs through the queue's decisions instead.")
+    ] = None,
     seed: Annotated[
         int | None, option("--seed", "The seed (the scenario's); the same seed gives the same output.", min=0)
     ] = None,
     set_: Annotated[
-        list[str] | None, option("--set KEY=VALUE", "Override a key of the scenario; repeatable.")
+        list[str] | None,
+        option("--set KEY=VALUE", "Override a key of the scenario, or a setting of the queue; repeatable."),
     ] = None,
     plot: Annotated[Path | None, option("--plot FILE.svg", "Draw throughput and events over time.")] = None,
     processes: Annotated[
@@ -38,6 +47,12 @@ def simulate(
 
     Example: dmsc simulate examples/simulate/slow-replica.yaml --plot slow.svg
     """
+    if (scenario is None) == (queue is None):
+        raise BadInput("give either a scenario or --queue TRACE; see docs/simulator.md")
+    if queue is not None:
+        _simulate_queue(queue, set_ or (), seed or 0, json)
+        return
+    assert scenario is not None
     from dmsc.simulation.results.parallel import simulate as carry_out
     from dmsc.simulation.results.plot import svg
     from dmsc.simulation.results.present import (
@@ -70,3 +85,19 @@ def simulate(
         f"{report.simulated_s / max(took_s, 1e-9):.1f} times as fast as real time",
         file=sys.stderr,
     )
+
+
+def _simulate_queue(trace: Path, overrides: Sequence[str], seed: int, as_json: bool) -> None:
+    from dmsc.simulation.queue.queue_settings import queue_settings
+    from dmsc.simulation.queue.trace_files import read_trace
+    from dmsc.simulation.queue.trace_run import in_lines, run_trace
+
+    settings, lines = queue_settings(overrides), read_trace(trace)
+    began = time.perf_counter()
+    result = run_trace(lines, settings, seed)
+    took_s = time.perf_counter() - began
+    if as_json:
+        print_json(asdict(result))
+    else:
+        print("\n".join(in_lines(result)))
+    print(f"{result.decisions} decisions in {took_s:.1f} s", file=sys.stderr)

@@ -13,7 +13,8 @@ from entities.orchestrator.job_state.instances import NodeLost, NotReady, StartF
 from entities.orchestrator.job_state.retry_limits import Parked
 from entities.orchestrator.planning.placement import NoRoom
 from entities.orchestrator.planning.task_graph import plan, why_inexact
-from entities.orchestrator.queue.job_queue import Waiting, emptied, free_by_cluster, slots_of, turn
+from entities.orchestrator.queue.mesh_slots import emptied, job_request, work_left_s
+from entities.queue.queued_job import QueuedJob
 from schemas.errors import BadJob
 from schemas.job import JobState
 from schemas.task_graph import ModelTopology, TaskGraph
@@ -33,25 +34,29 @@ class Deployment:
         self._job = job
         self._times = job.times.run
         self._outages = outages
-        self._fits: bool | None = None  # into the whole mesh, were it empty; None: not planned yet
+        self._unfit: tuple[object, str] | None = None
+        """Of which nodes it has been found that they have no room for it, were they empty; and why."""
 
     @property
-    def waiting(self) -> Waiting | None:
-        """Its place in the line; None: it has instances, or is held back for another reason than room."""
+    def waiting(self) -> QueuedJob | None:
+        """What it asks for; None: it has instances, or is held back for another reason than room."""
         if not self.waits:
             return None
-        clusters, slots = self._job.spec.parallel.clusters, slots_of(self._job.spec.parallel)
-        if self._fits is None:  # not planned yet: by count
-            nodes = self._job.mesh.nodes.values()
-            there = sum(len(node.slots) for node in nodes if not clusters or node.cluster in clusters)
-        return Waiting(
-            job=self._job.name,
-            slots=slots,
-            clusters=tuple(clusters),
-            submitted_at=self._job.store.record.submitted_at,
+        record, unfit = self._job.store.record, ""
+        if self._unfit is not None and self._unfit[0] == self._there():
+            unfit = self._unfit[1]
+        return QueuedJob(
+            request=job_request(record, self._job.spec, unfit),
+            since=record.submitted_at,
+            work_s=work_left_s(record, self._job.spec, record.checkpoint_step or 0),
             parked=self._has_trained,
-            fits=slots <= there if self._fits is None else self._fits,
         )
+
+    def _there(self) -> object:
+        """Nodes and cordons: what an empty mesh consists of."""
+        mesh = self._job.mesh
+        nodes = frozenset((node.sid, node.incarnation, len(node.slots)) for node in mesh.nodes.values())
+        return nodes, {agent: frozenset(places) for agent, places in mesh.cordons.places().items()}
 
     @property
     def _has_trained(self) -> bool:
@@ -83,23 +88,18 @@ class Deployment:
             pause_s = min(2 * pause_s, self._times.deploy_pause_most_s)
 
     async def _plan(self, topology: ModelTopology) -> TaskGraph:
-        """Waits in the line until there is room, and nobody who came first is waiting for it."""
-        while True:
-            began = time.monotonic()
-            graph = self._in_turn(topology)
-            if not isinstance(graph, NoRoom):
-                break
-            if graph.never and not self._has_trained:  # what has trained waits for the nodes that it had
-                raise BadJob(graph.reason)
-            waits_as = JobState.PARKED if self._has_trained else JobState.QUEUED
-            if self._job.store.record.state is not waits_as:
-                await self._job.store.move(waits_as, graph.reason)
-            else:
-                await self._job.store.reason(graph.reason)
-            await self._job.mesh.next_change()
-        planned_s = time.monotonic() - began
-        self._job.instances.graph = graph
-        self.waits = False
+        """Waits in the queue until the job has its slots."""
+        began = time.monotonic()
+        with self._job.queue.turn(self._job.name, partial(self._placed, topology)) as turn:
+            while isinstance(graph := await turn.news(), NoRoom):
+                if graph.never and not self._has_trained:  # what has trained waits for the nodes that it had
+                    raise BadJob(graph.reason)
+                waits_as = JobState.PARKED if self._has_trained else JobState.QUEUED
+                if self._job.store.record.state is not waits_as:
+                    await self._job.store.move(waits_as, graph.reason)
+                else:
+                    await self._job.store.reason(graph.reason)
+                began = time.monotonic()
         if self._job.store.record.state is JobState.QUEUED:
             await self._job.store.move(JobState.ANALYSING, "room was found")
         because = why_inexact(self._job.spec, graph)
@@ -107,29 +107,29 @@ class Deployment:
             JobState.DEPLOYING,
             graph.reason,
             graph=graph,
-            plan_s=planned_s,
+            plan_s=time.monotonic() - began,
             exact=not because,
             inexact_because=because,
         )
         return graph
 
-    def _in_turn(self, topology: ModelTopology) -> TaskGraph | NoRoom:
-        nodes, cordoned = list(self._job.mesh.nodes.values()), self._job.mesh.cordons.places()
-        occupied, mine = self._job.demand.occupied(self._job.name), self.waiting
-        assert mine is not None
-        why = turn(mine, self._job.demand.line(), free_by_cluster(nodes, occupied, cordoned))
-        if not why and self._job.demand.urgent():
-            why = "behind a running job that replaces an instance"
-        graph = (
-            NoRoom(why) if why else plan(self._job.name, self._job.spec, topology, nodes, occupied, cordoned)
-        )
-        if isinstance(graph, NoRoom) and not (why and mine.fits):  # one that fits nowhere waits for nobody
-            alone = plan(self._job.name, self._job.spec, topology, emptied(nodes), {}, cordoned)
-            self._fits = not isinstance(alone, NoRoom)
-            if isinstance(alone, NoRoom):
-                if alone.never:
-                    return alone
-                return NoRoom(f"the whole mesh has no room for it, others go first: {alone.reason}")
+    def _placed(self, topology: ModelTopology) -> TaskGraph | NoRoom:
+        """Places the job now; if there is no room for it, says whether there ever may be."""
+        job = self._job
+        nodes, cordoned = list(job.mesh.nodes.values()), job.mesh.cordons.places()
+        occupied = job.queue.occupied(job.name)
+        graph = plan(job.name, job.spec, topology, nodes, occupied, cordoned)
+        if isinstance(graph, NoRoom):
+            alone = plan(job.name, job.spec, topology, emptied(nodes), {}, cordoned)
+            if not isinstance(alone, NoRoom):
+                return graph
+            if alone.never:
+                return alone
+            reason = f"the whole mesh has no room for it, others go first: {alone.reason}"
+            self._unfit = (self._there(), reason)
+            return NoRoom(reason)
+        job.instances.graph = graph
+        self.waits = False
         return graph
 
     async def _start(self, graph: TaskGraph) -> None:

@@ -32,8 +32,9 @@ from entities.orchestrator.job_state.policy_distribution import PolicyDistributi
 from entities.orchestrator.job_state.quarantine import Quarantine
 from entities.orchestrator.job_state.retry_limits import Parked, RetryLimits
 from entities.orchestrator.planning.memory_fit import fixed_by_memory
-from entities.orchestrator.queue.job_queue import Waiting
-from entities.orchestrator.queue.slot_demand import SlotDemand
+from entities.orchestrator.queue.job_queue import JobQueue
+from entities.orchestrator.queue.mesh_slots import job_request, work_left_s
+from entities.queue.queued_job import ActiveJob, QueuedJob
 from schemas.errors import BadInput, Conflict, DmscError, Fenced, NewerRecord, Unavailable
 from schemas.fault import FaultReport
 from schemas.job import JobRecord, JobSpec, JobState, WeightsManifest
@@ -50,7 +51,7 @@ class JobRun:
     """Drives one job: to its end, or until it has to be parked (`parked`: why).
 
     Args:
-        demand: what other jobs hold, and wait for.
+        queue: who has it wait, and knows what other jobs hold.
         gateway: the gateway that took the job.
         parked: why the job was parked before this run; None: it was not.
     """
@@ -58,7 +59,7 @@ class JobRun:
     def __init__(
         self,
         term: TermContext,
-        demand: SlotDemand,
+        queue: JobQueue,
         store: JobStore,
         gateway: str,
         parked: Parked | None = None,
@@ -82,7 +83,7 @@ class JobRun:
             faults=JobFaults(term.faults, mesh, record.job, bus.sender.name),
             quarantine=Quarantine(record.spec.training.on_bad_microbatch, record.microbatch_faults),
             retry_limits=RetryLimits(record.setbacks, roll_backs=record.roll_backs, furthest=record.furthest),
-            demand=demand,
+            queue=queue,
             claims=term.claims,
         )
         self._outages = BusOutages(job.name, store.reason)
@@ -118,9 +119,21 @@ class JobRun:
         return self.training.finds_room
 
     @property
-    def waiting(self) -> Waiting | None:
-        """Its place in the queue; None: it has instances, or is held back for another reason than room."""
+    def waiting(self) -> QueuedJob | None:
+        """What it asks of the queue; None: it has instances, or is held back for another reason than room."""
         return None if self.over else self._deployment.waiting
+
+    @property
+    def active(self) -> ActiveJob:
+        """What the queue has to know of it while it holds slots, but for these."""
+        record, spec = self.job.store.record, self.job.spec
+        return ActiveJob(
+            request=job_request(record, spec, ""),
+            replicas=1,
+            slots=(),
+            started_at=record.submitted_at,
+            work_s=0.0 if self.over else work_left_s(record, spec, self.step),
+        )
 
     @property
     def step(self) -> int:

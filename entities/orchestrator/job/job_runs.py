@@ -20,7 +20,7 @@ from entities.orchestrator.job.unreadable_records import above_all
 from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.retry_limits import Parked
 from entities.orchestrator.queue.admission import JobAdmission
-from entities.orchestrator.queue.slot_demand import SlotDemand
+from entities.orchestrator.queue.job_queue import JobQueue
 from schemas import names
 from schemas.envelope import Envelope
 from schemas.errors import Ack, Conflict, DmscError, Fenced, NotFound, Unavailable
@@ -54,7 +54,7 @@ class JobRuns:
         self._term = term
         self._former_records = former_records
         self._forget = forget
-        self._demand = SlotDemand(term.mesh, self.running)
+        self.queue = JobQueue(term.mesh, self.running, term.queue_rules)
         self.admission = JobAdmission(lambda: [run.present_record() for run in self.running.values()])
         self.code = CodeArchives(term.bus, term.code_of_builds)
         self._submitted: OrderedDict[tuple[str, str], asyncio.Future[JobRecord]] = OrderedDict()
@@ -134,7 +134,7 @@ class JobRuns:
         return store.record
 
     def _new_run(self, store: JobStore, gateway: str, parked: Parked | None = None) -> JobRun:
-        return JobRun(self._term, self._demand, store, gateway, parked)
+        return JobRun(self._term, self.queue, store, gateway, parked)
 
     async def _drive(self, run: JobRun) -> None:
         """Drives a job to its end. A parked job gets a new run, in the next epoch."""

@@ -13,6 +13,7 @@ from entities.election.leadership import LeaderCandidate
 from entities.orchestrator.faults.fault_queue import FaultQueue
 from entities.orchestrator.job_state.context import Claims
 from entities.orchestrator.mesh.mesh_view import MeshView
+from entities.queue.queue_rules import QueueRules
 from schemas.errors import Unavailable
 
 log = get_logger("orchestrator")
@@ -35,6 +36,8 @@ class TermContext:
     """Submissions that stay in memory: one that comes again through another gateway is the same job."""
     spawn: Callable[[Coroutine[None, None, None]], None]
     """Starts a task of the term."""
+    queue_rules: QueueRules
+    """How waiting jobs are decided about."""
     claims: Claims = field(default_factory=dict)
     code_of_builds: dict[str, str] = field(default_factory=dict)
     """The objects' names of archives of code that builds of data sets need, by build."""

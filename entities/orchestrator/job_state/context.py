@@ -17,7 +17,7 @@ from entities.orchestrator.job_state.policy_distribution import PolicyDistributi
 from entities.orchestrator.job_state.quarantine import Quarantine
 from entities.orchestrator.job_state.retry_limits import RetryLimits
 from entities.orchestrator.mesh.mesh_view import MeshView
-from entities.orchestrator.queue.slot_demand import SlotDemand
+from entities.orchestrator.queue.job_queue import JobQueue
 from schemas.job import JobSpec
 from schemas.step import MicrobatchClaim
 
@@ -175,8 +175,8 @@ class JobContext:
     faults: JobFaults
     quarantine: Quarantine
     retry_limits: RetryLimits
-    demand: SlotDemand
-    """What other jobs hold, and wait for."""
+    queue: JobQueue
+    """Where the job waits for its slots; it knows what other jobs hold."""
     claims: Claims
     """The term's; the job's step loop enters itself."""
     times: JobTimes = JobTimes()

@@ -64,8 +64,11 @@ class MeshView:
         self._timeout = timeout
         self._departed: dict[str, ServiceRecord] = {}
         self._changed = asyncio.Condition()
+        self.changes = 0
+        """How often anything has changed."""
 
     async def _notify(self) -> None:
+        self.changes += 1
         async with self._changed:
             self._changed.notify_all()
 
@@ -249,6 +252,11 @@ class MeshView:
         while not self.open_places() - before:
             before &= self.open_places()
             await self.next_change()
+
+    async def until_changed(self, seen: int) -> None:
+        """Returns once there are more changes than `seen`."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.changes != seen)
 
     async def next_change(self) -> None:
         async with self._changed:

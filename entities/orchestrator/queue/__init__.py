@@ -1,9 +1,9 @@
-"""Which job may start now: quotas, and the line of jobs that wait for slots (ADR-0037).
+"""Which job may start now: quotas, and the one owner of the queue (ADR-0037, ADR-0073).
 
-The leader asks `JobAdmission` before it takes a job; `JobRun` asks `turn` before it places one. Nothing here
-places or starts anything: `planning.placement` does.
+The leader asks `JobAdmission` before it takes a job; a `JobRun` that needs slots takes a turn in `JobQueue`.
+Who comes first and who waits decides `entities.queue`; where instances go decides `planning.placement`.
 
 admission.py    `JobAdmission`: whether a user's quota allows one more job, or a wider one
-job_queue.py    `turn`: whose turn it is; pure
-slot_demand.py  `SlotDemand`: which slots running jobs hold, and which jobs wait for some
+job_queue.py    `JobQueue`: has all waiting jobs decided about at once, and carries that out
+mesh_slots.py   nodes, records and placements as the core sees them; pure
 """

@@ -1,95 +1,191 @@
-"""The job queue: jobs without instances wait for room in one line. Pure.
+"""The one owner of the queue during a term: it has all jobs decided about at once (ADR-0073).
 
-Parked jobs come first, because they have begun; then jobs in the order of submission. A job starts before
-others only if as many slots stay free as all jobs before it need. So a small job never takes slots for which
-a large one waits, and no job waits for slots that none before it could use. A job that does not fit the empty
-mesh says so, and delays no other (ADR-0037).
+A job that waits takes a `QueueTurn`, and is told of its slots or of its reason. `decide` runs on a thread; if
+anything has changed meanwhile, its decision is dropped and another one made. All that it needs is in the
+jobs' records and in the registrations of nodes, so that a new leader decides alike.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import asyncio
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
-from entities.orchestrator.planning.placement import Cordoned, free_slots
-from schemas.cluster import NodeStatus
-from schemas.job_file.parallel import ParallelSpec
-from schemas.task_graph import Placement
+from bus.logs import get_logger
+from entities.orchestrator.mesh.mesh_view import MeshView
+from entities.orchestrator.planning.placement import NoRoom
+from entities.orchestrator.queue.mesh_slots import SlotFacts, slot_facts, slot_name
+from entities.queue.decision import Cause, QueueDecision
+from entities.queue.queue_rules import QueueRules
+from entities.queue.queued_job import ActiveJob, QueuedJob
+from entities.queue.scheduling import QueueSurroundings, decide
+from schemas.errors import DmscError
+from schemas.task_graph import Placement, TaskGraph
+
+log = get_logger("orchestrator")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Waiting:
-    """One job in the queue. `fits`: the mesh would have room for it if it were empty."""
-
-    job: str
-    slots: int
-    clusters: tuple[str, ...]  # that it may use; empty: all
-    submitted_at: float
-    parked: bool
-    fits: bool
+class RunningJob(Protocol):
+    """What one job's run has to show to the queue."""
 
     @property
-    def rank(self) -> tuple[bool, float, str]:
-        return not self.parked, self.submitted_at, self.job
+    def name(self) -> str:
+        """Its id."""
+
+    @property
+    def placements(self) -> Sequence[Placement]:
+        """Where its units run, or are to run."""
+
+    @property
+    def waiting(self) -> QueuedJob | None:
+        """What it asks for; None if it does not wait for room."""
+
+    @property
+    def active(self) -> ActiveJob:
+        """What it holds, but for the slots."""
+
+    @property
+    def finds_room(self) -> bool:
+        """Whether it is about to place an instance that it lost."""
 
 
-def slots_of(parallel: ParallelSpec) -> int:
-    """The slots that a job takes: one for each replica and each standby of a stage."""
-    return sum(parallel.replicas_per_stage()) + sum(parallel.standbys_per_stage())
+class QueueTurn:
+    """A waiting job's place in the queue. `plan`: places it now, and so takes its slots, or says why not."""
+
+    def __init__(self, plan: Callable[[], TaskGraph | NoRoom]) -> None:
+        self.plan = plan
+        self._news: asyncio.Queue[TaskGraph | NoRoom | DmscError] = asyncio.Queue()
+        self._said: NoRoom | None = None
+
+    async def news(self) -> TaskGraph | NoRoom:
+        """Its placement, or why it goes on waiting, each time that the reason is another one.
+
+        Raises:
+            DmscError: the job can't be planned at all.
+        """
+        news = await self._news.get()
+        if isinstance(news, DmscError):
+            raise news
+        return news
+
+    def take(self) -> bool:
+        """Has the job take its slots; returns whether it did."""
+        try:
+            news = self.plan()
+        except DmscError as error:
+            self._news.put_nowait(error)
+            return False
+        self.tell(news)
+        return not isinstance(news, NoRoom)
+
+    def tell(self, news: TaskGraph | NoRoom) -> None:
+        """Tells the job where it is placed, or why it waits."""
+        if news != self._said:
+            self._said = news if isinstance(news, NoRoom) else None
+            self._news.put_nowait(news)
 
 
-def turn(mine: Waiting, line: Iterable[Waiting], free: Mapping[str, int]) -> str:
-    """Whether it is this job's turn: '' if so, else the jobs for which it waits.
+class JobQueue:
+    """Decides which jobs of one term start. `runs`: the jobs that have not ended, by id."""
 
-    Args:
-        mine: the job that asks.
-        line: all jobs that wait; it may contain `mine`.
-        free: free slots by cluster.
-    """
-    before = sorted(
-        (
-            one
-            for one in line
-            if one.job != mine.job and one.fits and one.rank < mine.rank and _rivals(one, mine)
-        ),
-        key=lambda one: one.rank,
-    )
-    if not before:
-        return ""
-    open_to_it = sum(count for name, count in free.items() if not mine.clusters or name in mine.clusters)
-    reserved = sum(one.slots for one in before)
-    if reserved + mine.slots <= open_to_it:
-        return ""
-    first = before[0]
-    others = f" and {len(before) - 1} more" if len(before) > 1 else ""
-    return (
-        f"behind {first.job}{others}, which came first and need{'s' if not others else ''} {reserved} slots: "
-        f"{open_to_it} are free"
-    )
+    def __init__(self, mesh: MeshView, runs: Mapping[str, RunningJob], rules: QueueRules) -> None:
+        self._mesh = mesh
+        self._runs = runs
+        self._rules = rules
+        self._turns: dict[str, QueueTurn] = {}
+        self._entered = asyncio.Event()
 
+    @contextlib.contextmanager
+    def turn(self, job: str, plan: Callable[[], TaskGraph | NoRoom]) -> Iterator[QueueTurn]:
+        """A job enters the queue, until it leaves the context."""
+        self._turns[job] = turn = QueueTurn(plan)
+        self._entered.set()
+        try:
+            yield turn
+        finally:
+            if self._turns.get(job) is turn:
+                del self._turns[job]
 
-def free_by_cluster(
-    nodes: Sequence[NodeStatus], occupied: Mapping[str, Sequence[Placement]], cordoned: Cordoned
-) -> Counter[str]:
-    """Number of slots by cluster that are not busy, not promised to a job, and not cordoned."""
-    slots, _ = free_slots(nodes, occupied, cordoned)
-    free: Counter[str] = Counter()
-    for node in nodes:
-        free[node.cluster] += len(slots[node.sid])
-    return free
+    def occupied(self, job: str) -> dict[str, list[Placement]]:
+        """Slots promised to all jobs but this one, by node agent."""
+        taken: dict[str, list[Placement]] = defaultdict(list)
+        for run in self._runs.values():
+            if run.name == job:
+                continue
+            for place in run.placements:
+                agent = self._mesh.agent_of(place.cluster, place.node)
+                if agent is not None and place.slot >= 0:
+                    taken[agent].append(place)
+        return taken
 
+    async def run(self) -> None:
+        """Decides whenever something has changed and a job waits, until cancelled."""
+        while True:
+            self._entered.clear()
+            seen = self._mesh.changes
+            again_at = await self._decided() if self._turns else None
+            await self._until_changed(seen, again_at)
 
-def emptied(nodes: Iterable[NodeStatus]) -> list[NodeStatus]:
-    """The same nodes with all slots free."""
-    return [
-        node.model_copy(
-            update={"slots": tuple(slot.model_copy(update={"busy_with": None}) for slot in node.slots)}
+    async def _until_changed(self, seen: int, again_at: float | None) -> None:
+        """Returns once the mesh or the queue has changed, or it is time to decide again."""
+        wait_s = None if again_at is None else max(0.0, again_at - time.time())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                entered = asyncio.create_task(self._entered.wait())
+                changed = asyncio.create_task(self._mesh.until_changed(seen))
+                try:
+                    await asyncio.wait({entered, changed}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    entered.cancel()
+                    changed.cancel()
+
+    async def _decided(self) -> float | None:
+        """Makes one decision and has it carried out; returns when time alone will change it."""
+        while True:
+            facts, now = self._facts(), time.time()
+            around = QueueSurroundings(table=facts.table, rules=self._rules)
+            decision = await asyncio.to_thread(decide, facts.queue, facts.running, around, now)
+            if facts.as_decided(self._facts()):
+                break
+        self._carry_out(decision)
+        return decision.next_at
+
+    def _facts(self) -> SlotFacts:
+        """All that a decision depends on, as it is now."""
+        return slot_facts(
+            self._mesh.nodes.values(),
+            self._mesh.cordons.places(),
+            {
+                slot_name(agent, place.slot): run.name
+                for run in self._runs.values()
+                for place in run.placements
+                if place.slot >= 0 and (agent := self._mesh.agent_of(place.cluster, place.node)) is not None
+            },
+            [waiting for run in self._runs.values() if (waiting := run.waiting) is not None],
+            {run.name: run.active for run in self._runs.values() if run.waiting is None},
         )
-        for node in nodes
-    ]
 
+    def _carry_out(self, decision: QueueDecision) -> None:
+        """Places those that start, one after the other, and tells the others why they wait.
 
-def _rivals(one: Waiting, other: Waiting) -> bool:
-    """Whether two jobs may use the same cluster."""
-    return not one.clusters or not other.clusters or not set(one.clusters).isdisjoint(other.clusters)
+        A job that is still being analysed keeps its slots free by being among those that start.
+        """
+        urgent = any(run.finds_room for run in self._runs.values())
+        for admission in decision.admissions:
+            turn = self._turns.get(admission.job)
+            if turn is None:
+                continue
+            if urgent:
+                turn.tell(NoRoom("behind a running job that replaces an instance"))
+            elif turn.take():
+                log.info("job admitted", job=admission.job, reason=admission.reason)
+        for job, hold in decision.holds.items():
+            if (turn := self._turns.get(job)) is None:
+                continue
+            if hold.cause is Cause.NEVER:  # the planner knows more about why
+                turn.take()
+            else:
+                turn.tell(NoRoom(hold.reason))

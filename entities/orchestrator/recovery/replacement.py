@@ -223,7 +223,7 @@ class Replacement:
             return False
         if unit.is_data:
             return True
-        others = [*graph.placements, *self._job.demand.occupied(self._job.name).get(agent, [])]
+        others = [*graph.placements, *self._job.queue.occupied(self._job.name).get(agent, [])]
         if any(
             other.sid != unit.sid
             and (other.cluster, other.node, other.slot) == (where.cluster, where.node, where.slot)
@@ -237,7 +237,7 @@ class Replacement:
 
     def _taken(self, own: Iterable[Placement]) -> dict[str, list[Placement]]:
         """Slots promised to other jobs and to the rest of this one, by node agent."""
-        taken = self._job.demand.occupied(self._job.name)
+        taken = self._job.queue.occupied(self._job.name)
         for placement in own:
             agent = self._job.mesh.agent_of(placement.cluster, placement.node)
             if agent is not None and placement.slot >= 0:

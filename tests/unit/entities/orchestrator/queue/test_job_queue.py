@@ -1,50 +1,162 @@
-"""Whose turn it is, of jobs that wait for room."""
+"""The owner of the queue: it decides for all jobs, and drops a decision that came too late."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
-from entities.orchestrator.queue.job_queue import Waiting, emptied, free_by_cluster, turn
+import pytest
+
+from entities.orchestrator.mesh.mesh_view import MeshView
+from entities.orchestrator.planning.placement import NoRoom
+from entities.orchestrator.queue import job_queue
+from entities.orchestrator.queue.job_queue import JobQueue
+from entities.orchestrator.queue.mesh_slots import LEFT_BEHIND, emptied, slot_facts
+from entities.queue.queue_rules import QueueRules
+from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob
+from schemas.errors import BadInput
+from schemas.task_graph import Placement
 from tests.builders.graphs import node, placement
+from tests.waiting import eventually
 
 
-def waiting(job: str, slots: int, at: float, **more: Any) -> Waiting:
-    fields: dict[str, Any] = {"clusters": (), "parked": False, "fits": True} | more
-    return Waiting(job=job, slots=slots, submitted_at=at, **fields)
+class Run:
+    """A job's run, as far as the queue looks at it."""
+
+    def __init__(self, name: str, slots: int, at: float, *, work_s: float | None = None) -> None:
+        self.name, self.work_s = name, work_s
+        self.request = JobRequest(job=name, submitted_at=at, replica_slots=slots)
+        self.placements: list[Placement] = []
+        self.finds_room = False
+        self.heard: list[Any] = []
+        self.fails: Exception | None = None
+        self.plans = 0
+
+    @property
+    def waiting(self) -> QueuedJob | None:
+        return None if self.placements else QueuedJob(request=self.request, since=0.0, work_s=self.work_s)
+
+    @property
+    def active(self) -> ActiveJob:
+        return ActiveJob(request=self.request, replicas=1, slots=(), started_at=0.0, work_s=self.work_s)
+
+    def plan(self) -> Any:
+        """Takes the first slots that are free by its own count."""
+        self.plans += 1
+        if self.fails is not None:
+            raise self.fails
+        first = sum(len(run.placements) for run in self.others())
+        self.placements = [
+            placement(self.name, first + number) for number in range(self.request.replica_slots)
+        ]
+        return self.name
+
+    others: Callable[[], list[Run]] = staticmethod(list)
 
 
-def test_small_ones_do_not_overtake_a_large_one() -> None:
-    large, small = waiting("large", 6, 1.0), [waiting(f"small{n}", 1, 2.0 + n) for n in range(6)]
-    line = [*small, large]
-    for free in range(6):
-        for one in small:
-            assert turn(one, line, {"a": free}).startswith("behind large")
-        assert turn(large, line, {"a": free}) == ""
-    assert turn(small[0], line, {"a": 7}) == ""  # large keeps what it needs
-    assert turn(small[1], line, {"a": 7}).startswith("behind large and 1 more")
+@asynccontextmanager
+async def queue_of(mesh: MeshView, *runs: Run) -> AsyncIterator[JobQueue]:
+    """A queue that decides, and these jobs in it."""
+    queue = JobQueue(mesh, {run.name: run for run in runs}, QueueRules())
+
+    async def wait(run: Run) -> None:
+        run.others = lambda: list(runs)  # type: ignore[method-assign,assignment]
+        with queue.turn(run.name, run.plan) as turn:
+            while not run.heard or isinstance(run.heard[-1], NoRoom):
+                try:
+                    run.heard.append(await turn.news())
+                except BadInput as error:
+                    run.heard.append(error)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(wait(run)) for run in runs if not run.placements]
+        tasks.append(group.create_task(queue.run()))
+        yield queue
+        for task in tasks:
+            task.cancel()
 
 
-def test_a_parked_job_precedes_those_that_never_started() -> None:
-    parked, first = waiting("parked", 4, 9.0, parked=True), waiting("first", 4, 1.0)
-    assert turn(first, [parked, first], {"a": 4}).startswith("behind parked, which came first and needs 4")
-    assert turn(parked, [parked, first], {"a": 4}) == ""
+async def heard(run: Run, text: str) -> None:
+    async def said() -> bool:
+        return any(text in (news.reason if isinstance(news, NoRoom) else str(news)) for news in run.heard)
+
+    await eventually(said, every_s=0.01)
 
 
-def test_one_that_can_never_fit_holds_nobody_up() -> None:
-    huge, small = waiting("huge", 64, 1.0, fits=False), waiting("small", 1, 2.0)
-    assert turn(small, [huge, small], {"a": 1}) == ""
+async def mesh_of(*nodes: Any) -> MeshView:
+    mesh = MeshView()
+    for each in nodes:
+        await mesh.node(each)
+    return mesh
 
 
-def test_jobs_of_other_clusters_are_no_rivals() -> None:
-    east, west = waiting("east", 4, 1.0, clusters=("east",)), waiting("west", 1, 2.0, clusters=("west",))
-    assert turn(west, [east, west], {"east": 0, "west": 1}) == ""
-    anywhere = waiting("anywhere", 1, 3.0)
-    assert turn(anywhere, [east, anywhere], {"east": 0, "west": 1}).startswith("behind east")
+async def test_jobs_start_in_turn_and_each_hears_why_it_waits() -> None:
+    mesh = await mesh_of(node("a", slots=4))
+    holder, large, small = Run("holder", 2, 0.0), Run("large", 4, 1.0), Run("small", 1, 2.0)
+    holder.placements = [placement("holder", 0), placement("holder", 1)]
+    async with queue_of(mesh, holder, large, small):
+        await heard(large, "needs 4 slots, 2 are free")
+        await heard(small, "behind large")
+        holder.placements = []
+        holder.request = JobRequest(job="holder", submitted_at=9.0, replica_slots=9)
+        await mesh.nudge()
+        await heard(large, "large")
+        assert small.placements == []
+        large.placements = []
+        large.request = holder.request
+        await mesh.nudge()
+        await heard(small, "small")
 
 
-def test_free_by_cluster_are_neither_busy_nor_promised_nor_cordoned() -> None:
+async def test_a_decision_that_came_too_late_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A running job takes the slot between the decision and its being carried out."""
+    mesh = await mesh_of(node("a", slots=1))
+    quick, late = Run("quick", 1, 9.0), Run("late", 1, 0.0)
+    decided, real = [], job_queue.decide
+
+    def meanwhile(*facts: Any) -> Any:
+        decision = real(*facts)
+        decided.append([admission.job for admission in decision.admissions])
+        quick.placements = [placement("quick", 0)]
+        return decision
+
+    monkeypatch.setattr(job_queue, "decide", meanwhile)
+    quick.placements = [placement("quick", 5)]  # not in the mesh: it holds nothing
+    async with queue_of(mesh, quick, late):
+        await heard(late, "needs 1 slots, 0 are free")
+    assert decided[0] == ["late"], "the first decision was to be the wrong one"
+    assert late.plans == 0
+
+
+async def test_an_error_of_a_plan_ends_that_job_and_not_the_queue() -> None:
+    mesh = await mesh_of(node("a", slots=2))
+    bad, good = Run("bad", 1, 0.0), Run("good", 1, 1.0)
+    bad.fails = BadInput("no such layer")
+    async with queue_of(mesh, bad, good):
+        await heard(bad, "no such layer")
+        await heard(good, "good")
+
+
+async def test_a_lost_instance_is_replaced_before_the_queue_goes_on() -> None:
+    mesh = await mesh_of(node("a", slots=2))
+    running, next_one = Run("running", 1, 0.0), Run("next", 1, 1.0)
+    running.placements, running.finds_room = [placement("running", 0)], True
+    async with queue_of(mesh, running, next_one):
+        await heard(next_one, "behind a running job that replaces an instance")
+        running.finds_room = False
+        await mesh.nudge()
+        await heard(next_one, "next")
+
+
+def test_slots_are_free_once_the_exit_from_them_is_seen() -> None:
     nodes = [node("a", slots=3, busy=1), node("b")]
-    promised = {"a-n": [placement("k-s0-r0", 1)]}
-    assert free_by_cluster(nodes, promised, {"b-n": {1}}) == {"a": 1, "b": 1}
-    assert free_by_cluster(nodes, {}, {"b-n": {None}}) == {"a": 2, "b": 0}
-    assert free_by_cluster(emptied(nodes), {}, {}) == {"a": 3, "b": 2}
+    active = {"k": Run("k", 1, 0.0).active}
+    facts = slot_facts(nodes, {"b-n": {None}}, {"a-n/1": "k"}, [], active)
+    held = {job.request.job: job.slots for job in facts.running}
+    assert held == {"k": ("a-n/1",), LEFT_BEHIND: ("a-n/0",)}
+    assert [slot.slot for slot in facts.slots if slot.closed] == ["b-n/0", "b-n/1"]
+    assert slot_facts(emptied(nodes), {}, {}, [], {}).running == ()
+    assert facts.as_decided(slot_facts(nodes, {"b-n": {None}}, {"a-n/1": "k"}, [], active))
+    assert not facts.as_decided(slot_facts(nodes, {}, {"a-n/1": "k"}, [], active))

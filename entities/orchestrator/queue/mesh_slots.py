@@ -1,0 +1,120 @@
+"""The mesh and its jobs as the queue's core sees them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from entities.orchestrator.planning.placement import Cordoned, is_cordoned
+from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob
+from entities.queue.slot_pools import MeshSlot, SlotNeeds, SlotTable
+from schemas.cluster import NodeStatus
+from schemas.job import JobRecord, JobSpec
+from schemas.job_file.parallel import ParallelSpec
+
+LEFT_BEHIND = "(ended)"
+"""Who holds slots in which instances of ended jobs, or of nobody, have not exited yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotFacts:
+    """What a decision depends on."""
+
+    slots: tuple[MeshSlot, ...]
+    queue: tuple[QueuedJob, ...]
+    running: tuple[ActiveJob, ...]
+
+    @property
+    def table(self) -> SlotTable:
+        return SlotTable(self.slots)
+
+    def as_decided(self, other: SlotFacts) -> bool:
+        """Whether a decision made of these facts still holds. Predictions may have moved on."""
+        return (
+            self.slots == other.slots
+            and [job.request.job for job in self.queue] == [job.request.job for job in other.queue]
+            and [(job.request.job, job.slots) for job in self.running]
+            == [(job.request.job, job.slots) for job in other.running]
+        )
+
+
+def slot_facts(
+    nodes: Iterable[NodeStatus],
+    cordoned: Cordoned,
+    owners: Mapping[str, str],
+    queue: Iterable[QueuedJob],
+    running: Mapping[str, ActiveJob],
+) -> SlotFacts:
+    """Puts together who waits, who holds which slots, and which slots there are.
+
+    Args:
+        nodes: the agents that registered, with their slots.
+        cordoned: places that get no new instances.
+        owners: the jobs to which slots are promised, by `slot_name`.
+        queue: the jobs that wait.
+        running: the others, by id, without their slots.
+    """
+    slots: list[MeshSlot] = []
+    held: dict[str, list[str]] = {}
+    for node in sorted(nodes, key=lambda node: node.sid):
+        for slot in node.slots:
+            name = slot_name(node.sid, slot.index)
+            closed = is_cordoned(cordoned, node.sid, slot.index)
+            slots.append(MeshSlot(slot=name, node=node.sid, cluster=node.cluster, closed=closed))
+            owner = owners.get(name, LEFT_BEHIND if slot.busy_with is not None else "")
+            if owner:
+                held.setdefault(owner, []).append(name)
+    ended = ActiveJob(
+        request=JobRequest(job=LEFT_BEHIND, submitted_at=0.0),
+        replicas=1,
+        slots=(),
+        started_at=0.0,
+        work_s=0.0,
+    )
+    known = {**running, LEFT_BEHIND: ended}
+    return SlotFacts(
+        slots=tuple(slots),
+        queue=tuple(queue),
+        running=tuple(replace(known[job], slots=tuple(names)) for job, names in held.items() if job in known),
+    )
+
+
+def slot_name(agent: str, index: int) -> str:
+    """The id of a slot in the queue's core."""
+    return f"{agent}/{index}"
+
+
+def job_request(record: JobRecord, spec: JobSpec, unfit: str) -> JobRequest:
+    """What a job asks for. `unfit`: why it fits nowhere, so that it delays nobody."""
+    return JobRequest(
+        job=record.job,
+        submitted_at=record.submitted_at,
+        tenant=record.user,
+        replica_slots=slots_of(spec.parallel),
+        needs=SlotNeeds(clusters=tuple(sorted(spec.parallel.clusters))),
+        held=unfit,
+    )
+
+
+def slots_of(parallel: ParallelSpec) -> int:
+    """The slots that a job takes: one for each replica and each standby of a stage."""
+    return sum(parallel.replicas_per_stage()) + sum(parallel.standbys_per_stage())
+
+
+def work_left_s(record: JobRecord, spec: JobSpec, step: int) -> float | None:
+    """Predicted seconds from this step to the last one, by the speed of the last step; None: not known."""
+    if record.tokens_per_s <= 0 or spec.ends_with_feed:
+        return None
+    training = spec.training
+    tokens = training.microbatches * training.microbatch_samples * spec.data.tokens_per_sample
+    return max(0, record.last_step - step) * tokens / record.tokens_per_s
+
+
+def emptied(nodes: Iterable[NodeStatus]) -> list[NodeStatus]:
+    """The same nodes with all slots free."""
+    return [
+        node.model_copy(
+            update={"slots": tuple(slot.model_copy(update={"busy_with": None}) for slot in node.slots)}
+        )
+        for node in nodes
+    ]

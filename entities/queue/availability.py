@@ -1,0 +1,94 @@
+"""When slots come free: what the first job without room waits for, and what it leaves to others (EASY)."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from entities.queue.queued_job import ActiveJob
+from entities.queue.slot_pools import SlotTable
+
+Return = tuple[float, int, int]
+"""At which time how many slots of which pool come free: (time, pool, count)."""
+
+
+@dataclass(slots=True)
+class Shadow:
+    """`at`: when the first job without room starts; infinity if nobody knows, and then nobody passes.
+
+    `pools`: those that it may use; `spare`: how many of their slots it will leave. A later job may take free
+    slots if it ends before `at`, or takes from these pools no more than `spare`. `everywhere`: it holds back
+    those that use other pools, too.
+    """
+
+    job: str
+    at: float
+    pools: frozenset[int]
+    spare: int
+    everywhere: bool = False
+
+
+def returns(
+    active: Iterable[ActiveJob], table: SlotTable, resize: bool, barred: frozenset[int], now: float
+) -> list[Return]:
+    """All slots that are held and not `barred`, with the times at which they come free.
+
+    What a job has beyond its minimum counts as free now if jobs are resized: it is given up once that helps.
+    """
+    index, pool_of, found = table.index, table.pool_of, []
+    one_pool = len(table.pools) == 1 and not barred
+    for job in active:
+        ends_at = job.ends_at(now)
+        request = job.request
+        surplus = 0
+        if job.leaving:
+            for slot in job.slots:
+                if (number := index.get(slot, -1)) not in barred and number >= 0:
+                    at = min(ends_at, job.leaves_at) if slot in job.leaving else ends_at
+                    found.append((at, pool_of[number], 1))
+            continue
+        if resize and request.elastic and not job.parking:
+            surplus = (job.replicas - request.replicas.least) * request.replica_slots
+        firm = len(job.slots) - surplus
+        if one_pool:
+            found.append((ends_at, 0, firm))
+            if surplus:
+                found.append((now, 0, surplus))
+            continue
+        for place, slot in enumerate(job.slots):
+            # a slot may be away with its node, or kept for somebody else
+            if (number := index.get(slot, -1)) not in barred and number >= 0:
+                found.append((ends_at if place < firm else now, pool_of[number], 1))
+    return found
+
+
+def shadow(
+    job: str, needed: int, pools: Sequence[int], free: int, later: Sequence[Return], now: float
+) -> Shadow:
+    """When `needed` slots of these pools will be free; `free`: those that are now."""
+    usable = frozenset(pools)
+    heap = [each for each in later if each[1] in usable]
+    heapq.heapify(heap)
+    at = now
+    while free < needed and heap:
+        at, _, count = heapq.heappop(heap)
+        free += count
+    if free < needed:
+        return Shadow(job, math.inf, usable, 0)
+    while heap and heap[0][0] <= at:
+        free += heapq.heappop(heap)[2]
+    return Shadow(job, at, usable, free - needed)
+
+
+def delays(
+    heads: Collection[Shadow], ends_at: float, numbers: Sequence[int], table: SlotTable
+) -> Shadow | None:
+    """The job without room that a job with these slots would delay, if any."""
+    for each in heads:
+        if ends_at <= each.at and not math.isinf(each.at):
+            continue
+        if sum(table.pool_of[number] in each.pools for number in numbers) > each.spare:
+            return each
+    return None

@@ -1,0 +1,320 @@
+"""How running jobs make room for a waiting one: they shrink first, and only then somebody parks.
+
+Who has most beyond its `want` shrinks first; below it, who has most of what it wants. Who parks is chosen by
+trying the plan on what it would free, so that nobody parks for a job that still can't start: weakest hold
+first, then lowest priority, then least lost slot-seconds.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from entities.queue.decision import ParkOrder, Resize
+from entities.queue.queue_rules import QueueRules
+from entities.queue.queued_job import ActiveJob
+from entities.queue.slot_pools import SlotTable
+
+Keeping = tuple[float, float, int]
+"""Who gives up a replica first: the weakest hold, then the most of what it wants, then a number."""
+
+
+@dataclass(slots=True)
+class RunChanges:
+    """A running job in a decision. `replicas`, `slots`: what it will have. `leaves`: what it gives up."""
+
+    job: ActiveJob
+    replicas: int
+    slots: list[str]
+    leaves: list[str] = field(default_factory=list)
+    takes: list[str] = field(default_factory=list)
+    reason: str = ""
+    parks: ParkOrder | None = None
+
+    @property
+    def changeable(self) -> bool:
+        """Whether it may still be told to do something else."""
+        return self.parks is None and not self.job.parking and not self.job.leaving
+
+
+class Displacement:
+    """What running jobs are told during one decision, and which slots come free by that.
+
+    It looks at jobs only when it has to: most decisions displace nobody.
+
+    Args:
+        standing: how weak a job's hold on its slots is.
+        displaces: whether jobs may be parked for others at all.
+    """
+
+    def __init__(
+        self,
+        active: Sequence[ActiveJob],
+        table: SlotTable,
+        rules: QueueRules,
+        standing: Callable[[ActiveJob], float],
+        displaces: bool,
+        now: float,
+    ) -> None:
+        self._active = active
+        self._table = table
+        self._rules = rules
+        self._standing = standing
+        self._displaces = displaces
+        self._now = now
+        self._states: dict[str, RunChanges] = {}
+        self._parkable: list[tuple[float, RunChanges]] | None = None
+        self.comes_at = now
+        self._coming: Counter[int] = Counter()
+        self._elastic: list[ActiveJob] = []
+        for job in active:
+            if job.leaving or job.parks_at is not None:
+                self._comes(job)
+            elif rules.resize and job.request.elastic:
+                self._elastic.append(job)
+        self._beyond_want: Counter[int] = Counter()
+        self._beyond_least: Counter[int] = Counter()
+        for job in self._elastic:
+            replicas, size = job.request.replicas, job.request.replica_slots
+            self._count(self._beyond_want, job.slots, (job.replicas - replicas.want) * size, 1)
+            self._count(self._beyond_least, job.slots, (job.replicas - replicas.least) * size, 1)
+        self._givers: dict[bool, list[Keeping]] = {}
+
+    def _comes(self, job: ActiveJob) -> None:
+        for slot in job.slots if job.parking else job.leaving:
+            if (pool := self._pool(slot)) >= 0:
+                self._coming[pool] += 1
+        self.comes_at = max(self.comes_at, job.leaves_at, job.parks_at or self._now)
+
+    def _count(self, counts: Counter[int], slots: Sequence[str], last: int, sign: int) -> None:
+        if last > 0:
+            for slot in slots[-last:]:
+                counts[self._pool(slot)] += sign
+
+    def _pool(self, slot: str) -> int:
+        number = self._table.index.get(slot)
+        return -1 if number is None or not self._table.is_open(number) else self._table.pool_of[number]
+
+    def state_of(self, job: ActiveJob) -> RunChanges:
+        """What a job is told in this decision."""
+        state = self._states.get(job.request.job)
+        if state is None:
+            state = self._states[job.request.job] = RunChanges(job, job.replicas, list(job.slots))
+        return state
+
+    def promise(self, pools: Sequence[int], count: int) -> int:
+        """Promises up to `count` slots that were given up earlier; returns how many."""
+        left = count
+        if self._coming:
+            for pool in pools:
+                part = min(left, self._coming[pool])
+                self._coming[pool] -= part
+                left -= part
+        return count - left
+
+    # --- shrinking ----------------------------------------------------------------------------------------
+    @property
+    def grown(self) -> bool:
+        """Whether some job has more than it wants."""
+        return any(count > 0 for count in self._beyond_want.values())
+
+    def elastic(self) -> Iterator[RunChanges]:
+        """The jobs that may grow or shrink, and are not about to."""
+        return (self.state_of(job) for job in self._elastic)
+
+    def shrink(self, missing: int, pools: Sequence[int], *, below_want: bool, for_job: str) -> int:
+        """Has jobs give up slots of these pools, all that are missing or none; returns how many come free.
+
+        `below_want`: down to their minimum, else only what they have beyond what they want.
+        """
+        there = self._beyond_least if below_want else self._beyond_want
+        if missing > sum(there[pool] for pool in pools):
+            return 0
+        usable, freed, aside = frozenset(pools), 0, []
+        for deep in (False, True):
+            heap = self._heap(deep)
+            while heap and freed < missing:
+                entry = heapq.heappop(heap)
+                state = self.state_of(self._elastic[entry[-1]])
+                request = state.job.request
+                floor = request.replicas.least if deep else request.replicas.want
+                if not state.changeable or state.takes or state.replicas <= floor:
+                    continue
+                useful = sum(self._pool(slot) in usable for slot in state.slots[-request.replica_slots :])
+                if not useful:
+                    aside.append((deep, entry))
+                    continue
+                freed += useful
+                self._shrink_by_one(state, f"makes room for {for_job}")
+                heapq.heappush(heap, self._keeps(state, entry[-1], deep))
+            if not below_want:
+                break
+        for deep, entry in aside:
+            heapq.heappush(self._givers[deep], entry)
+        self.comes_at = max(self.comes_at, self._now + self._rules.shrink_s)
+        return freed
+
+    def _heap(self, deep: bool) -> list[Keeping]:
+        """Who may give up replicas: those that have more than their minimum (`deep`), or than they want."""
+        if deep not in self._givers:
+            self._givers[deep] = [
+                self._keeps(self.state_of(job), number, deep)
+                for number, job in enumerate(self._elastic)
+                if job.replicas > (job.request.replicas.least if deep else job.request.replicas.want)
+            ]
+            heapq.heapify(self._givers[deep])
+        return self._givers[deep]
+
+    def _keeps(self, state: RunChanges, number: int, deep: bool) -> Keeping:
+        weakness = self._standing(state.job) if deep else 0.0
+        return -weakness, -state.replicas / state.job.request.replicas.want, number
+
+    def _shrink_by_one(self, state: RunChanges, reason: str) -> None:
+        request, size = state.job.request, state.job.request.replica_slots
+        self._count(self._beyond_least, state.slots, size, -1)
+        if state.replicas > request.replicas.want:
+            self._count(self._beyond_want, state.slots, size, -1)
+        state.leaves += state.slots[-size:]
+        state.slots = state.slots[:-size]
+        state.replicas -= 1
+        state.reason = reason
+
+    # --- parking ------------------------------------------------------------------------------------------
+    def weakest(self) -> float | None:
+        """The weakest hold of all jobs that may be parked now; None: nobody may be."""
+        if not self._displaces:
+            return None
+        if self._parkable is None:
+            ripe_at, standing = self._now - self._rules.cool_down_s, self._standing
+            holds = [
+                standing(job)
+                for job in self._active
+                if job.started_at <= ripe_at and job.parked_at <= ripe_at and job.parks_at is None
+            ]
+            return max(holds, default=None)
+        return next((hold for hold, state in self._candidates(self._parkable)), None)
+
+    def park(
+        self,
+        missing: int,
+        pools: Sequence[int],
+        claim: float,
+        works: Callable[[Sequence[str]], bool],
+        for_job: str,
+    ) -> int:
+        """Parks jobs with a weaker hold than `claim`, and shrinks others as far as that helps.
+
+        `works`: whether the plan works out with these slots free as well.
+
+        Returns:
+            How many slots come free; 0 if that would not be enough.
+        """
+        usable = frozenset(pools)
+        by_shrinking = sum(self._beyond_least[pool] for pool in pools)
+
+        def enough(victims: Sequence[RunChanges]) -> bool:
+            freed = by_shrinking + sum(self._adds(each, usable) for each in victims)
+            return freed >= missing and works([slot for each in victims for slot in each.job.slots])
+
+        victims: list[RunChanges] = []
+        for hold, state in self._candidates(self._ranked()):
+            if hold <= claim:
+                return 0
+            if self._adds(state, usable):
+                victims.append(state)
+                if enough(victims):
+                    break
+        else:
+            return 0
+        for state in victims[:-1]:  # those that a later one has made needless
+            fewer = [each for each in victims if each is not state]
+            if enough(fewer):
+                victims = fewer
+        freed = sum(self._useful(each.slots, usable) for each in victims)
+        for state in victims:
+            self.park_job(state, f"parks for {for_job}")
+        if freed < missing:
+            freed += self.shrink(missing - freed, pools, below_want=True, for_job=for_job)
+        return freed
+
+    def _adds(self, state: RunChanges, usable: frozenset[int]) -> int:
+        """What a park would free beyond what the job would free by shrinking."""
+        return self._useful(state.slots, usable) - self._useful(self._surplus(state), usable)
+
+    def _surplus(self, state: RunChanges) -> Sequence[str]:
+        request = state.job.request
+        count = (state.replicas - request.replicas.least) * request.replica_slots
+        return state.slots[-count:] if self._rules.resize and count > 0 else ()
+
+    def _useful(self, slots: Iterable[str], usable: frozenset[int]) -> int:
+        return sum(self._pool(slot) in usable for slot in slots)
+
+    def _ranked(self) -> list[tuple[float, RunChanges]]:
+        """Who may be parked, those that are parked first first."""
+        if self._parkable is None:
+            ripe_at = self._now - self._rules.cool_down_s
+            ripe = [
+                (-self._standing(job), job.request.priority, self._lost_slot_s(job), -job.started_at, number)
+                for number, job in enumerate(self._active)
+                if job.started_at <= ripe_at and job.parked_at <= ripe_at and job.parks_at is None
+            ]
+            ripe.sort()
+            self._parkable = [(-rank[0], self.state_of(self._active[rank[-1]])) for rank in ripe]
+        return self._parkable
+
+    def _candidates(self, ranked: list[tuple[float, RunChanges]]) -> Iterator[tuple[float, RunChanges]]:
+        while ranked and not ranked[0][1].changeable:
+            del ranked[0]
+        return ((hold, state) for hold, state in ranked if state.changeable and not state.leaves)
+
+    def _lost_slot_s(self, job: ActiveJob) -> float:
+        """What a park costs: half a step on average until its end, the way out and the way back."""
+        return len(job.slots) * (job.step_s / 2 + self._rules.park_s)
+
+    def park_job(
+        self, state: RunChanges, reason: str, *, held: bool = False, at: float | None = None
+    ) -> None:
+        """Has a job park after its notice, or at `at`."""
+        if state.job.request.elastic and state.changeable and self._rules.resize:
+            replicas, size = state.job.request.replicas, state.job.request.replica_slots
+            self._count(self._beyond_want, state.slots, (state.replicas - replicas.want) * size, -1)
+            self._count(self._beyond_least, state.slots, (state.replicas - replicas.least) * size, -1)
+        parks_at = self._now + self._rules.notice_s if at is None else at
+        state.parks = ParkOrder(job=state.job.request.job, at=parks_at, reason=reason, held=held)
+        self.comes_at = max(self.comes_at, parks_at + self._rules.park_s)
+
+    # --- reservations -------------------------------------------------------------------------------------
+    def vacate(self, job: ActiveJob, slots: frozenset[str], reason: str, at: float) -> None:
+        """Has a job leave these slots at `at`: it shrinks if it can, else it parks."""
+        state, request = self.state_of(job), job.request
+        if not state.changeable:
+            return
+        kept = [slot for slot in state.slots if slot not in slots]
+        replicas = (len(kept) - request.other_slots) // request.replica_slots
+        if not self._rules.resize or replicas < request.replicas.least:
+            self.park_job(state, reason, at=at)
+        elif at <= self._now:
+            # those that it keeps come first, so that the usual way of shrinking gives up the others
+            state.slots = [*kept, *(slot for slot in state.slots if slot in slots)]
+            while state.replicas > replicas:
+                self._shrink_by_one(state, reason)
+
+    # --- what they are told -------------------------------------------------------------------------------
+    def resizes(self) -> list[Resize]:
+        """What jobs that go on are told."""
+        return [
+            Resize(
+                job=name,
+                replicas=state.replicas,
+                takes=tuple(state.takes),
+                leaves=tuple(state.leaves),
+                reason=state.reason,
+            )
+            for name, state in self._states.items()
+            if state.parks is None and (state.takes or state.leaves)
+        ]
+
+    def parks(self) -> list[ParkOrder]:
+        return [state.parks for state in self._states.values() if state.parks is not None]

@@ -1,0 +1,282 @@
+"""The queue's decisions: gangs, backfill, sizes, parks, quotas, reservations, and what a job is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from entities.queue.decision import Cause, QueueDecision
+from entities.queue.explanation import explain
+from entities.queue.queue_rules import Backfill, QueueOrder, QueueRules
+from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob, Replicas
+from entities.queue.reservations import SlotReservation, too_many
+from entities.queue.scheduling import QueueSurroundings, decide
+from entities.queue.slot_pools import MeshSlot, SlotNeeds, SlotTable
+from entities.queue.tenant_shares import TenantQuota
+
+NOW = 10_000.0
+
+
+def mesh(count: int = 8, *, nodes: int = 2, **slot: object) -> SlotTable:
+    return SlotTable(
+        MeshSlot(slot=f"s{number}", node=f"n{number * nodes // count}", **slot)  # type: ignore[arg-type]
+        for number in range(count)
+    )
+
+
+def asks(
+    job: str, size: int = 1, *, least: int = 0, most: int = 0, at: float = 0.0, **more: object
+) -> JobRequest:
+    replicas = Replicas(least=least or size, want=size, most=most or size)
+    return JobRequest(job=job, submitted_at=at, replicas=replicas, **more)  # type: ignore[arg-type]
+
+
+def waits(request: JobRequest, work_s: float | None = 1000.0, **more: object) -> QueuedJob:
+    return QueuedJob(request=request, since=request.submitted_at, work_s=work_s, **more)  # type: ignore[arg-type]
+
+
+def runs(request: JobRequest, *slots: int, work_s: float | None = 1000.0, **more: object) -> ActiveJob:
+    fields = {"started_at": 0.0, "replicas": len(slots), **more}
+    names = tuple(f"s{slot}" for slot in slots)
+    return ActiveJob(request=request, slots=names, work_s=work_s, **fields)  # type: ignore[arg-type]
+
+
+def started(decision: QueueDecision) -> dict[str, int]:
+    return {admission.job: len(admission.slots) for admission in decision.admissions}
+
+
+def test_all_units_of_a_job_start_or_none() -> None:
+    around = QueueSurroundings(table=mesh(4))
+    decision = decide([waits(asks("a", 5)), waits(asks("b", 4, at=1))], [], around, NOW)
+    assert started(decision) == {"b": 4}
+    assert decision.holds["a"].cause is Cause.NEVER
+    assert "needs 5 slots, the mesh has 4" in decision.holds["a"].reason
+
+
+def test_a_job_that_does_not_delay_the_first_starts_before_it() -> None:
+    around = QueueSurroundings(table=mesh(4))
+    running = [runs(asks("r", 3), 0, 1, 2, work_s=100)]
+    large, short, long = asks("large", 4), asks("short", at=1), asks("long", at=2)
+    decision = decide([waits(large), waits(short, 90), waits(long, 110)], running, around, NOW)
+    assert started(decision) == {"short": 1}
+    assert decision.holds["large"].expected_at == NOW + 100
+    only_long = decide([waits(large), waits(long, 110)], running, around, NOW)
+    assert started(only_long) == {}
+    assert only_long.holds["long"].blocker == "large"
+
+
+def test_a_long_job_may_take_what_the_first_leaves() -> None:
+    around = QueueSurroundings(table=mesh(4))
+    running = [runs(asks("r", 3), 0, 1, 2, work_s=100)]
+    decision = decide([waits(asks("large", 3)), waits(asks("long", at=1), 9e9)], running, around, NOW)
+    assert started(decision) == {"long": 1}
+
+
+def test_nobody_passes_a_job_whose_start_is_unknown() -> None:
+    around = QueueSurroundings(table=mesh(4))
+    running = [runs(asks("r", 3), 0, 1, 2, work_s=None)]
+    queue = [waits(asks("large", 4)), waits(asks("small", at=1), 1)]
+    assert started(decide(queue, running, around, NOW)) == {}
+    first_fit = QueueSurroundings(table=mesh(4), rules=QueueRules(backfill=Backfill.ANY))
+    assert started(decide(queue, running, first_fit, NOW)) == {"small": 1}
+
+
+def test_a_job_that_may_use_other_slots_waits_for_nobody() -> None:
+    table = SlotTable(
+        [MeshSlot(slot=f"s{number}", node="n", kind="cuda" if number < 2 else "cpu") for number in range(4)]
+    )
+    on_cuda, on_cpu = SlotNeeds(kind="cuda"), SlotNeeds(kind="cpu")
+    running = [runs(asks("r", needs=on_cuda), 0, work_s=None)]
+    queue = [waits(asks("a", 2, needs=on_cuda)), waits(asks("b", 2, at=1, needs=on_cpu), None)]
+    assert started(decide(queue, running, QueueSurroundings(table=table), NOW)) == {"b": 2}
+
+
+def test_others_shrink_before_anybody_parks_and_the_job_waits_for_their_exit() -> None:
+    around = QueueSurroundings(table=mesh(4), rules=QueueRules(order=QueueOrder.PRIORITY))
+    elastic, rigid = asks("elastic", 3, least=1, most=3), asks("rigid")
+    running = [runs(elastic, 0, 1, 2), runs(rigid, 3)]
+    urgent = waits(asks("urgent", 2, priority=1))
+    decision = decide([urgent], running, around, NOW)
+    (resize,) = decision.resizes
+    assert (resize.job, resize.replicas, set(resize.leaves)) == ("elastic", 1, {"s1", "s2"})
+    assert decision.parks == []
+    assert decision.admissions == []
+    assert decision.holds["urgent"].cause is Cause.LEAVERS
+    leaving = runs(elastic, 0, 1, 2, replicas=1, leaving=frozenset(resize.leaves), leaves_at=NOW + 5)
+    meanwhile = decide([urgent, waits(asks("later", at=1))], [leaving, running[1]], around, NOW + 1)
+    assert not meanwhile.changes
+    after = decide([urgent], [runs(elastic, 0), running[1]], around, NOW + 5)
+    assert started(after) == {"urgent": 2}
+
+
+def test_the_weakest_claim_that_is_enough_parks() -> None:
+    around = QueueSurroundings(table=mesh(8), rules=QueueRules(order=QueueOrder.PRIORITY))
+    running = [
+        runs(asks("low", 2, priority=0), 0, 1),
+        runs(asks("low-large", 4, priority=0), 2, 3, 4, 5),
+        runs(asks("high", 2, priority=5), 6, 7),
+    ]
+    decision = decide([waits(asks("urgent", 3, priority=9))], running, around, NOW)
+    assert [park.job for park in decision.parks] == ["low-large"]
+    assert not decide([waits(asks("peer", 3, priority=0))], running, around, NOW).parks
+
+
+def test_victims_are_chosen_by_trying_the_plan() -> None:
+    """Kueue's issue 10815: a preemption that frees slots which the plan can't use."""
+    tried: list[tuple[str, ...]] = []
+
+    def on_one_node(request: JobRequest, replicas: int, slots: list[str]) -> list[str] | None:
+        tried.append(tuple(slots))
+        for node in (("s0", "s1"), ("s2", "s3")):
+            if set(node) <= set(slots):
+                return list(node)
+        return None
+
+    around = QueueSurroundings(
+        table=mesh(4),
+        rules=QueueRules(order=QueueOrder.PRIORITY),
+        trial=on_one_node,  # type: ignore[arg-type]
+    )
+    running = [runs(asks(f"r{slot}", priority=slot), slot) for slot in range(4)]
+    decision = decide([waits(asks("urgent", 2, priority=9))], running, around, NOW)
+    assert sorted(park.job for park in decision.parks) == ["r0", "r1"]
+    assert tried
+
+
+def test_a_job_parks_at_most_once_per_cool_down_and_after_its_notice() -> None:
+    rules = QueueRules(order=QueueOrder.PRIORITY, cool_down_s=600, notice_s=60)
+    around = QueueSurroundings(table=mesh(1), rules=rules)
+    urgent = [waits(asks("urgent", priority=1))]
+    fresh = [runs(asks("r"), 0, started_at=NOW - 599)]
+    assert not decide(urgent, fresh, around, NOW).parks
+    assert decide(urgent, fresh, around, NOW).next_at == NOW + 1
+    parked_before = [runs(asks("r"), 0, parked_at=NOW - 599)]
+    assert not decide(urgent, parked_before, around, NOW).parks
+    (park,) = decide(urgent, fresh, around, NOW + 1).parks
+    assert park.at == NOW + 61
+
+
+def test_idle_slots_are_grown_into_while_that_is_worth_it() -> None:
+    around = QueueSurroundings(table=mesh(32))
+    request = asks("r", 1, most=32, growth=0.8)
+    (resize,) = decide([], [runs(request, 0)], around, NOW).resizes
+    assert resize.replicas == 9  # one more would save less than a tenth of a step
+    assert request.gain(8) >= 0.1 > request.gain(9)
+    recently = [runs(request, 0, resized_at=NOW - 1)]
+    paused = decide([], recently, around, NOW)
+    assert not paused.resizes
+    assert paused.next_at == NOW + 59
+
+
+def test_fair_shares_count_what_was_used_and_reclaim_what_is_borrowed() -> None:
+    rules = QueueRules(order=QueueOrder.FAIR)
+    queue = [waits(asks("a", tenant="x")), waits(asks("b", at=1, tenant="y"))]
+    used = QueueSurroundings(table=mesh(1), rules=rules, used_slot_s={"x": 1e6})
+    assert started(decide(queue, [], used, NOW)) == {"b": 1}
+    quotas = {"x": TenantQuota(slots=2), "y": TenantQuota(slots=2, most=3)}
+    around = QueueSurroundings(table=mesh(4), rules=rules, quotas=quotas)
+    running = [runs(asks(f"x{slot}", tenant="x", at=slot), slot) for slot in range(4)]
+    decision = decide([waits(asks("y", 2, tenant="y"))], running, around, NOW)
+    assert len(decision.parks) == 2
+    excess = decide([waits(asks("y", 4, tenant="y"))], running, around, NOW).holds["y"]
+    assert excess.cause is Cause.QUOTA
+    assert "at most 3" in excess.reason
+    assert not decide([waits(asks("x9", tenant="x"))], running, around, NOW).parks
+
+
+def test_slots_of_a_reservation_are_left_in_time_and_only_its_tenant_gets_them() -> None:
+    window = SlotReservation(name="night", start_at=NOW + 100, end_at=NOW + 500, count=2, tenant="x")
+    around = QueueSurroundings(table=mesh(4), reservations=(window,))
+    long, short = waits(asks("long", 4), 1000), waits(asks("short", 4), 50)
+    assert decide([long], [], around, NOW).holds["long"].cause is Cause.RESERVED
+    assert started(decide([short], [], around, NOW)) == {"short": 4}
+    assert started(decide([waits(asks("half", 2), 1000)], [], around, NOW)) == {"half": 2}
+    stranger = runs(asks("stranger", 2), 2, 3)
+    (park,) = decide([], [stranger], around, NOW + 80).parks
+    assert park.job == "stranger"
+    assert "night" in park.reason
+    assert park.at <= NOW + 100
+    behind = [waits(asks("other", 4), 1000), waits(asks("mine", 2, at=1, tenant="x"))]
+    assert started(decide(behind, [], around, NOW + 100)) == {"mine": 2}
+
+
+def test_reservations_that_can_not_all_be_kept_are_refused_in_one_line() -> None:
+    first = SlotReservation(name="a", start_at=0, end_at=10, count=3, tenant="x")
+    second = SlotReservation(name="b", start_at=5, end_at=15, count=3, tenant="y")
+    assert too_many(first, [], mesh(4)) == ""
+    problem = too_many(second, [first], mesh(4))
+    assert problem == (
+        "reservation b: 2 of its 3 slots are kept for a at the same time: reserve fewer, or another time"
+    )
+    assert too_many(second, [first], mesh(6)) == ""
+    assert "the mesh has 2" in too_many(first, [], mesh(2))
+
+
+@pytest.mark.parametrize(
+    ("request_", "cause"),
+    [
+        (asks("j", held="held by ann"), Cause.HELD),
+        (asks("j", after=("gone",)), Cause.NEVER),
+        (asks("j", after=("other",)), Cause.AFTER),
+        (asks("j", array="sweep", array_limit=1), Cause.ARRAY),
+        (asks("j", beside=("nobody",)), Cause.ROOM),
+    ],
+)
+def test_what_keeps_a_job_back_beside_room(request_: JobRequest, cause: Cause) -> None:
+    running = [runs(asks("r", array="sweep", array_limit=1), 0)]
+    around = QueueSurroundings(table=mesh(), done={"gone": False, "ready": True})
+    assert decide([waits(request_)], running, around, NOW).holds["j"].cause is cause
+    assert started(decide([waits(asks("k", after=("ready",)))], running, around, NOW)) == {"k": 1}
+
+
+def test_jobs_are_kept_apart_or_together() -> None:
+    around, running = QueueSurroundings(table=mesh(8)), [runs(asks("r"), 0)]
+    apart = decide([waits(asks("j", 2, apart=("r",)))], running, around, NOW).admissions[0]
+    beside = decide([waits(asks("j", 2, beside=("r",)))], running, around, NOW).admissions[0]
+    assert set(apart.slots) <= {"s4", "s5", "s6", "s7"}
+    assert set(beside.slots) <= {"s1", "s2", "s3"}
+
+
+def test_a_job_whose_deadline_is_near_goes_first() -> None:
+    around = QueueSurroundings(table=mesh(1))
+    queue = [waits(asks("a")), waits(asks("b", at=1, deadline=NOW + 1400))]
+    assert started(decide(queue, [], around, NOW)) == {"b": 1}
+    assert started(decide(queue, [], around, NOW - 5000)) == {"a": 1}
+
+
+def test_a_job_parks_when_its_wall_time_is_over() -> None:
+    around = QueueSurroundings(table=mesh(1))
+    running = runs(asks("r", wall_time_s=3600.0), 0, ran_s=3600.0)
+    (park,) = decide([], [running], around, NOW).parks
+    assert park.held
+    assert "wall time" in park.reason
+
+
+def test_an_aged_job_comes_first_but_parks_nobody() -> None:
+    rules = QueueRules(order=QueueOrder.PRIORITY, ageing_s=1000)
+    around = QueueSurroundings(table=mesh(1), rules=rules)
+    old, new = waits(asks("old")), waits(asks("new", at=NOW, priority=5))
+    assert started(decide([old, new], [], around, NOW)) == {"old": 1}
+    assert not decide([old], [runs(asks("r", priority=1), 0)], around, NOW).parks
+
+
+def test_a_person_is_told_position_blocker_start_and_remedies() -> None:
+    around = QueueSurroundings(table=mesh(4))
+    running = [runs(asks("r", 3), 0, 1, 2, work_s=100)]
+    queue = [waits(asks("large", 4), 50), waits(asks("next", 2, at=1), 200)]
+    told = explain("next", queue, running, around, NOW)
+    assert (told.position, told.of, told.blocker) == (2, 2, "large")
+    assert told.starts_at == pytest.approx(NOW + 150)
+    first = explain("large", queue, running, around, NOW)
+    assert first.starts_at == pytest.approx(NOW + 100)
+    assert first.remedies == ("replicas.min 1 instead of 4: it starts now",)
+
+
+def test_cordoned_slots_get_nothing_new() -> None:
+    table = SlotTable([MeshSlot(slot="s0", node="n", closed=True), MeshSlot(slot="s1", node="n")])
+    decision = decide([waits(asks("j", 2, least=1))], [], QueueSurroundings(table=table), NOW)
+    assert [admission.slots for admission in decision.admissions] == [("s1",)]
+
+
+def test_replicas_out_of_order_are_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match="min 3, want 2, max 4: give 1 ≤ min ≤ want ≤ max"):
+        Replicas(least=3, want=2, most=4)
