@@ -125,6 +125,9 @@ training:
     "parallel": """
 parallel: {stages: 4, replicas: [2, 2, 2, 1], standbys: 1}
 """,
+    "requires": """
+requires: {device: cuda, precision: bf16, labels: {region: eu}}
+""",
     "recovery": """
 recovery: {max_recoveries: 5, within_s: 600}
 """,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from bus.logs import get_logger
@@ -11,13 +12,15 @@ from entities.orchestrator.job.bus_outages import BusOutages
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.instances import NodeLost, NotReady, StartFailed
 from entities.orchestrator.job_state.retry_limits import Parked
-from entities.orchestrator.planning.placement import NoRoom
+from entities.orchestrator.planning.eligible_slots import class_of, plan_in_one_class
+from entities.orchestrator.planning.placement import Cordoned, NoRoom
 from entities.orchestrator.planning.task_graph import plan, why_inexact
 from entities.orchestrator.queue.mesh_slots import emptied, job_request, work_left_s
 from entities.queue.queued_job import QueuedJob
+from schemas.cluster import NodeStatus
 from schemas.errors import BadJob
 from schemas.job import JobState
-from schemas.task_graph import ModelTopology, TaskGraph
+from schemas.task_graph import ModelTopology, Placement, TaskGraph
 
 log = get_logger("orchestrator")
 
@@ -103,10 +106,13 @@ class Deployment:
         if self._job.store.record.state is JobState.QUEUED:
             await self._job.store.move(JobState.ANALYSING, "room was found")
         because = why_inexact(self._job.spec, graph)
+        present = self._job.store.record.bits_class
+        bits_class = present or class_of(self._job.mesh.nodes.values(), graph, self._job.spec)
         await self._job.store.move(
             JobState.DEPLOYING,
             graph.reason,
             graph=graph,
+            bits_class=bits_class,
             plan_s=time.monotonic() - began,
             exact=not because,
             inexact_because=because,
@@ -118,9 +124,9 @@ class Deployment:
         job = self._job
         nodes, cordoned = list(job.mesh.nodes.values()), job.mesh.cordons.places()
         occupied = job.queue.occupied(job.name)
-        graph = plan(job.name, job.spec, topology, nodes, occupied, cordoned)
+        graph = self._planned(topology, nodes, occupied, cordoned)
         if isinstance(graph, NoRoom):
-            alone = plan(job.name, job.spec, topology, emptied(nodes), {}, cordoned)
+            alone = self._planned(topology, emptied(nodes), {}, cordoned)
             if not isinstance(alone, NoRoom):
                 return graph
             if alone.never:
@@ -131,6 +137,20 @@ class Deployment:
         job.instances.graph = graph
         self.waits = False
         return graph
+
+    def _planned(
+        self,
+        topology: ModelTopology,
+        nodes: Sequence[NodeStatus],
+        occupied: Mapping[str, Sequence[Placement]],
+        cordoned: Cordoned,
+    ) -> TaskGraph | NoRoom:
+        job = self._job
+
+        def on(eligible: Sequence[NodeStatus]) -> TaskGraph | NoRoom:
+            return plan(job.name, job.spec, topology, eligible, occupied, cordoned)
+
+        return plan_in_one_class(nodes, job.spec, job.store.record.bits_class, job.mesh.records, on)
 
     async def _start(self, graph: TaskGraph) -> None:
         instances = self._job.instances

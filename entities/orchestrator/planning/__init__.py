@@ -6,6 +6,7 @@ places replacements and changes. Nothing here starts an instance.
 
 task_graph.py    `plan`: units, edges, constraints, placements; `first_policy`
 segmentation.py  `segment`: contiguous segments with the least bottleneck
+eligible_slots.py `eligible`: the slots that a job may use, by what their nodes registered
 placement.py     `place`: a slot for each unit, or why there is none
 scaling.py       units added or removed with the number of replicas; weights of standbys
 stage_moves.py   `StageMoves`: which move between stages is allowed, and whether it was worth it

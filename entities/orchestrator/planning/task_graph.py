@@ -184,7 +184,8 @@ def tied_stages(
 def why_inexact(spec: JobSpec, graph: TaskGraph) -> str:
     """Why the weights' bits may depend on which instance computed what; empty where they don't."""
     sums = "" if spec.training.exact_accumulation else "training.exact_accumulation is off"
-    return "; ".join(filter(None, (sums, graph.inexact)))
+    mixed = "requires.bits is any" if spec.requires.bits == "any" else ""
+    return "; ".join(filter(None, (sums, mixed, graph.inexact)))
 
 
 def first_policy(

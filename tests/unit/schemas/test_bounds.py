@@ -43,6 +43,7 @@ ALLOWED: dict[str, set[str]] = {
         )
     },
     "data.shuffle_window": {"zero"},
+    "requires.count": {"zero"},
     "data.data_set.version": set(),
     "data.mixture[0].data_set.version": set(),
     "data.mixture[0].weight": set(),

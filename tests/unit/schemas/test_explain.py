@@ -40,7 +40,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         (
             "colour",
             2,
-            "colour: unknown key; the document has name, model, code, data, training, parallel, "
+            "colour: unknown key; the document has name, model, code, data, training, parallel, requires, "
             "recovery, routing, initial_weights, resume_from, artifacts, sample",
         ),
         ("training.steps", "many", "training.steps: 'many' does not fit; give a whole number ≥ 1"),
