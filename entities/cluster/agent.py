@@ -100,6 +100,7 @@ class ClusterAgent:
             on_change=self._fork_server_changed,
             at_once=False,
             confinement=confinement,
+            device_kinds=config.device_kinds,
         )
         allowed = config.allow_urls
         self._caches = CacheFolders(config.cache_root, config.cache_bytes)

@@ -27,11 +27,12 @@ class Device:
     device: str
     name: str = ""
     memory_bytes: int = 0
+    kind: str = ""
+    """The name of its kind; by default the part before the colon of torch's device string."""
 
-    @property
-    def kind(self) -> str:
-        """The part before the colon of torch's device string."""
-        return self.device.partition(":")[0]
+    def __post_init__(self) -> None:
+        if not self.kind:
+            object.__setattr__(self, "kind", self.device.partition(":")[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
