@@ -35,6 +35,14 @@ class LayerProfile(Part):
     output_bytes: int
 
 
+class LayerEdge(Part):
+    """What one layer hands to another, bytes per microbatch; `upstream` −1: of the batch."""
+
+    upstream: int = Field(ge=-1)
+    downstream: int
+    bytes: int
+
+
 class DataSource(Part):
     """One source that a job is trained on. `epoch_samples`: None for windows from anywhere and for feeds."""
 
@@ -54,6 +62,10 @@ class ModelTopology(Message, wire="topology.model", version=(1, 5)):
     cluster: Token
     node: Token
     layers: tuple[LayerProfile, ...]
+    edges: tuple[LayerEdge, ...] = Field(
+        (),
+        description="which layers read what others gave, in order; what many read counts for each",
+    )
     parameters: int
     input_bytes: int = Field(description="tokens and targets of one microbatch, bytes")
     data_tokens: int

@@ -122,7 +122,7 @@ class Deployment:
     def _placed(self, topology: ModelTopology) -> TaskGraph | NoRoom:
         """Places the job now; if there is no room for it, says whether there ever may be."""
         job = self._job
-        nodes, cordoned = list(job.mesh.nodes.values()), job.mesh.cordons.places()
+        nodes, cordoned = job.mesh.open_nodes(), job.mesh.cordons.places()
         occupied = job.queue.occupied(job.name)
         graph = self._planned(topology, nodes, occupied, cordoned)
         if isinstance(graph, NoRoom):

@@ -20,7 +20,7 @@ from entities.orchestrator.job.teardown import Teardown
 from entities.orchestrator.job.term import TermContext
 from entities.orchestrator.job.training import Training
 from entities.orchestrator.job.weight_export import export_weights
-from entities.orchestrator.job_state.context import JobContext
+from entities.orchestrator.job_state.context import JobContext, eligible_nodes
 from entities.orchestrator.job_state.decision_record import DecisionRecord
 from entities.orchestrator.job_state.event_writer import EventWriter
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
@@ -397,7 +397,7 @@ class JobRun:
 
     async def _fix_by_memory(self, topology: ModelTopology) -> None:
         """Replaces what says `auto` by values; the record keeps them, for whoever goes on with the job."""
-        fixed, because = fixed_by_memory(self.job.spec, topology, list(self.job.mesh.nodes.values()))
+        fixed, because = fixed_by_memory(self.job.spec, topology, eligible_nodes(self.job))
         await self._settle(fixed)
         await self.job.store.reason(because)
 

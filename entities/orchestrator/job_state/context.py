@@ -187,7 +187,7 @@ class JobContext:
 def eligible_nodes(job: JobContext) -> list[NodeStatus]:
     """The nodes with the slots that a job may use: one class of bits, once it was planned."""
     query = query_of(job.spec, job.store.record.bits_class)
-    return eligible(job.mesh.nodes.values(), query, job.mesh.records)
+    return eligible(job.mesh.open_nodes(), query, job.mesh.records)
 
 
 def why_not_eligible(job: JobContext) -> str:

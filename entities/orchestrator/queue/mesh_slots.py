@@ -7,13 +7,16 @@ from dataclasses import dataclass, replace
 
 from entities.orchestrator.planning.placement import Cordoned, is_cordoned
 from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob
-from entities.queue.slot_pools import MeshSlot, SlotNeeds, SlotTable
-from schemas.cluster import NodeStatus
+from entities.queue.slot_pools import Labels, MeshSlot, SlotNeeds, SlotTable
+from schemas.cluster import NodeStatus, Slot
 from schemas.job import JobRecord, JobSpec
 from schemas.job_file.parallel import ParallelSpec
 
 LEFT_BEHIND = "(ended)"
 """Who holds slots in which instances of ended jobs, or of nobody, have not exited yet."""
+
+
+BITS, PRECISION = "bits:", "precision:"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +63,16 @@ def slot_facts(
         for slot in node.slots:
             name = slot_name(node.sid, slot.index)
             closed = is_cordoned(cordoned, node.sid, slot.index)
-            slots.append(MeshSlot(slot=name, node=node.sid, cluster=node.cluster, closed=closed))
+            slots.append(
+                MeshSlot(
+                    slot=name,
+                    node=node.sid,
+                    cluster=node.cluster,
+                    kind=slot.kind,
+                    labels=_labels(slot),
+                    closed=closed,
+                )
+            )
             owner = owners.get(name, LEFT_BEHIND if slot.busy_with is not None else "")
             if owner:
                 held.setdefault(owner, []).append(name)
@@ -91,9 +103,27 @@ def job_request(record: JobRecord, spec: JobSpec, unfit: str) -> JobRequest:
         submitted_at=record.submitted_at,
         tenant=record.user,
         replica_slots=slots_of(spec.parallel),
-        needs=SlotNeeds(clusters=tuple(sorted(spec.parallel.clusters))),
+        needs=SlotNeeds(
+            clusters=tuple(sorted(spec.parallel.clusters)),
+            kind=spec.requires.device or "",
+            labels=_asked(spec, record.bits_class),
+        ),
         held=unfit,
     )
+
+
+def _labels(slot: Slot) -> Labels:
+    """What jobs may ask for of a slot besides its kind. The keys of the last ones are no operator's."""
+    bits = {f"{BITS}{slot.bits_class}": "yes"} if slot.bits_class else {}
+    precisions = {f"{PRECISION}{precision}": "yes" for precision in slot.precisions}
+    return tuple(sorted({**slot.labels, **precisions, **bits}.items()))
+
+
+def _asked(spec: JobSpec, bits_class: str) -> Labels:
+    requires = spec.requires
+    bits = {f"{BITS}{bits_class}": "yes"} if bits_class and requires.bits == "same" else {}
+    precision = {f"{PRECISION}{requires.precision}": "yes"} if requires.precision else {}
+    return tuple(sorted({**requires.labels, **precision, **bits}.items()))
 
 
 def slots_of(parallel: ParallelSpec) -> int:

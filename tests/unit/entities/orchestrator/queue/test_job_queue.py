@@ -13,11 +13,12 @@ from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.placement import NoRoom
 from entities.orchestrator.queue import job_queue
 from entities.orchestrator.queue.job_queue import JobQueue
-from entities.orchestrator.queue.mesh_slots import LEFT_BEHIND, emptied, slot_facts
+from entities.orchestrator.queue.mesh_slots import LEFT_BEHIND, emptied, job_request, slot_facts
 from entities.queue.queue_rules import QueueRules
 from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob
 from schemas.errors import BadInput
 from schemas.task_graph import Placement
+from tests.builders import jobs
 from tests.builders.graphs import node, placement
 from tests.waiting import eventually
 
@@ -160,3 +161,23 @@ def test_slots_are_free_once_the_exit_from_them_is_seen() -> None:
     assert slot_facts(emptied(nodes), {}, {}, [], {}).running == ()
     assert facts.as_decided(slot_facts(nodes, {"b-n": {None}}, {"a-n/1": "k"}, [], active))
     assert not facts.as_decided(slot_facts(nodes, {}, {"a-n/1": "k"}, [], active))
+
+
+def test_a_job_asks_the_queue_for_slots_of_its_kind_precision_labels_and_bits() -> None:
+    record = jobs.job(
+        "j", spec=jobs.spec(requires={"device": "cuda", "precision": "bf16", "labels": {"region": "eu"}})
+    )
+    record = record.model_copy(update={"bits_class": "cuda-1"})
+    able = {"kind": "cuda", "precisions": ("bf16",), "labels": {"region": "eu"}, "bits_class": "cuda-1"}
+    less: list[dict[str, Any]] = [
+        {},
+        {"kind": "cpu"},
+        {"precisions": ()},
+        {"labels": {}},
+        {"bits_class": "cuda-2"},
+    ]
+    bare = node("a", "n", len(less))
+    slots = tuple(slot.model_copy(update=able | lack) for slot, lack in zip(bare.slots, less, strict=True))
+    table = slot_facts([bare.model_copy(update={"slots": slots})], {}, {}, [], {}).table
+    needs = job_request(record, record.spec, "").needs
+    assert [needs.admit(slot) for slot in table.slots] == [True, False, False, False, False]
