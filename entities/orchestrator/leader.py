@@ -33,6 +33,7 @@ from entities.orchestrator.policy.arbitration import ArbitrationConfig
 from entities.orchestrator.policy.policy_service import PolicyService
 from entities.orchestrator.policy.promotion_rules import PromotionConfig
 from entities.orchestrator.policy.promotion_service import PromotionService
+from entities.orchestrator.queue.mesh_slots import queue_rules
 from entities.queue.queue_rules import QueueRules
 from schemas.base import Message
 from schemas.cluster import AnalysisFailed, NodeStatus, SampleWritten
@@ -77,7 +78,7 @@ class OrchestratorConfig:
     lease: LeadershipLeaseConfig = field(default_factory=LeadershipLeaseConfig)
     arbitration: ArbitrationConfig = field(default_factory=ArbitrationConfig)
     promotion: PromotionConfig = field(default_factory=PromotionConfig)
-    queue: QueueRules = field(default_factory=QueueRules)
+    queue: QueueRules = field(default_factory=queue_rules)
     builds: BuildsConfig = field(default_factory=BuildsConfig)
 
 

@@ -13,7 +13,7 @@ from entities.orchestrator.job_state.instances import NodeLost, NotReady, StartF
 from entities.orchestrator.job_state.retry_limits import Parked
 from entities.orchestrator.planning.placement import NoRoom
 from entities.orchestrator.planning.task_graph import plan, why_inexact
-from entities.orchestrator.queue.mesh_slots import emptied, job_request, work_left_s
+from entities.orchestrator.queue.mesh_slots import emptied, job_request, ran_s, work_left_s
 from entities.queue.queued_job import QueuedJob
 from schemas.errors import BadJob
 from schemas.job import JobState
@@ -34,6 +34,8 @@ class Deployment:
         self._job = job
         self._times = job.times.run
         self._outages = outages
+        self.placed_at = time.time()
+        """When it got its slots, or was taken over with them."""
         self._unfit: tuple[object, str] | None = None
         """Of which nodes it has been found that they have no room for it, were they empty; and why."""
 
@@ -42,13 +44,16 @@ class Deployment:
         """What it asks for; None: it has instances, or is held back for another reason than room."""
         if not self.waits:
             return None
-        record, unfit = self._job.store.record, ""
-        if self._unfit is not None and self._unfit[0] == self._there():
-            unfit = self._unfit[1]
+        record = self._job.store.record
+        held = record.held
+        if not held and self._unfit is not None and self._unfit[0] == self._there():
+            held = self._unfit[1]
         return QueuedJob(
-            request=job_request(record, self._job.spec, unfit),
+            request=job_request(record, self._job.spec, held),
             since=record.submitted_at,
             work_s=work_left_s(record, self._job.spec, record.checkpoint_step or 0),
+            attained_slot_s=record.usage.slot_s,
+            ran_s=ran_s(record, self._job.spec, time.time()),
             parked=self._has_trained,
         )
 
@@ -129,7 +134,7 @@ class Deployment:
             self._unfit = (self._there(), reason)
             return NoRoom(reason)
         job.instances.graph = graph
-        self.waits = False
+        self.waits, self.placed_at = False, time.time()
         return graph
 
     async def _start(self, graph: TaskGraph) -> None:

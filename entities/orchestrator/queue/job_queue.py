@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from bus.logs import get_logger
@@ -23,6 +24,7 @@ from entities.queue.queue_rules import QueueRules
 from entities.queue.queued_job import ActiveJob, QueuedJob
 from entities.queue.scheduling import QueueSurroundings, decide
 from schemas.errors import DmscError
+from schemas.job import JobRecord, JobState
 from schemas.task_graph import Placement, TaskGraph
 
 log = get_logger("orchestrator")
@@ -50,6 +52,9 @@ class RunningJob(Protocol):
     @property
     def finds_room(self) -> bool:
         """Whether it is about to place an instance that it lost."""
+
+    def give_way(self, why: str, *, held: bool) -> bool:
+        """Has it park for another job, or until a person resumes it (`held`); False: not now."""
 
 
 class QueueTurn:
@@ -89,13 +94,24 @@ class QueueTurn:
 
 
 class JobQueue:
-    """Decides which jobs of one term start. `runs`: the jobs that have not ended, by id."""
+    """Decides which jobs of one term start, and which park for them.
 
-    def __init__(self, mesh: MeshView, runs: Mapping[str, RunningJob], rules: QueueRules) -> None:
+    `runs`: the jobs that have not ended, by id; `ended`: records of others.
+    """
+
+    def __init__(
+        self,
+        mesh: MeshView,
+        runs: Mapping[str, RunningJob],
+        ended: Mapping[str, JobRecord],
+        rules: QueueRules,
+    ) -> None:
         self._mesh = mesh
         self._runs = runs
         self._rules = rules
+        self._ended = ended
         self._turns: dict[str, QueueTurn] = {}
+        self._parks_at: dict[str, float] = {}  # jobs that have been told to park
         self._entered = asyncio.Event()
 
     @contextlib.contextmanager
@@ -126,8 +142,11 @@ class JobQueue:
         while True:
             self._entered.clear()
             seen = self._mesh.changes
-            again_at = await self._decided() if self._turns else None
+            again_at = await self._decided() if self._has_to_decide() else None
             await self._until_changed(seen, again_at)
+
+    def _has_to_decide(self) -> bool:
+        return bool(self._turns) or any(run.active.request.wall_time_s for run in self._runs.values())
 
     async def _until_changed(self, seen: int, again_at: float | None) -> None:
         """Returns once the mesh or the queue has changed, or it is time to decide again."""
@@ -146,7 +165,13 @@ class JobQueue:
         """Makes one decision and has it carried out; returns when time alone will change it."""
         while True:
             facts, now = self._facts(), time.time()
-            around = QueueSurroundings(table=facts.table, rules=self._rules)
+            after = {other for job in facts.queue for other in job.request.after}
+            done = {
+                job: job in self._ended and self._ended[job].state is JobState.DONE
+                for job in after
+                if job not in self._runs
+            }
+            around = QueueSurroundings(table=facts.table, rules=self._rules, done=done)
             decision = await asyncio.to_thread(decide, facts.queue, facts.running, around, now)
             if facts.as_decided(self._facts()):
                 break
@@ -155,6 +180,10 @@ class JobQueue:
 
     def _facts(self) -> SlotFacts:
         """All that a decision depends on, as it is now."""
+        holding = {run.name: run.active for run in self._runs.values() if run.waiting is None}
+        self._parks_at = {job: at for job, at in self._parks_at.items() if job in holding}
+        for job, at in self._parks_at.items():
+            holding[job] = replace(holding[job], parks_at=at)
         return slot_facts(
             self._mesh.nodes.values(),
             self._mesh.cordons.places(),
@@ -165,7 +194,7 @@ class JobQueue:
                 if place.slot >= 0 and (agent := self._mesh.agent_of(place.cluster, place.node)) is not None
             },
             [waiting for run in self._runs.values() if (waiting := run.waiting) is not None],
-            {run.name: run.active for run in self._runs.values() if run.waiting is None},
+            holding,
         )
 
     def _carry_out(self, decision: QueueDecision) -> None:
@@ -173,6 +202,9 @@ class JobQueue:
 
         A job that is still being analysed keeps its slots free by being among those that start.
         """
+        for park in decision.parks:
+            if self._runs[park.job].give_way(park.reason, held=park.held):
+                self._parks_at[park.job] = park.at
         urgent = any(run.finds_room for run in self._runs.values())
         for admission in decision.admissions:
             turn = self._turns.get(admission.job)

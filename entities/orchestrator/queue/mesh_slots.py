@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from entities.orchestrator.planning.placement import Cordoned, is_cordoned
+from entities.queue.queue_rules import QueueOrder, QueueRules
 from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob
 from entities.queue.slot_pools import MeshSlot, SlotNeeds, SlotTable
 from schemas.cluster import NodeStatus
+from schemas.errors import BadInput
 from schemas.job import JobRecord, JobSpec
 from schemas.job_file.parallel import ParallelSpec
 
@@ -79,26 +81,50 @@ def slot_facts(
     )
 
 
+def queue_rules(order: str = QueueOrder.FCFS, cool_down_s: float = 600.0) -> QueueRules:
+    """The rules of the orchestrator's queue; running jobs keep their size.
+
+    Raises:
+        BadInput: there is no such order.
+    """
+    if order not in list(QueueOrder):
+        raise BadInput(f"--queue-order {order}: give one of {', '.join(QueueOrder)}")
+    return QueueRules(order=QueueOrder(order), cool_down_s=cool_down_s, resize=False)
+
+
 def slot_name(agent: str, index: int) -> str:
     """The id of a slot in the queue's core."""
     return f"{agent}/{index}"
 
 
-def job_request(record: JobRecord, spec: JobSpec, unfit: str) -> JobRequest:
-    """What a job asks for. `unfit`: why it fits nowhere, so that it delays nobody."""
+def job_request(record: JobRecord, spec: JobSpec, held: str = "") -> JobRequest:
+    """What a job asks for. `held`: why it may not start now, so that it delays nobody."""
+    asked = spec.queue
     return JobRequest(
         job=record.job,
         submitted_at=record.submitted_at,
         tenant=record.user,
+        priority=asked.priority,
+        deadline=None if asked.deadline_s is None else record.submitted_at + asked.deadline_s,
+        after=asked.after,
+        wall_time_s=asked.wall_time_s,
+        apart=asked.apart,
+        beside=asked.beside,
         replica_slots=slots_of(spec.parallel),
         needs=SlotNeeds(clusters=tuple(sorted(spec.parallel.clusters))),
-        held=unfit,
+        held=held,
     )
 
 
 def slots_of(parallel: ParallelSpec) -> int:
     """The slots that a job takes: one for each replica and each standby of a stage."""
     return sum(parallel.replicas_per_stage()) + sum(parallel.standbys_per_stage())
+
+
+def ran_s(record: JobRecord, spec: JobSpec, now: float) -> float:
+    """For how long it has had its slots since it began, or since a person last resumed it."""
+    used = record.usage.held(record.usage.slots, now).slot_s - record.resumed_slot_s
+    return max(0.0, used) / slots_of(spec.parallel)
 
 
 def work_left_s(record: JobRecord, spec: JobSpec, step: int) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,12 +14,14 @@ from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.placement import NoRoom
 from entities.orchestrator.queue import job_queue
 from entities.orchestrator.queue.job_queue import JobQueue
-from entities.orchestrator.queue.mesh_slots import LEFT_BEHIND, emptied, slot_facts
-from entities.queue.queue_rules import QueueRules
+from entities.orchestrator.queue.mesh_slots import LEFT_BEHIND, emptied, queue_rules, slot_facts
+from entities.queue import scheduling
 from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob
 from schemas.errors import BadInput
+from schemas.job import JobState
 from schemas.task_graph import Placement
 from tests.builders.graphs import node, placement
+from tests.builders.jobs import job as job_record
 from tests.waiting import eventually
 
 
@@ -33,6 +36,11 @@ class Run:
         self.heard: list[Any] = []
         self.fails: Exception | None = None
         self.plans = 0
+        self.gave_way: list[tuple[str, bool]] = []
+
+    def give_way(self, why: str, *, held: bool) -> bool:
+        self.gave_way.append((why, held))
+        return True
 
     @property
     def waiting(self) -> QueuedJob | None:
@@ -57,12 +65,15 @@ class Run:
 
 
 @asynccontextmanager
-async def queue_of(mesh: MeshView, *runs: Run) -> AsyncIterator[JobQueue]:
+async def queue_of(
+    mesh: MeshView, *runs: Run, order: str = "fcfs", ended: dict[str, Any] | None = None
+) -> AsyncIterator[JobQueue]:
     """A queue that decides, and these jobs in it."""
-    queue = JobQueue(mesh, {run.name: run for run in runs}, QueueRules())
+    there = {run.name: run for run in runs}
+    queue = JobQueue(mesh, there, {} if ended is None else ended, queue_rules(order))
 
     async def wait(run: Run) -> None:
-        run.others = lambda: list(runs)  # type: ignore[method-assign,assignment]
+        run.others = lambda: list(runs)
         with queue.turn(run.name, run.plan) as turn:
             while not run.heard or isinstance(run.heard[-1], NoRoom):
                 try:
@@ -114,7 +125,7 @@ async def test_a_decision_that_came_too_late_is_dropped(monkeypatch: pytest.Monk
     """A running job takes the slot between the decision and its being carried out."""
     mesh = await mesh_of(node("a", slots=1))
     quick, late = Run("quick", 1, 9.0), Run("late", 1, 0.0)
-    decided, real = [], job_queue.decide
+    decided, real = [], scheduling.decide
 
     def meanwhile(*facts: Any) -> Any:
         decision = real(*facts)
@@ -160,3 +171,38 @@ def test_slots_are_free_once_the_exit_from_them_is_seen() -> None:
     assert slot_facts(emptied(nodes), {}, {}, [], {}).running == ()
     assert facts.as_decided(slot_facts(nodes, {"b-n": {None}}, {"a-n/1": "k"}, [], active))
     assert not facts.as_decided(slot_facts(nodes, {}, {"a-n/1": "k"}, [], active))
+
+
+async def test_a_job_parks_once_for_one_with_a_stronger_claim() -> None:
+    mesh = await mesh_of(node("a", slots=1))
+    low, high = Run("low", 1, 0.0), Run("high", 1, 1.0)
+    low.placements = [placement("low", 0)]
+    high.request = replace(high.request, priority=1)
+    async with queue_of(mesh, low, high, order="priority"):
+        await heard(high, "waits for the exit of those who make room for it")
+        await mesh.nudge()
+        low.placements = []
+        low.request = replace(low.request, held="parked")
+        await mesh.nudge()
+        await heard(high, "high")
+    assert low.gave_way == [("parks for high", False)]
+
+
+async def test_a_job_waits_for_those_that_it_names() -> None:
+    mesh = await mesh_of(node("a", slots=2))
+    first, second = Run("first", 1, 0.0), Run("second", 1, 1.0)
+    first.placements = [placement("first", 0)]
+    second.request = replace(second.request, after=("first",))
+    ended: dict[str, Any] = {}
+    async with queue_of(mesh, first, second, ended=ended) as queue:
+        await heard(second, "starts after first is done")
+        ended["first"] = job_record("first", JobState.DONE)
+        del queue._runs["first"]  # type: ignore[attr-defined]
+        await mesh.nudge()
+        await heard(second, "second")
+
+
+def test_an_order_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(BadInput) as refused:
+        queue_rules("lifo")
+    assert refused.value.text == "--queue-order lifo: give one of fcfs, priority, fair, las"
