@@ -18,6 +18,7 @@ from dmsc.commands.jobs import (
     check,
     comparing,
     jobs,
+    queue,
     replay,
     runs,
     schema,
@@ -101,6 +102,7 @@ feeds.app.command()(versions.show)
 feeds.app.command()(versions.diff)
 feeds.app.command()(versions.check)
 app.add_typer(feeds.app, name="data", rich_help_panel="Jobs")
+app.add_typer(queue.app, name="queue", rich_help_panel="Watch")
 app.add_typer(runs.app, name="runs", rich_help_panel="Watch")
 
 

@@ -232,6 +232,7 @@ class Leader:
             (subjects.SCALE, self._jobs.scale),
             (subjects.CHANGE_STAGE, self._jobs.change_stage),
             (subjects.QUERY, self._jobs.query),
+            (subjects.QUEUE_QUERY, self._jobs.queue_status),
             (subjects.MESH_QUERY, self._mesh_query),
             (subjects.SUBMIT_BUILD, self._builds.submit),
             (subjects.QUERY_BUILDS, self._builds.query),

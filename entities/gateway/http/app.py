@@ -31,6 +31,7 @@ from entities.gateway.http.routes.jobs import jobs
 from entities.gateway.http.routes.nodes import nodes
 from entities.gateway.http.routes.policies import policies
 from entities.gateway.http.routes.probes import probes
+from entities.gateway.http.routes.queue import queue
 from entities.gateway.http.routes.registry import registry
 from entities.gateway.http.routes.runs import runs
 from entities.gateway.http.routes.secrets import secrets
@@ -38,6 +39,7 @@ from entities.gateway.http.routes.weights import weights
 
 RESOURCES = (
     jobs,
+    queue,
     runs,
     weights,
     checkpoints,

@@ -36,6 +36,7 @@ from schemas.gateway_api import (
 )
 from schemas.job import ENDED, JobRecord, JobState
 from schemas.job_file.queue import QueueSpec
+from schemas.queue import QueueQuery, QueueStatus
 
 log = get_logger("orchestrator")
 
@@ -261,6 +262,13 @@ class JobRuns:
         if record is None:
             raise NotFound(f"no job {message.job}: `dmsc jobs` lists them")
         return JobList(jobs=(record,))
+
+    async def queue_status(self, message: QueueQuery, envelope: Envelope) -> QueueStatus:
+        if message.job is not None:
+            self._unended(message.job)
+        return await self.queue.status(
+            {name: run.job.store.record for name, run in self.running.items()}, message.job
+        )
 
     def records(self) -> list[JobRecord]:
         records = [*self.ended.values(), *(run.job.store.record for run in self.running.values())]

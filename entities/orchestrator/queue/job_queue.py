@@ -18,13 +18,15 @@ from typing import Protocol
 from bus.logs import get_logger
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.placement import NoRoom
-from entities.orchestrator.queue.mesh_slots import SlotFacts, slot_facts, slot_name
+from entities.orchestrator.queue.mesh_slots import SlotFacts, queue_place, slot_facts, slot_name
 from entities.queue.decision import Cause, QueueDecision
+from entities.queue.explanation import explain
 from entities.queue.queue_rules import QueueRules
 from entities.queue.queued_job import ActiveJob, QueuedJob
 from entities.queue.scheduling import QueueSurroundings, decide
-from schemas.errors import DmscError
+from schemas.errors import Conflict, DmscError
 from schemas.job import JobRecord, JobState
+from schemas.queue import MOST_LISTED, QueueExplained, QueueStatus
 from schemas.task_graph import Placement, TaskGraph
 
 log = get_logger("orchestrator")
@@ -165,18 +167,55 @@ class JobQueue:
         """Makes one decision and has it carried out; returns when time alone will change it."""
         while True:
             facts, now = self._facts(), time.time()
-            after = {other for job in facts.queue for other in job.request.after}
-            done = {
-                job: job in self._ended and self._ended[job].state is JobState.DONE
-                for job in after
-                if job not in self._runs
-            }
-            around = QueueSurroundings(table=facts.table, rules=self._rules, done=done)
+            around = self._around(facts)
             decision = await asyncio.to_thread(decide, facts.queue, facts.running, around, now)
             if facts.as_decided(self._facts()):
                 break
         self._carry_out(decision)
         return decision.next_at
+
+    def _around(self, facts: SlotFacts) -> QueueSurroundings:
+        """Slots, rules, and what has become of jobs that others wait for."""
+        after = {other for job in facts.queue for other in job.request.after}
+        done = {
+            job: job in self._ended and self._ended[job].state is JobState.DONE
+            for job in after
+            if job not in self._runs
+        }
+        return QueueSurroundings(table=facts.table, rules=self._rules, done=done)
+
+    async def status(self, records: Mapping[str, JobRecord], job: str | None) -> QueueStatus:
+        """Who waits and why; of one job, when it is expected to start, and what would change that.
+
+        Raises:
+            Conflict: the job does not wait for slots.
+        """
+        facts, now = self._facts(), time.time()
+        waiting = {each.request.job: each for each in facts.queue}
+        if job is not None and job not in waiting:
+            record = records[job]
+            raise Conflict(f"job {job} does not wait for slots: {record.state}: {record.reason}")
+        around = self._around(facts)
+        decision = await asyncio.to_thread(decide, facts.queue, facts.running, around, now)
+        explained = None
+        if job is not None:
+            told = await asyncio.to_thread(explain, job, facts.queue, facts.running, around, now)
+            explained = QueueExplained(starts_at=told.starts_at, remedies=told.remedies)
+        places = [
+            queue_place(position, waiting[name], records[name], decision.holds.get(name))
+            for position, name in enumerate(decision.order, start=1)
+            if name in records and (job in (None, name))
+        ]
+        free, total = facts.free_and_total
+        return QueueStatus(
+            order=self._rules.order,
+            slots=total,
+            free=free,
+            waiting=len(waiting),
+            lacking=max(0, sum(each.request.least_slots for each in facts.queue) - free),
+            jobs=tuple(places[:MOST_LISTED]),
+            explained=explained,
+        )
 
     def _facts(self) -> SlotFacts:
         """All that a decision depends on, as it is now."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from entities.orchestrator.planning.placement import Cordoned, is_cordoned
+from entities.queue.decision import Hold
 from entities.queue.queue_rules import QueueOrder, QueueRules
 from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob
 from entities.queue.slot_pools import MeshSlot, SlotNeeds, SlotTable
@@ -13,6 +14,7 @@ from schemas.cluster import NodeStatus
 from schemas.errors import BadInput
 from schemas.job import JobRecord, JobSpec
 from schemas.job_file.parallel import ParallelSpec
+from schemas.queue import QueuePlace
 
 LEFT_BEHIND = "(ended)"
 """Who holds slots in which instances of ended jobs, or of nobody, have not exited yet."""
@@ -29,6 +31,13 @@ class SlotFacts:
     @property
     def table(self) -> SlotTable:
         return SlotTable(self.slots)
+
+    @property
+    def free_and_total(self) -> tuple[int, int]:
+        """How many open slots are free, and how many there are."""
+        held = {slot for job in self.running for slot in job.slots}
+        there = [slot.slot for slot in self.slots if not slot.closed]
+        return sum(slot not in held for slot in there), len(there)
 
     def as_decided(self, other: SlotFacts) -> bool:
         """Whether a decision made of these facts still holds. Predictions may have moved on."""
@@ -119,6 +128,24 @@ def job_request(record: JobRecord, spec: JobSpec, held: str = "") -> JobRequest:
 def slots_of(parallel: ParallelSpec) -> int:
     """The slots that a job takes: one for each replica and each standby of a stage."""
     return sum(parallel.replicas_per_stage()) + sum(parallel.standbys_per_stage())
+
+
+def queue_place(position: int, job: QueuedJob, record: JobRecord, hold: Hold | None) -> QueuePlace:
+    """A waiting job as people see it. `hold`: why it waits; None: it starts."""
+    return QueuePlace(
+        position=position,
+        job=record.job,
+        name=record.spec.name,
+        user=record.user,
+        priority=job.request.priority,
+        slots=job.request.least_slots,
+        parked=job.parked,
+        since=record.submitted_at,
+        cause="" if hold is None else hold.cause,
+        reason="starts now" if hold is None else hold.reason,
+        blocker="" if hold is None else hold.blocker,
+        expected_at=None if hold is None else hold.expected_at,
+    )
 
 
 def ran_s(record: JobRecord, spec: JobSpec, now: float) -> float:

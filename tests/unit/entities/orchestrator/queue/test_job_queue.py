@@ -17,7 +17,7 @@ from entities.orchestrator.queue.job_queue import JobQueue
 from entities.orchestrator.queue.mesh_slots import LEFT_BEHIND, emptied, queue_rules, slot_facts
 from entities.queue import scheduling
 from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob
-from schemas.errors import BadInput
+from schemas.errors import BadInput, Conflict
 from schemas.job import JobState
 from schemas.task_graph import Placement
 from tests.builders.graphs import node, placement
@@ -206,3 +206,29 @@ def test_an_order_that_does_not_exist_is_refused() -> None:
     with pytest.raises(BadInput) as refused:
         queue_rules("lifo")
     assert refused.value.text == "--queue-order lifo: give one of fcfs, priority, fair, las"
+
+
+async def test_people_are_told_who_waits_for_what_and_until_when() -> None:
+    mesh = await mesh_of(node("a", slots=4))
+    holder, large, small = Run("holder", 3, 0.0, work_s=100.0), Run("large", 4, 1.0), Run("small", 1, 2.0)
+    holder.placements = [placement("holder", slot) for slot in range(3)]
+    records = {run.name: job_record(run.name, JobState.QUEUED) for run in (holder, large, small)}
+    async with queue_of(mesh, holder, large, small) as queue:
+        status = await queue.status(records, None)
+        assert (status.order, status.slots, status.free, status.waiting, status.lacking) == (
+            "fcfs",
+            4,
+            1,
+            2,
+            4,
+        )
+        assert [(place.position, place.job, place.blocker) for place in status.jobs] == [
+            (1, "large", ""),
+            (2, "small", "large"),
+        ]
+        told = await queue.status(records, "large")
+        assert [place.job for place in told.jobs] == ["large"]
+        assert told.explained is not None
+        assert told.explained.starts_at == told.jobs[0].expected_at
+        with pytest.raises(Conflict, match="job holder does not wait for slots"):
+            await queue.status(records, "holder")
