@@ -27,11 +27,10 @@ from entities.gateway.http.routes.data.built import builds, data_sets
 from entities.gateway.http.routes.data.feeds import feeds
 from entities.gateway.http.routes.datasets import code, datasets
 from entities.gateway.http.routes.faults import faults
-from entities.gateway.http.routes.jobs import jobs
+from entities.gateway.http.routes.jobs import jobs, queue
 from entities.gateway.http.routes.nodes import nodes
 from entities.gateway.http.routes.policies import policies
 from entities.gateway.http.routes.probes import probes
-from entities.gateway.http.routes.queue import queue
 from entities.gateway.http.routes.registry import registry
 from entities.gateway.http.routes.runs import runs
 from entities.gateway.http.routes.secrets import secrets

@@ -1,6 +1,6 @@
 """The queue's orders on recorded traces, beside first come first served; how long a decision takes.
 
-    python -m benchmarks.queue --data ../shared/data [--seed 0] [--rounds 40]
+    python -m benchmarks.job_queue --data ../shared/data [--seed 0] [--rounds 40]
 
 Traces are those of Gavel and Tiresias (`jobs/`), in virtual time, through the orchestrator's own `decide`.
 Figures have their bars beside them; one that misses is marked MISSED, and the exit code is 0. The last
