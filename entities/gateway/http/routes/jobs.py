@@ -1,4 +1,4 @@
-"""Jobs: submit, list, read, scale, move, park, resume, cancel, follow their events; and who waits for slots."""
+"""Jobs: submit, list, read, scale, move, park, resume, cancel, follow their events; who waits for slots."""
 
 from __future__ import annotations
 
