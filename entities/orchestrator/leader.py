@@ -379,6 +379,7 @@ class Leader:
         runs = list(self._runs.values())
         for state, count in Counter(run.job.store.record.state for run in runs).items():
             yield metrics.JOBS(count, state=state)
+        yield from self._jobs.queue.readings()
         for run in runs:
             yield from run.training.readings(self.config.peak_tflops)
 

@@ -118,10 +118,12 @@ class Deployment:
         )
         return graph
 
-    def _placed(self, topology: ModelTopology) -> TaskGraph | NoRoom:
-        """Places the job now; if there is no room for it, says whether there ever may be."""
+    def _placed(self, topology: ModelTopology, only: frozenset[str] | None) -> TaskGraph | NoRoom:
+        """Places the job now, on these nodes only; if there is no room, says whether there ever may be."""
         job = self._job
         nodes, cordoned = list(job.mesh.nodes.values()), job.mesh.cordons.places()
+        if only is not None:
+            nodes = [node for node in nodes if node.sid in only]
         occupied = job.queue.occupied(job.name)
         graph = plan(job.name, job.spec, topology, nodes, occupied, cordoned)
         if isinstance(graph, NoRoom):

@@ -11,14 +11,15 @@ import asyncio
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from bus.logs import get_logger
+from entities import metrics
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.placement import NoRoom
-from entities.orchestrator.queue.mesh_slots import SlotFacts, queue_place, slot_facts, slot_name
+from entities.orchestrator.queue.mesh_slots import SlotFacts, nodes_of, queue_place, slot_facts, slot_name
 from entities.queue.decision import Cause, QueueDecision
 from entities.queue.explanation import explain
 from entities.queue.queue_rules import QueueRules
@@ -30,6 +31,9 @@ from schemas.queue import MOST_LISTED, QueueExplained, QueueStatus
 from schemas.task_graph import Placement, TaskGraph
 
 log = get_logger("orchestrator")
+
+
+PlacesJob = Callable[[frozenset[str] | None], TaskGraph | NoRoom]
 
 
 class RunningJob(Protocol):
@@ -60,9 +64,12 @@ class RunningJob(Protocol):
 
 
 class QueueTurn:
-    """A waiting job's place in the queue. `plan`: places it now, and so takes its slots, or says why not."""
+    """A waiting job's place in the queue. `plan`: places it now, and so takes its slots, or says why not.
 
-    def __init__(self, plan: Callable[[], TaskGraph | NoRoom]) -> None:
+    It is given the nodes that the job may use; None: any.
+    """
+
+    def __init__(self, plan: PlacesJob) -> None:
         self.plan = plan
         self._news: asyncio.Queue[TaskGraph | NoRoom | DmscError] = asyncio.Queue()
         self._said: NoRoom | None = None
@@ -78,10 +85,10 @@ class QueueTurn:
             raise news
         return news
 
-    def take(self) -> bool:
-        """Has the job take its slots; returns whether it did."""
+    def take(self, nodes: frozenset[str] | None = None) -> bool:
+        """Has the job take its slots, on these nodes only; returns whether it did."""
         try:
-            news = self.plan()
+            news = self.plan(nodes)
         except DmscError as error:
             self._news.put_nowait(error)
             return False
@@ -117,7 +124,7 @@ class JobQueue:
         self._entered = asyncio.Event()
 
     @contextlib.contextmanager
-    def turn(self, job: str, plan: Callable[[], TaskGraph | NoRoom]) -> Iterator[QueueTurn]:
+    def turn(self, job: str, plan: PlacesJob) -> Iterator[QueueTurn]:
         """A job enters the queue, until it leaves the context."""
         self._turns[job] = turn = QueueTurn(plan)
         self._entered.set()
@@ -171,7 +178,7 @@ class JobQueue:
             decision = await asyncio.to_thread(decide, facts.queue, facts.running, around, now)
             if facts.as_decided(self._facts()):
                 break
-        self._carry_out(decision)
+        self._carry_out(decision, {job.request.job for job in facts.queue if job.request.local})
         return decision.next_at
 
     def _around(self, facts: SlotFacts) -> QueueSurroundings:
@@ -212,10 +219,17 @@ class JobQueue:
             slots=total,
             free=free,
             waiting=len(waiting),
-            lacking=max(0, sum(each.request.least_slots for each in facts.queue) - free),
+            lacking=facts.lacking,
             jobs=tuple(places[:MOST_LISTED]),
             explained=explained,
         )
+
+    def readings(self) -> Iterator[metrics.MetricReading]:
+        """Who waits, and the capacity that the queue wants."""
+        facts = self._facts()
+        yield metrics.QUEUE_JOBS(len(facts.queue))
+        yield metrics.QUEUE_FREE(facts.free_and_total[0])
+        yield metrics.QUEUE_LACKING(facts.lacking)
 
     def _facts(self) -> SlotFacts:
         """All that a decision depends on, as it is now."""
@@ -236,9 +250,10 @@ class JobQueue:
             holding,
         )
 
-    def _carry_out(self, decision: QueueDecision) -> None:
+    def _carry_out(self, decision: QueueDecision, local: Collection[str]) -> None:
         """Places those that start, one after the other, and tells the others why they wait.
 
+        `local`: jobs that were given slots on certain nodes, because others run there, or do not.
         A job that is still being analysed keeps its slots free by being among those that start.
         """
         for park in decision.parks:
@@ -251,7 +266,7 @@ class JobQueue:
                 continue
             if urgent:
                 turn.tell(NoRoom("behind a running job that replaces an instance"))
-            elif turn.take():
+            elif turn.take(nodes_of(admission.slots) if admission.job in local else None):
                 log.info("job admitted", job=admission.job, reason=admission.reason)
         for job, hold in decision.holds.items():
             if (turn := self._turns.get(job)) is None:

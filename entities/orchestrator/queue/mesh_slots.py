@@ -39,6 +39,12 @@ class SlotFacts:
         there = [slot.slot for slot in self.slots if not slot.closed]
         return sum(slot not in held for slot in there), len(there)
 
+    @property
+    def lacking(self) -> int:
+        """How many slots have to be there beside the free ones, for all waiting jobs to start."""
+        wanted = sum(job.request.least_slots for job in self.queue if not job.request.held)
+        return max(0, wanted - self.free_and_total[0])
+
     def as_decided(self, other: SlotFacts) -> bool:
         """Whether a decision made of these facts still holds. Predictions may have moved on."""
         return (
@@ -88,6 +94,11 @@ def slot_facts(
         queue=tuple(queue),
         running=tuple(replace(known[job], slots=tuple(names)) for job, names in held.items() if job in known),
     )
+
+
+def nodes_of(slots: Iterable[str]) -> frozenset[str]:
+    """The SIDs of the agents of these slots."""
+    return frozenset(slot.rpartition("/")[0] for slot in slots)
 
 
 def queue_rules(order: str = QueueOrder.FCFS, cool_down_s: float = 600.0) -> QueueRules:

@@ -36,6 +36,7 @@ class Run:
         self.heard: list[Any] = []
         self.fails: Exception | None = None
         self.plans = 0
+        self.nodes: frozenset[str] | None = None
         self.gave_way: list[tuple[str, bool]] = []
 
     def give_way(self, why: str, *, held: bool) -> bool:
@@ -50,9 +51,10 @@ class Run:
     def active(self) -> ActiveJob:
         return ActiveJob(request=self.request, replicas=1, slots=(), started_at=0.0, work_s=self.work_s)
 
-    def plan(self) -> Any:
+    def plan(self, nodes: frozenset[str] | None) -> Any:
         """Takes the first slots that are free by its own count."""
         self.plans += 1
+        self.nodes = nodes
         if self.fails is not None:
             raise self.fails
         first = sum(len(run.placements) for run in self.others())
@@ -202,6 +204,17 @@ async def test_a_job_waits_for_those_that_it_names() -> None:
         await heard(second, "second")
 
 
+async def test_a_job_that_keeps_away_from_another_is_placed_on_other_nodes() -> None:
+    mesh = await mesh_of(node("a", slots=2), node("b", slots=2))
+    there, away, anywhere = Run("there", 1, 0.0), Run("away", 1, 1.0), Run("anywhere", 1, 2.0)
+    there.placements = [placement("there", 0)]
+    away.request = replace(away.request, apart=("there",))
+    async with queue_of(mesh, there, away, anywhere):
+        await heard(away, "away")
+        await heard(anywhere, "anywhere")
+    assert (away.nodes, anywhere.nodes) == (frozenset({"b-n"}), None)
+
+
 def test_an_order_that_does_not_exist_is_refused() -> None:
     with pytest.raises(BadInput) as refused:
         queue_rules("lifo")
@@ -226,6 +239,7 @@ async def test_people_are_told_who_waits_for_what_and_until_when() -> None:
             (1, "large", ""),
             (2, "small", "large"),
         ]
+        assert [reading.value for reading in queue.readings()] == [2, 1, 4]
         told = await queue.status(records, "large")
         assert [place.job for place in told.jobs] == ["large"]
         assert told.explained is not None
