@@ -237,7 +237,7 @@ def _cuts(spec: JobSpec, report: CheckReport) -> tuple[list[Cut], list[TaskUnit]
         cuts.append(own)
     elif len(topology.layers) > 1:
         with contextlib.suppress(BadJob):  # its layers are tied to each other
-            cuts.append(segment(topology.layers, (1, 1), tied=topology.tied)[0])
+            cuts.append(segment(topology.layers, (1, 1), tied=topology.tied))
     return cuts, stages
 
 

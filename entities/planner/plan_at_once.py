@@ -14,11 +14,13 @@ from itertools import accumulate, pairwise
 
 from entities.planner.first_placement import NeededPlace, NodeRoom, NothingFits, place_first
 from entities.planner.plan_request import NoPlan, PlanAnswer, PlannedStep, PlanRequest, UnitPlace
-from entities.planner.windows import in_flight
+from entities.planner.windows import held
 
-MOST_STEPS = 12_000
+MOST_STEPS = 12_500
 """Of the exact cut's innermost loop: some 10 ms."""
 MOST_UNITS = 256
+
+EXACT, BY_SHARES = "at once, exactly", "at once, by equal shares of work"
 
 Cut = tuple[int, int]
 
@@ -31,9 +33,14 @@ def is_small(request: PlanRequest) -> bool:
     if any(layer.pinned_to for layer in request.layers):
         return False
     edges = len(request.edges or request.layers)
-    alike = len({(slot.speed, slot.memory_bytes) for slot in request.slots}) == 1
+    alike = len({slot.speed for slot in request.slots}) <= 1
     units = sum(request.replicas) + sum(request.standbys)
     return alike and edges * edges * request.stages / 2 <= MOST_STEPS and units <= MOST_UNITS
+
+
+def is_exact(answer: PlanAnswer) -> bool:
+    """Whether a plan made at once has the exact cut: there is none with a lower bottleneck."""
+    return answer.planned_by == EXACT
 
 
 def plan_at_once(request: PlanRequest) -> PlanAnswer:
@@ -48,10 +55,15 @@ def plan_at_once(request: PlanRequest) -> PlanAnswer:
             f"needs {sum(replicas) + sum(standbys)} slots, {len(request.slots)} are free", never=False
         )
     costs = _StageCosts(request, replicas)
-    cuts, how = (costs.exact(), "exact") if is_small(request) else (None, "equal shares of work")
-    cuts = cuts or costs.equal_shares()
+    exact = costs.exact() if is_small(request) else None
+    cuts = exact or costs.equal_shares()
+    how = EXACT if exact else BY_SHARES
     memory = [costs.memory(stage, first, last) for stage, (first, last) in enumerate(cuts)]
-    places = _places(request, replicas, standbys, memory)
+    try:
+        places = _places(request, replicas, standbys, memory)
+    except NoPlan as refused:
+        # another cut may fit: only a layer that fits nowhere is without hope
+        raise NoPlan(str(refused), never=refused.never and costs.hopeless()) from None
     forecast = costs.forecast(cuts, memory)
     times = ", ".join(f"stage {stage} {time:.1f} ms" for stage, time in enumerate(forecast.stage_ms))
     return PlanAnswer(
@@ -60,8 +72,18 @@ def plan_at_once(request: PlanRequest) -> PlanAnswer:
         places=places,
         forecast=forecast,
         reason=f"cut by measured time ({how}): {times} of a step of {forecast.step_ms:.0f} ms",
-        planned_by="at once",
+        planned_by=how,
     )
+
+
+def cut_at_once(request: PlanRequest) -> tuple[Cut, ...]:
+    """The cut alone, whatever slots are free; exact where that is cheap.
+
+    Raises:
+        NoPlan: there are more stages than pieces.
+    """
+    costs = _StageCosts(request, _shape(request)[0])
+    return tuple((costs.exact() if is_small(request) else None) or costs.equal_shares())
 
 
 def _shape(request: PlanRequest) -> tuple[Sequence[int], Sequence[int]]:
@@ -106,7 +128,13 @@ class _StageCosts:
 
     def memory(self, stage: int, first: int, last: int) -> int:
         """Bytes of one instance."""
-        flying = min(self._request.microbatches, in_flight(len(self._replicas), stage, self._replicas[stage]))
+        flying = held(
+            len(self._replicas),
+            stage,
+            self._replicas[stage],
+            self._request.microbatches,
+            self._request.most_held,
+        )
         kept = self._kept[last] - self._kept[first] + 2 * self._live[last]
         return int((self._state[last] - self._state[first] + kept * flying) * self._request.memory_factor)
 
@@ -154,6 +182,15 @@ class _StageCosts:
             candidates = range(chosen[-1] + 1, len(edges) - (stages - stage))
             chosen.append(min(candidates, key=lambda at: abs(self._work[edges[at]] - wanted)))
         return list(pairwise([*(edges[at] for at in chosen), edges[-1]]))
+
+    def hopeless(self) -> bool:
+        """Whether some piece that can't be cut needs more than any slot has, in whichever stage."""
+        room = max((slot.memory_bytes for slot in self._request.slots), default=0)
+        stages = range(len(self._replicas))
+        return bool(room) and any(
+            min(self.memory(stage, first, last) for stage in stages) > room
+            for first, last in pairwise(self._edges)
+        )
 
     def _fits(self, stage: int, first: int, last: int) -> bool:
         return not self._room or self.memory(stage, first, last) <= self._room
@@ -218,9 +255,8 @@ def too_small(unit: NeededPlace, largest_left: int, request: PlanRequest) -> NoP
     shown = largest if never else largest_left
     where = "the largest slot" if never else "the largest slot that is left"
     return NoPlan(
-        f"stage {unit.stage} needs {need / 2**30:.2f} GiB in each instance, {where} has {shown / 2**30:.2f} "
-        "GiB "
-        f"({(need - shown) / 2**30:.2f} GiB too little): set more parallel.stages, fewer "
-        "training.microbatch_samples, or join a larger node",
+        f"stage {unit.stage} needs {need / 2**30:.2f} GiB in each instance, {where} has "
+        f"{shown / 2**30:.2f} GiB ({(need - shown) / 2**30:.2f} GiB too little): set more parallel.stages "
+        "or fewer training.microbatch_samples, join a larger node, or have fewer slots share its memory",
         never=never,
     )

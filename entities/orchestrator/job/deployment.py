@@ -11,9 +11,13 @@ from entities.orchestrator.job.bus_outages import BusOutages
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.instances import NodeLost, NotReady, StartFailed
 from entities.orchestrator.job_state.retry_limits import Parked
-from entities.orchestrator.planning.placement import NoRoom
-from entities.orchestrator.planning.task_graph import plan, why_inexact
+from entities.orchestrator.planning.placement import NoRoom, OpenRoom
+from entities.orchestrator.planning.plan_requests import request_for, still_open
+from entities.orchestrator.planning.task_graph import graph_for, plan, room_for, why_inexact
 from entities.orchestrator.queue.mesh_slots import emptied, job_request, work_left_s
+from entities.planner.plan_at_once import EXACT
+from entities.planner.plan_request import NoPlan
+from entities.planner.planning_process import PlanningConfig, searched
 from entities.queue.queued_job import QueuedJob
 from schemas.errors import BadJob
 from schemas.job import JobState
@@ -100,6 +104,7 @@ class Deployment:
                 else:
                     await self._job.store.reason(graph.reason)
                 began = time.monotonic()
+        graph = await self._improve(graph, topology)
         if self._job.store.record.state is JobState.QUEUED:
             await self._job.store.move(JobState.ANALYSING, "room was found")
         because = why_inexact(self._job.spec, graph)
@@ -117,8 +122,7 @@ class Deployment:
         """Places the job now; if there is no room for it, says whether there ever may be."""
         job = self._job
         nodes, cordoned = list(job.mesh.nodes.values()), job.mesh.cordons.places()
-        occupied = job.queue.occupied(job.name)
-        graph = plan(job.name, job.spec, topology, nodes, occupied, cordoned)
+        graph = self._planned_now(topology)
         if isinstance(graph, NoRoom):
             alone = plan(job.name, job.spec, topology, emptied(nodes), {}, cordoned)
             if not isinstance(alone, NoRoom):
@@ -131,6 +135,40 @@ class Deployment:
         job.instances.graph = graph
         self.waits = False
         return graph
+
+    def _planned_now(self, topology: ModelTopology) -> TaskGraph | NoRoom:
+        """The plan that is made at once. It takes the slots; `_improve` searches for a better one."""
+        job = self._job
+        nodes, cordoned = list(job.mesh.nodes.values()), job.mesh.cordons.places()
+        return plan(job.name, job.spec, topology, nodes, job.queue.occupied(job.name), cordoned)
+
+    async def _improve(self, graph: TaskGraph, topology: ModelTopology) -> TaskGraph:
+        """A better plan by a search, if the one at once need not be the best and its slots are free when it ends."""
+        if graph.forecast is None or graph.forecast.planned_by == EXACT:
+            return graph
+        job = self._job
+        room = self._room()
+        if isinstance(room, NoRoom):
+            return graph
+        request = request_for(job.spec, topology, room)
+        try:
+            answer = await searched(request, PlanningConfig(deadline_s=self._times.plan_s))
+        except NoPlan:
+            return graph  # only with less memory than all that windows may hold
+        now = self._room()
+        if isinstance(now, NoRoom) or not still_open(now, request, answer):
+            return graph
+        better = graph_for(job.name, job.spec, topology, room, request, answer)
+        if isinstance(better, NoRoom):
+            return graph
+        job.instances.graph = better
+        return better
+
+    def _room(self) -> OpenRoom | NoRoom:
+        """What is free for the job, the slots that it holds among it."""
+        job = self._job
+        nodes, cordoned = list(job.mesh.nodes.values()), job.mesh.cordons.places()
+        return room_for(job.spec, nodes, job.queue.occupied(job.name), cordoned)
 
     async def _start(self, graph: TaskGraph) -> None:
         instances = self._job.instances

@@ -115,6 +115,8 @@ class RunTimes:
     analysis_accept_s: float = 20.0
     """A living agent takes an order within milliseconds; after this time (while the bus is heard) the next
     agent is asked."""
+    plan_s: float = 30.0
+    """A search for a plan that takes longer is given up, and the plan made at once is taken."""
     sample_s: float = 90.0
     """How long a text sample of a small model may take. A large one gets more time (SLOWEST_BYTES_PER_S); a
     worker that makes no progress is ended before."""
