@@ -319,7 +319,7 @@ class NodeCut(Part):
     reason: str
 
 
-class JobRecord(Message, wire="job.record", version=(1, 16)):
+class JobRecord(Message, wire="job.record", version=(1, 17)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token

@@ -188,6 +188,32 @@ class Placement(Part):
     device: str
 
 
+class PlanAlternative(Part):
+    """A plan that was not chosen: in words, its step in milliseconds, and why not."""
+
+    plan: str
+    step_ms: float
+    why_not: str
+
+
+class PlanForecast(Part):
+    """What the planner expects of a step, in milliseconds, and of what it consists (ADR-0070).
+
+    `stage_ms` and `memory_bytes` are of each stage: its part of a step, and the need of one instance.
+    """
+
+    step_ms: float
+    bottleneck_ms: float = Field(description="of the costliest stage, for all microbatches")
+    fill_ms: float = Field(description="a microbatch through the other stages")
+    reduction_ms: float
+    constant_ms: float
+    stage_ms: tuple[float, ...] = ()
+    memory_bytes: tuple[int, ...] = ()
+    busiest_link_ms: float = Field(0.0, description="of a topology, for a step; 0: there is none")
+    planned_by: str = ""
+    alternatives: tuple[PlanAlternative, ...] = ()
+
+
 class TaskGraph(Part):
     """Units, edges, constraints, and the placement that the orchestrator chose, with its reason."""
 
@@ -209,6 +235,8 @@ class TaskGraph(Part):
     tied_stages: tuple[tuple[int, ...], ...] = Field(
         (), description="groups of stages that share a parameter: they prepare together"
     )
+
+    forecast: PlanForecast | None = Field(None, description="as planned; changes of replicas leave it")
 
     def unit(self, sid: str) -> TaskUnit:
         return next(unit for unit in self.units if unit.sid == sid)

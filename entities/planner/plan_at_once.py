@@ -10,14 +10,24 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from entities.planner.first_placement import NeededPlace, NodeRoom, NothingFits, place_first
-from entities.planner.plan_request import NoPlan, PlanAnswer, PlannedStep, PlanRequest, UnitPlace
+from entities.planner.plan_request import (
+    Alternative,
+    NoPlan,
+    PlanAnswer,
+    PlannedStep,
+    PlanRequest,
+    UnitPlace,
+)
 from entities.planner.windows import held
 
 MOST_STEPS = 12_500
 """Of the exact cut's innermost loop: some 10 ms."""
+MOST_STEPS_OF_OTHERS = 3_000
+"""Likewise, for each alternative that is shown beside it."""
 MOST_UNITS = 256
 
 EXACT, BY_SHARES = "at once, exactly", "at once, by equal shares of work"
@@ -65,6 +75,7 @@ def plan_at_once(request: PlanRequest) -> PlanAnswer:
         # another cut may fit: only a layer that fits nowhere is without hope
         raise NoPlan(str(refused), never=refused.never and costs.hopeless()) from None
     forecast = costs.forecast(cuts, memory)
+    others = _others(request, forecast) if exact else ()
     times = ", ".join(f"stage {stage} {time:.1f} ms" for stage, time in enumerate(forecast.stage_ms))
     return PlanAnswer(
         cuts=tuple(cuts),
@@ -72,8 +83,44 @@ def plan_at_once(request: PlanRequest) -> PlanAnswer:
         places=places,
         forecast=forecast,
         reason=f"cut by measured time ({how}): {times} of a step of {forecast.step_ms:.0f} ms",
+        alternatives=others,
         planned_by=how,
     )
+
+
+def _others(request: PlanRequest, chosen: PlannedStep) -> tuple[Alternative, ...]:
+    """What fewer and more stages on as many slots would take, and as many layers for each stage."""
+    stages, total = len(request.replicas or ()), sum(request.replicas or ())
+    edges = request.edges or tuple(range(len(request.layers) + 1))
+    if len(edges) * len(edges) * stages > MOST_STEPS_OF_OTHERS:
+        return ()
+    found: list[tuple[str, PlannedStep | None]] = []
+    for count in (stages - 1, stages + 1):
+        if 1 <= count <= min(total, len(edges) - 1):
+            replicas = tuple((at + 1) * total // count - at * total // count for at in range(count))
+            costs = _StageCosts(replace(request, stages=count, replicas=replicas), replicas)
+            instances = f"{total} instance{'s' if total > 1 else ''}"
+            name = f"{count} stage{'s' if count > 1 else ''} of {instances} in all"
+            cut = costs.exact()
+            found.append((name, costs.forecast(cut, chosen.memory_bytes) if cut else None))
+    replicas = request.replicas or ()
+    even = [edges[at * (len(edges) - 1) // stages] for at in range(stages + 1)]
+    if stages > 1:
+        costs = _StageCosts(request, replicas)
+        forecast = costs.forecast(list(pairwise(even)), chosen.memory_bytes)
+        found.append(("as many layers in each stage", forecast))
+    return tuple(
+        Alternative(name, other.step_ms if other else 0.0, _why_not(other, chosen)) for name, other in found
+    )
+
+
+def _why_not(other: PlannedStep | None, chosen: PlannedStep) -> str:
+    if other is None:
+        return "its stages fit into no slot"
+    difference = other.step_ms - chosen.step_ms
+    if difference < 0:
+        return f"{-difference:.0f} ms shorter: the job asks for other stages or replicas"
+    return f"{difference:.0f} ms longer" if difference > 0.05 else "as long"
 
 
 def cut_at_once(request: PlanRequest) -> tuple[Cut, ...]:

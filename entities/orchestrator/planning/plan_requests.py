@@ -16,6 +16,9 @@ from schemas.task_graph import ModelTopology
 
 ALIKE = 1.25
 """Speeds within this factor of the slowest of a group count as one: measurements of a second are no finer."""
+CONSTANT_MS = 15.0
+"""Of a step beside computing and links: begin, prepare, decide, commit, as the simulator's `overheads` have
+them."""
 STAGE = "stage"
 """The kind of work (`Capability.speed`) by which a stage's time is compared."""
 SUMS_BYTES = {True: 9, False: 4}
@@ -72,6 +75,7 @@ def request_for(spec: JobSpec, topology: ModelTopology, room: OpenRoom) -> PlanR
         clusters=tuple(room.order),
         microbatches=spec.training.microbatches,
         input_bytes=topology.input_bytes,
+        constant_ms=CONSTANT_MS,
         stages=parallel.stages,
         replicas=replicas,
         standbys=parallel.standbys_per_stage(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from entities.orchestrator.planning.placement import (
     Cordoned,
@@ -27,6 +27,8 @@ from schemas.task_graph import (
     Constraint,
     ModelTopology,
     Placement,
+    PlanAlternative,
+    PlanForecast,
     TaskEdge,
     TaskGraph,
     TaskUnit,
@@ -183,6 +185,11 @@ def graph_for(
         batch=topology.batch,
         sources=topology.sources,
         tied_stages=tied_stages(topology.shared, cuts),
+        forecast=PlanForecast(
+            **asdict(answer.forecast),
+            planned_by=answer.planned_by,
+            alternatives=tuple(PlanAlternative(**asdict(other)) for other in answer.alternatives),
+        ),
     )
 
 
