@@ -151,7 +151,10 @@ class _StageCosts:
         self._request, self._replicas = request, replicas
         layers = request.layers
         self._speed = min((slot.speed for slot in request.slots), default=1.0)
-        self._room = min((slot.memory_bytes for slot in request.slots if slot.memory_bytes), default=0)
+        wanted = sum(replicas) + sum(request.standbys)
+        rooms = sorted((slot.memory_bytes or math.inf for slot in request.slots), reverse=True)
+        self._room = rooms[min(wanted, len(rooms)) - 1] if rooms else math.inf
+        """The smallest of as many slots as there are instances, the largest ones: what fits has a place."""
         self._work = [0.0, *accumulate(layer.work_ms for layer in layers)]
         self._state = [0.0, *accumulate(layer.state_bytes for layer in layers)]
         self._kept = [0.0, *accumulate(layer.activation_bytes for layer in layers)]
@@ -240,7 +243,7 @@ class _StageCosts:
         )
 
     def _fits(self, stage: int, first: int, last: int) -> bool:
-        return not self._room or self.memory(stage, first, last) <= self._room
+        return self.memory(stage, first, last) <= self._room
 
     def forecast(self, cuts: Sequence[Cut], memory: Sequence[int]) -> PlannedStep:
         stages = range(len(cuts))

@@ -9,6 +9,8 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+BY_SEARCH = "search"
+
 
 class NoPlan(Exception):
     """There is no such plan: one line with what stands against it, where, and a remedy.
@@ -173,7 +175,7 @@ class PlanAnswer:
     forecast: PlannedStep
     reason: str
     alternatives: tuple[Alternative, ...] = ()
-    planned_by: str = "search"
+    planned_by: str = BY_SEARCH
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from entities.planner.plan_at_once import is_exact, is_small, plan_at_once
+from entities.planner.plan_at_once import plan_at_once
 from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,24 +26,8 @@ class PlanningConfig:
     deadline_s: float = 30.0
 
 
-async def planned(request: PlanRequest, config: PlanningConfig = PlanningConfig()) -> PlanAnswer:
-    """The plan for a request: at once where that is the best one, else by a process.
-
-    Raises:
-        NoPlan: there is none.
-    """
-    if is_small(request):
-        try:
-            if is_exact(at_once := plan_at_once(request)):
-                return at_once
-        except NoPlan:
-            if len({slot.memory_bytes for slot in request.slots}) <= 1:
-                raise  # the exact cut fits into no slot, and all are alike
-    return await searched(request, config)
-
-
 async def searched(request: PlanRequest, config: PlanningConfig = PlanningConfig()) -> PlanAnswer:
-    """The plan by a process, whatever the request's size.
+    """The plan by a process, or the one made at once if that dies or is late.
 
     Raises:
         NoPlan: there is none.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Iterator
 from functools import partial
 
 from bus.logs import get_logger
@@ -13,10 +15,10 @@ from entities.orchestrator.job_state.instances import NodeLost, NotReady, StartF
 from entities.orchestrator.job_state.retry_limits import Parked
 from entities.orchestrator.planning.placement import NoRoom, OpenRoom
 from entities.orchestrator.planning.plan_requests import request_for, still_open
-from entities.orchestrator.planning.task_graph import graph_for, plan, room_for, why_inexact
+from entities.orchestrator.planning.task_graph import graph_for, plan, plan_in, room_for, why_inexact
 from entities.orchestrator.queue.mesh_slots import emptied, job_request, work_left_s
 from entities.planner.plan_at_once import EXACT
-from entities.planner.plan_request import NoPlan
+from entities.planner.plan_request import BY_SEARCH, NoPlan, PlanAnswer, PlanRequest
 from entities.planner.planning_process import PlanningConfig, searched
 from entities.queue.queued_job import QueuedJob
 from schemas.errors import BadJob
@@ -40,6 +42,9 @@ class Deployment:
         self._outages = outages
         self._unfit: tuple[object, str] | None = None
         """Of which nodes it has been found that they have no room for it, were they empty; and why."""
+        self._tried: PlanRequest | None = None
+        self._found: tuple[PlanRequest, PlanAnswer] | None = None
+        self._search: asyncio.Task[None] | None = None
 
     @property
     def waiting(self) -> QueuedJob | None:
@@ -94,7 +99,8 @@ class Deployment:
     async def _plan(self, topology: ModelTopology) -> TaskGraph:
         """Waits in the queue until the job has its slots."""
         began = time.monotonic()
-        with self._job.queue.turn(self._job.name, partial(self._placed, topology)) as turn:
+        placed = partial(self._placed, topology)
+        with self._searching(), self._job.queue.turn(self._job.name, placed) as turn:
             while isinstance(graph := await turn.news(), NoRoom):
                 if graph.never and not self._has_trained:  # what has trained waits for the nodes that it had
                     raise BadJob(graph.reason)
@@ -118,6 +124,16 @@ class Deployment:
         )
         return graph
 
+    @contextlib.contextmanager
+    def _searching(self) -> Iterator[None]:
+        """Whatever is searched meanwhile ends with it."""
+        try:
+            yield
+        finally:
+            if self._search is not None:
+                self._search.cancel()
+                self._search = None
+
     def _placed(self, topology: ModelTopology) -> TaskGraph | NoRoom:
         """Places the job now; if there is no room for it, says whether there ever may be."""
         job = self._job
@@ -137,14 +153,34 @@ class Deployment:
         return graph
 
     def _planned_now(self, topology: ModelTopology) -> TaskGraph | NoRoom:
-        """The plan that is made at once. It takes the slots; `_improve` searches for a better one."""
-        job = self._job
-        nodes, cordoned = list(job.mesh.nodes.values()), job.mesh.cordons.places()
-        return plan(job.name, job.spec, topology, nodes, job.queue.occupied(job.name), cordoned)
+        """The plan that is made at once. It takes the slots; `_improve` searches for a better one.
+
+        Slots of unequal memory may be enough for a cut that only a search finds: it is begun, and the queue
+        asks again when it has ended.
+        """
+        job, room = self._job, self._room()
+        if isinstance(room, NoRoom):
+            return room
+        request = request_for(job.spec, topology, room)
+        if self._found is not None and self._found[0] == request:
+            return graph_for(job.name, job.spec, topology, room, request, self._found[1])
+        graph = plan_in(job.name, job.spec, topology, room, request)
+        unequal = len({slot.memory_bytes for slot in request.slots}) > 1
+        if isinstance(graph, NoRoom) and unequal and request != self._tried:
+            self._tried = request
+            if self._search is not None:
+                self._search.cancel()
+            self._search = asyncio.create_task(self._search_for(request))
+        return graph
+
+    async def _search_for(self, request: PlanRequest) -> None:
+        with contextlib.suppress(NoPlan):
+            self._found = request, await searched(request, PlanningConfig(deadline_s=self._times.plan_s))
+            self._job.queue.again()
 
     async def _improve(self, graph: TaskGraph, topology: ModelTopology) -> TaskGraph:
-        """A better plan by a search, if the one at once need not be the best and its slots are free when it ends."""
-        if graph.forecast is None or graph.forecast.planned_by == EXACT:
+        """A better plan by a search, where the one at once need not be the best; its slots must be free."""
+        if graph.forecast is None or graph.forecast.planned_by in (EXACT, BY_SEARCH):
             return graph
         job = self._job
         room = self._room()

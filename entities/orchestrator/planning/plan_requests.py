@@ -6,6 +6,7 @@ Pure. Slots whose measured speeds differ by less than the measurements do count 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from entities.orchestrator.planning.placement import OpenRoom
 from entities.orchestrator.planning.segmentation import cut_edges
@@ -16,9 +17,6 @@ from schemas.task_graph import ModelTopology
 
 ALIKE = 1.25
 """Speeds within this factor of the slowest of a group count as one: measurements of a second are no finer."""
-CONSTANT_MS = 15.0
-"""Of a step beside computing and links: begin, prepare, decide, commit, as the simulator's `overheads` have
-them."""
 STAGE = "stage"
 """The kind of work (`Capability.speed`) by which a stage's time is compared."""
 SUMS_BYTES = {True: 9, False: 4}
@@ -26,7 +24,17 @@ SUMS_BYTES = {True: 9, False: 4}
 Of each trained parameter, as replicas exchange their sums: exact ones packed (ADR-0066), others as floats."""
 
 
-def request_for(spec: JobSpec, topology: ModelTopology, room: OpenRoom) -> PlanRequest:
+@dataclass(frozen=True, kw_only=True)
+class ForecastConfig:
+    """`constant_ms`: of a step beside computing and links (begin, prepare, decide, commit), as the simulator's
+    `overheads` have them."""
+
+    constant_ms: float = 15.0
+
+
+def request_for(
+    spec: JobSpec, topology: ModelTopology, room: OpenRoom, config: ForecastConfig = ForecastConfig()
+) -> PlanRequest:
     """The planner's request for a job.
 
     Raises:
@@ -75,7 +83,7 @@ def request_for(spec: JobSpec, topology: ModelTopology, room: OpenRoom) -> PlanR
         clusters=tuple(room.order),
         microbatches=spec.training.microbatches,
         input_bytes=topology.input_bytes,
-        constant_ms=CONSTANT_MS,
+        constant_ms=config.constant_ms,
         stages=parallel.stages,
         replicas=replicas,
         standbys=parallel.standbys_per_stage(),

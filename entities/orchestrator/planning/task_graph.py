@@ -53,7 +53,13 @@ def plan(
     room = room_for(spec, nodes, occupied, cordoned)
     if isinstance(room, NoRoom):
         return room
-    request = request_for(spec, topology, room)
+    return plan_in(job, spec, topology, room, request_for(spec, topology, room))
+
+
+def plan_in(
+    job: str, spec: JobSpec, topology: ModelTopology, room: OpenRoom, request: PlanRequest
+) -> TaskGraph | NoRoom:
+    """`plan` where it is known what is free, and what is asked for."""
     try:
         answer = plan_at_once(request)
     except NoPlan:

@@ -109,6 +109,10 @@ class JobQueue:
             if self._turns.get(job) is turn:
                 del self._turns[job]
 
+    def again(self) -> None:
+        """Decides again, though neither mesh nor queue has changed: a job has found how it fits."""
+        self._entered.set()
+
     def occupied(self, job: str) -> dict[str, list[Placement]]:
         """Slots promised to all jobs but this one, by node agent."""
         taken: dict[str, list[Placement]] = defaultdict(list)

@@ -16,7 +16,7 @@ from entities.planner.plan_request import (
     PlanRequest,
     PlanSlot,
 )
-from entities.planner.planning_process import PlanningConfig, planned, searched
+from entities.planner.planning_process import PlanningConfig, searched
 from entities.planner.search.network_topology import dragonfly
 from entities.planner.search.plan_search import search_plan
 
@@ -151,8 +151,7 @@ def test_a_layer_that_fits_nowhere_is_named_with_what_is_missing() -> None:
 
 async def test_a_search_in_its_process_is_the_search() -> None:
     asked = request(stages=None, replicas=None)
-    assert await planned(asked) == search_plan(asked)
-    assert (await planned(request())).planned_by == plan_at_once(request()).planned_by
+    assert await searched(asked) == search_plan(asked)
     with pytest.raises(NoPlan, match="no slot is free") as refused:
         await searched(request(slots=()))
     assert not refused.value.never
