@@ -1,6 +1,6 @@
 """Simulator and planner against the real mesh: five small padded jobs, predicted beside measured.
 
-    python benchmarks/simulation.py [--steps 5] [--pad-ms 40] [--json]
+    python -m benchmarks.simulation [--steps 5] [--pad-ms 40] [--json]
 
 What the simulator is told was measured beforehand, on three other jobs, by the mesh's own telemetry: compute
 per block from the claims (`forward_ms`, `backward_ms`), and constants: what a microbatch takes beside that

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from entities.orchestrator.planning.placement import OpenRoom
 from entities.orchestrator.planning.plan_requests import request_for
+from entities.orchestrator.planning.shape_choice import one_stage
 from entities.planner.plan_at_once import is_exact, is_small, plan_at_once
 from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest
 from entities.planner.search.network_topology import NetworkTopology
@@ -68,9 +69,8 @@ def plan_chosen(
     Raises:
         BadInput: it does not fit whatever its shape.
     """
-    request = replace(
-        _request(spec, model, offers, options), stages=None, replicas=None, standbys=(), edges=()
-    )
+    whole = one_stage(spec, max(1, sum(offer.count for offer in offers)))
+    request = replace(_request(whole, model, offers, options), stages=None, replicas=None, standbys=())
     return _priced(request, _answer(request), options)
 
 

@@ -87,8 +87,9 @@ def plan(
             )
     else:
         offers = offers or [SlotOffer(own)]
-        chosen = [plan_chosen(spec, model, offers, options)] if compare or slot else []
-        found = [*([] if slot and not compare else [plan_as_asked(spec, model, offers, options)]), *chosen]
+        is_free = bool(slot or spec.parallel.auto)
+        asked = [] if is_free and not compare else [plan_as_asked(spec, model, offers, options)]
+        found = asked + ([plan_chosen(spec, model, offers, options)] if compare or is_free else [])
     if json:
         print_json([_as_json(priced) for priced in found])
         return

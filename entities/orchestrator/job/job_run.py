@@ -32,6 +32,7 @@ from entities.orchestrator.job_state.policy_distribution import PolicyDistributi
 from entities.orchestrator.job_state.quarantine import Quarantine
 from entities.orchestrator.job_state.retry_limits import Parked, RetryLimits
 from entities.orchestrator.planning.memory_fit import fixed_by_memory
+from entities.orchestrator.planning.shape_choice import with_shape
 from entities.orchestrator.queue.job_queue import JobQueue
 from entities.orchestrator.queue.mesh_slots import job_request, work_left_s
 from entities.queue.queued_job import ActiveJob, QueuedJob
@@ -380,6 +381,8 @@ class JobRun:
         """Analyses the model, and starts the instances in their slots."""
         topology = await self._outages.outlast("having the model analysed", self.model_analysis.analyse)
         await self._settle_steps(topology)
+        if self.job.spec.parallel.auto:
+            await self._choose_shape(topology)
         if self.job.spec.training.auto:
             await self._fix_by_memory(topology)
             topology = await self._outages.outlast("having the model analysed", self.model_analysis.analyse)
@@ -394,6 +397,14 @@ class JobRun:
         settled = with_steps(self.job.spec, samples)
         if settled != self.job.spec:
             await self._settle(settled)
+
+    async def _choose_shape(self, topology: ModelTopology) -> None:
+        """Replaces `auto` stages and replicas by the planner's choice; the record keeps it."""
+        chosen, because = await with_shape(
+            self.job.spec, topology, list(self.job.mesh.nodes.values()), deadline_s=self.job.times.run.plan_s
+        )
+        await self._settle(chosen)
+        await self.job.store.reason(because)
 
     async def _fix_by_memory(self, topology: ModelTopology) -> None:
         """Replaces what says `auto` by values; the record keeps them, for whoever goes on with the job."""

@@ -6,6 +6,7 @@ places replacements and changes. Nothing here starts an instance.
 
 task_graph.py    `graph_for`: units, edges, constraints, placements of a plan; `first_policy`
 plan_requests.py what the planner (`entities.planner`) is asked for a job
+shape_choice.py  stages and replicas that a job leaves to the planner
 segmentation.py  where a model may be cut; `segment`: its cut without a mesh
 placement.py     `place`: a slot for each unit, or why there is none; `open_room`: what is free
 scaling.py       units added or removed with the number of replicas; weights of standbys

@@ -25,15 +25,15 @@ Of each trained parameter, as replicas exchange their sums: exact ones packed (A
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForecastConfig:
-    """`constant_ms`: of a step beside computing and links (begin, prepare, decide, commit), as the simulator's
-    `overheads` have them."""
+class ForecastConstants:
+    """`constant_ms`: of a step beside computing and links: begin, prepare, decide, commit, as in the
+    simulator's `overheads`."""
 
     constant_ms: float = 15.0
 
 
 def request_for(
-    spec: JobSpec, topology: ModelTopology, room: OpenRoom, config: ForecastConfig = ForecastConfig()
+    spec: JobSpec, topology: ModelTopology, room: OpenRoom, config: ForecastConstants = ForecastConstants()
 ) -> PlanRequest:
     """The planner's request for a job.
 

@@ -88,6 +88,7 @@ ALLOWED: dict[str, set[str]] = {
     "training.checkpoint_every": {"zero"},
     "parallel.stages": set(),
     "parallel.replicas": set(),
+    "parallel.slots": set(),
     "parallel.replicas[0]": set(),
     "parallel.standbys": {"zero"},
     "parallel.standbys[0]": {"zero"},
