@@ -227,7 +227,8 @@ async def compare(options: argparse.Namespace) -> dict[str, Any]:
                     spread=(microbatches / max(measured.steps), microbatches / min(measured.steps)),
                 )
             )
-            say(f"{title}: measured {found[-1].measured:.2f}, predicted {predicted:.2f} a second")
+            said = f"simulated {predicted:.2f}, planned {found[-1].planned:.2f}"
+            say(f"{title}: measured {found[-1].measured:.2f}, {said} a second")
             say(f"  ms per block: {_per_block(measured)}")
         rows = [{**asdict(row), "error": row.error, "plan_error": row.plan_error} for row in found]
         return {"calibration": calibration, "scenarios": rows}
