@@ -18,6 +18,8 @@ from dmsc.commands.jobs import (
     check,
     comparing,
     jobs,
+    plan,
+    queue,
     replay,
     runs,
     schema,
@@ -74,7 +76,16 @@ def version() -> None:
 app.panel("Mesh", up.up, up.down, demo.demo, doctor.doctor, cert.cert)
 app.panel("Mesh", nodes.cordon, nodes.drain, nodes.uncordon, version)
 app.panel(
-    "Jobs", check.check, train.train, train.attach, jobs.jobs, jobs.cancel, jobs.park, jobs.resume, jobs.scale
+    "Jobs",
+    check.check,
+    plan.plan,
+    train.train,
+    train.attach,
+    jobs.jobs,
+    jobs.cancel,
+    jobs.park,
+    jobs.resume,
+    jobs.scale,
 )
 app.panel("Jobs", weights.weights, jobs.move, sweep.sweep, chaos.chaos, simulate.simulate, schema.schema)
 app.panel("Watch", jobs.status, dashboard.dashboard, top.top, top.routes, nodes.nodes, faults.faults)
@@ -101,6 +112,7 @@ feeds.app.command()(versions.show)
 feeds.app.command()(versions.diff)
 feeds.app.command()(versions.check)
 app.add_typer(feeds.app, name="data", rich_help_panel="Jobs")
+app.add_typer(queue.app, name="queue", rich_help_panel="Watch")
 app.add_typer(runs.app, name="runs", rich_help_panel="Watch")
 
 

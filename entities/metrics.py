@@ -92,6 +92,11 @@ _PROCESS = _MetricRows("every process")
 
 # --- jobs that have not ended, by the leading orchestrator ----------------------------------------------
 JOBS = _ORCHESTRATOR.gauge("jobs", "jobs that have not ended, by state", "state")
+QUEUE_JOBS = _ORCHESTRATOR.gauge("queue_jobs", "jobs that wait for slots")
+QUEUE_FREE = _ORCHESTRATOR.gauge("queue_free_slots", "open slots that no job holds")
+QUEUE_LACKING = _ORCHESTRATOR.gauge(
+    "queue_lacking_slots", "slots that have to be there beside the free ones, for all waiting jobs to start"
+)
 JOB_STEP = _JOB.gauge("job_step", "steps decided so far")
 JOB_TOKENS = _JOB.counter("job_tokens_total", "tokens of the steps decided so far")
 JOB_TOKENS_PER_S = _JOB.gauge("job_tokens_per_second", "tokens/s of the last step")

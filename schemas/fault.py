@@ -69,7 +69,7 @@ VerdictKind = Literal["transient", "structural", "unfounded"]
 FaultScope = Literal["none", "instance", "node"]
 
 
-class FaultVerdict(Message, wire="fault.verdict", version=(1, 1)):
+class FaultVerdict(Message, wire="fault.verdict", version=(1, 2)):
     """The SMO's verdict, reached with SRD and MIC, and its action; on the stream `FAULTS`."""
 
     job: Token | None
@@ -81,6 +81,7 @@ class FaultVerdict(Message, wire="fault.verdict", version=(1, 1)):
     reason: str
     culprit: Culprit | None = None
     log: tuple[str, ...] = Field((), description="the last lines of the instance's log")
+    broken: tuple[str, ...] = Field((), description="dependencies of the topology that it broke, by the MIC")
 
 
 class FaultState(StrEnum):

@@ -20,7 +20,9 @@ from schemas.job_file.data import DataSpec
 from schemas.job_file.initial_weights import InitialWeightsField
 from schemas.job_file.model import ModelSpec
 from schemas.job_file.parallel import ParallelSpec
+from schemas.job_file.queue import QueueSpec
 from schemas.job_file.recovery import RecoverySpec
+from schemas.job_file.requires import RequiresSpec
 from schemas.job_file.training import LossScaleSpec, TrainingSpec
 from schemas.marks import HOLDS_URL, Url
 from schemas.recipe_progress import RecipeProgress
@@ -53,6 +55,8 @@ class JobSpec(Part):
     data: DataSpec = DataSpec()
     training: TrainingSpec
     parallel: ParallelSpec = ParallelSpec()
+    requires: RequiresSpec = RequiresSpec()
+    queue: QueueSpec = QueueSpec()
     recovery: RecoverySpec = RecoverySpec()
     routing: RoutingSpec = RoutingSpec()
     initial_weights: Annotated[InitialWeightsField | None, HOLDS_URL] = Field(
@@ -319,7 +323,7 @@ class NodeCut(Part):
     reason: str
 
 
-class JobRecord(Message, wire="job.record", version=(1, 16)):
+class JobRecord(Message, wire="job.record", version=(1, 17)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -348,6 +352,7 @@ class JobRecord(Message, wire="job.record", version=(1, 16)):
     weights: WeightsManifest | None = None
     exact: bool = Field(True, description="whether the weights' bits do not depend on who did what")
     inexact_because: str = ""
+    bits_class: str = Field("", description="of all devices that it uses; empty: not chosen, or any")
     sample: str | None = None
     microbatch_faults: tuple[MicrobatchFault, ...] = Field((), description="what a new orchestrator inherits")
     setbacks: tuple[StepSetbacks, ...] = ()
@@ -366,6 +371,7 @@ class JobRecord(Message, wire="job.record", version=(1, 16)):
     ends_because: str = ""
     held: str = Field("", description="by whom it was parked, and why; it waits until it is resumed")
     usage: JobUsage = JobUsage()
+    resumed_slot_s: float = Field(0.0, ge=0, description="of `usage`, before a person last resumed it")
 
     @property
     def last_step(self) -> int:

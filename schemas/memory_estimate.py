@@ -81,7 +81,7 @@ def estimate_stage(
     Args:
         layers: The stage's layers, as analysed: with the activations of one microbatch.
         spec: The job.
-        in_flight: Microbatches that it may hold at once (`planning.task_graph.in_flight`).
+        in_flight: Microbatches that it may hold at once (`entities.planner.windows.in_flight`).
         replicas: Of the stage: a single one exchanges nothing of its sum.
         optimizer_bytes_per_parameter: State of the optimizer for each trained parameter: 8 for AdamW, 0 for
             plain SGD, 4 more for an fp32 master.

@@ -95,6 +95,11 @@ class Capability(Part):
     emulated: bool = Field(False, description="the speed is set, for tests: only padded layers keep to it")
     labels: Labels = {}
 
+    @property
+    def device_kind(self) -> str:
+        """`kind`, also of a record that an older agent wrote: the part of `device` before the colon."""
+        return self.device.partition(":")[0] if self.kind == "cpu" else self.kind
+
 
 class Endpoint(Part):
     """The location of an instance: cluster, node, process, and the address of its tensor links.
@@ -123,6 +128,7 @@ class ServiceRecord(Message, wire="registry.record", version=(1, 3)):
     state: InstanceState
     endpoint: Endpoint
     capability: Capability = Capability()
+    offers: tuple[Capability, ...] = Field((), description="of a node agent: its slots' different ones")
     input_schema: tuple[TensorSchema, ...] = ()
     output_schema: tuple[TensorSchema, ...] = ()
     tags: tuple[str, ...] = ()
@@ -179,7 +185,19 @@ class StateChange(Message, wire="registry.state", version=(1, 1)):
     culprit: Culprit | None = None
 
 
-class Resolve(Message, wire="registry.resolve", version=(1, 1)):
+_LABEL = "label:"
+
+
+def label_tag(key: str, value: str) -> str:
+    """The tag of a node agent that says this label of its node."""
+    return f"{_LABEL}{key}={value}"
+
+
+def is_label_tag(tag: str) -> bool:
+    return tag.startswith(_LABEL)
+
+
+class Resolve(Message, wire="registry.resolve", version=(1, 2)):
     """Discovery by content: every given field must match; `prefix` matches its descendants too.
 
     An answer that would be too large comes in pages: repeat the request with `after` until `next_after` is 0.
@@ -199,7 +217,56 @@ class Resolve(Message, wire="registry.resolve", version=(1, 1)):
     device: str | None = Field(None, description="kind of device: cpu, cuda")
     min_memory_bytes: int = Field(0, ge=0, description="what the place must have at least")
     min_flops_per_s: float = Field(0.0, ge=0.0, description="as measured; not measured counts as 0")
+    precision: str | None = Field(None, description="in which it computes without emulation")
+    bits_class: str | None = None
     after: int = Field(0, ge=0, description="route id behind which the page begins")
+
+    @property
+    def asks_capability(self) -> bool:
+        """Whether it asks for more than the content: for what the place can do."""
+        return any(
+            (self.device, self.min_memory_bytes, self.min_flops_per_s, self.precision, self.bits_class)
+        )
+
+    def matches(self, record: ServiceRecord) -> bool:
+        """Whether the registry would answer this query with this record, whatever the page."""
+        places = record.offers or (record.capability,)
+        return self.matches_content(record) and any(self.fits(place) for place in places)
+
+    def matches_content(self, record: ServiceRecord) -> bool:
+        """The same without what the place can do."""
+        if self.prefix is not None:
+            prefix = self.prefix.rstrip("/")
+            if record.prefix != prefix and not record.prefix.startswith(prefix + "/"):
+                return False
+        return (
+            self.sid in (None, record.sid)
+            and self.kind in (None, record.kind)
+            and self.job in (None, record.job)
+            and self.stage in (None, record.stage)
+            and self.cluster in (None, record.endpoint.cluster)
+            and self.state in (None, record.state)
+            and set(self.tags) <= set(record.tags)
+            and _same_boundary(self.input_schema, record.input_schema)
+            and _same_boundary(self.output_schema, record.output_schema)
+        )
+
+    def fits(self, place: Capability) -> bool:
+        """Whether a place can do what is asked for. One whose class of bits is not known is of any."""
+        return (
+            self.device in (None, place.device_kind)
+            and place.memory_bytes >= self.min_memory_bytes
+            and place.flops_per_s >= self.min_flops_per_s
+            and (self.precision is None or self.precision in place.precisions)
+            and (self.bits_class is None or place.bits_class in ("", self.bits_class))
+        )
+
+
+def _same_boundary(asked: tuple[TensorSchema, ...] | None, own: tuple[TensorSchema, ...]) -> bool:
+    """Whether shapes and dtypes are those asked for; names do not matter."""
+    if asked is None:
+        return True
+    return [(each.shape, each.dtype) for each in asked] == [(each.shape, each.dtype) for each in own]
 
 
 class Resolved(Message, wire="registry.resolved", version=(1, 1)):

@@ -35,6 +35,14 @@ class LayerProfile(Part):
     output_bytes: int
 
 
+class LayerEdge(Part):
+    """What one layer hands to another, bytes per microbatch; `upstream` −1: of the batch."""
+
+    upstream: int = Field(ge=-1)
+    downstream: int
+    bytes: int
+
+
 class DataSource(Part):
     """One source that a job is trained on. `epoch_samples`: None for windows from anywhere and for feeds."""
 
@@ -54,6 +62,10 @@ class ModelTopology(Message, wire="topology.model", version=(1, 5)):
     cluster: Token
     node: Token
     layers: tuple[LayerProfile, ...]
+    edges: tuple[LayerEdge, ...] = Field(
+        (),
+        description="which layers read what others gave, in order; what many read counts for each",
+    )
     parameters: int
     input_bytes: int = Field(description="tokens and targets of one microbatch, bytes")
     data_tokens: int
@@ -188,6 +200,32 @@ class Placement(Part):
     device: str
 
 
+class PlanAlternative(Part):
+    """A plan that was not chosen: in words, its step in milliseconds, and why not."""
+
+    plan: str
+    step_ms: float
+    why_not: str
+
+
+class PlanForecast(Part):
+    """What the planner expects of a step, in milliseconds, and of what it consists (ADR-0070).
+
+    `stage_ms` and `memory_bytes` are of each stage: its part of a step, and the need of one instance.
+    """
+
+    step_ms: float
+    bottleneck_ms: float = Field(description="of the costliest stage, for all microbatches")
+    fill_ms: float = Field(description="a microbatch through the other stages")
+    reduction_ms: float
+    constant_ms: float
+    stage_ms: tuple[float, ...] = ()
+    memory_bytes: tuple[int, ...] = ()
+    busiest_link_ms: float = Field(0.0, description="of a topology, for a step; 0: there is none")
+    planned_by: str = ""
+    alternatives: tuple[PlanAlternative, ...] = ()
+
+
 class TaskGraph(Part):
     """Units, edges, constraints, and the placement that the orchestrator chose, with its reason."""
 
@@ -209,6 +247,8 @@ class TaskGraph(Part):
     tied_stages: tuple[tuple[int, ...], ...] = Field(
         (), description="groups of stages that share a parameter: they prepare together"
     )
+
+    forecast: PlanForecast | None = Field(None, description="as planned; changes of replicas leave it")
 
     def unit(self, sid: str) -> TaskUnit:
         return next(unit for unit in self.units if unit.sid == sid)

@@ -125,6 +125,12 @@ training:
     "parallel": """
 parallel: {stages: 4, replicas: [2, 2, 2, 1], standbys: 1}
 """,
+    "requires": """
+requires: {device: cuda, precision: bf16, labels: {region: eu}}
+""",
+    "queue": """
+queue: {priority: 10, deadline_s: 86400, wall_time_s: 14400}
+""",
     "recovery": """
 recovery: {max_recoveries: 5, within_s: 600}
 """,

@@ -14,8 +14,8 @@ from benchmarks.planner_sections.graph_files import PartitioningCase, read_parti
 from benchmarks.planner_sections.optimum import ProvenBound, proven_bound
 from benchmarks.policy_data.forms import WrongForm
 from benchmarks.policy_sections.sheet import Bench
-from entities.planner.graph_cut import GraphCutConfig, cut_graph, stage_costs
-from entities.planner.layer_graph import branch_first_order
+from entities.planner.search.graph_cut import GraphCutConfig, cut_graph, stage_costs
+from entities.planner.search.layer_graph import branch_first_order
 
 OF_BOUND, OF_BEST = 1.005, 1.02
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.policy_data.forms import WrongForm, read_json, read_text
-from entities.planner.contraction import contract
-from entities.planner.layer_graph import (
+from entities.planner.search.contraction import contract
+from entities.planner.search.layer_graph import (
     Floats,
     LayerChain,
     LayerGraph,

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.policy_sections.sheet import Bench
 from entities.planner.plan_request import NoPlan, PlanLayer, PlanRequest, PlanSlot
-from entities.planner.plan_search import search_plan
+from entities.planner.search.plan_search import search_plan
 
 PLANS = 1000
 

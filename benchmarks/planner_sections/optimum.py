@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entities.planner.layer_graph import LayerGraph
+from entities.planner.search.layer_graph import LayerGraph
 
 GAP = 0.002
 """Relative; within it the bound counts as closed."""

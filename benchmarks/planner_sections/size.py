@@ -11,11 +11,11 @@ import time
 import numpy as np
 
 from benchmarks.policy_sections.sheet import Bench
-from entities.planner.chain_cut import interval_sums, interval_transfers, least_bottleneck
 from entities.planner.first_placement import NeededPlace, NodeRoom, place_first
-from entities.planner.layer_graph import LayerGraph, OutputFlow
 from entities.planner.plan_at_once import is_small, plan_at_once
 from entities.planner.plan_request import PlanLayer, PlanRequest, PlanSlot
+from entities.planner.search.chain_cut import interval_sums, interval_transfers, least_bottleneck
+from entities.planner.search.layer_graph import LayerGraph, OutputFlow
 
 LAYERS = 1251
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from benchmarks.planner_sections.graph_files import read_profile
 from benchmarks.policy_sections.sheet import Bench
-from entities.planner.instance_assignment import AssignmentConfig, Table, assign_instances
-from entities.planner.step_cost import NO_FIT, InstanceKind, StepCost, StepSettings
+from entities.planner.search.instance_assignment import AssignmentConfig, Table, assign_instances
+from entities.planner.search.step_cost import NO_FIT, InstanceKind, StepCost, StepSettings
 
 MODELS = ("gnmt", "alexnet", "vgg16", "resnet50")
 CASES, INSTANCES, MOST_STAGES = 6, 6, 4

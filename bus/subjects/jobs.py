@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bus.subject_row import Names, Subject
 from bus.subjects.table import ALL, BROKER, CLIENT, FM, MG, MI, MIC, RECORDS_BYTES, SMO, STREAM
-from schemas import broker, feeds, gateway_api, job, module_status, policy
+from schemas import broker, feeds, gateway_api, job, module_status, policy, queue
 from schemas.errors import Ack
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "MESH_QUERY",
     "PARK",
     "QUERY",
+    "QUEUE_QUERY",
     "RESUME",
     "SCALE",
     "SUBMIT",
@@ -146,6 +147,16 @@ QUERY = Subject(
     SMO,
     "jobs and records",
     reply=gateway_api.JobList,
+    answer_bytes=RECORDS_BYTES,
+)
+QUEUE_QUERY = Subject(
+    "queue query",
+    "job.command.queue",
+    queue.QueueQuery,
+    MG,
+    SMO,
+    "who waits for slots, and why",
+    reply=queue.QueueStatus,
     answer_bytes=RECORDS_BYTES,
 )
 MESH_QUERY = Subject(

@@ -85,7 +85,7 @@ def check_job(spec: JobSpec, options: CheckOptions = CheckOptions()) -> Iterator
         DmscError: the job can't be trained as it is; one line.
     """
     report = CheckReport()
-    spec = _without_auto(spec)
+    spec = without_auto(spec)
     with tempfile.TemporaryDirectory(prefix="dmsc-check-") as scratch, contextlib.ExitStack() as stack:
         order = _order(spec, options, Path(scratch))
         process, orders, reports = _start(options, stack)
@@ -104,7 +104,7 @@ def check_job(spec: JobSpec, options: CheckOptions = CheckOptions()) -> Iterator
         )
 
 
-def _without_auto(spec: JobSpec) -> JobSpec:
+def without_auto(spec: JobSpec) -> JobSpec:
     """The job with small microbatches in place of what the mesh's memory will say."""
     training = spec.training
     if not training.auto:
@@ -237,7 +237,7 @@ def _cuts(spec: JobSpec, report: CheckReport) -> tuple[list[Cut], list[TaskUnit]
         cuts.append(own)
     elif len(topology.layers) > 1:
         with contextlib.suppress(BadJob):  # its layers are tied to each other
-            cuts.append(segment(topology.layers, (1, 1), tied=topology.tied)[0])
+            cuts.append(segment(topology.layers, (1, 1), tied=topology.tied))
     return cuts, stages
 
 

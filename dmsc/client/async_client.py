@@ -49,6 +49,7 @@ from schemas.pages import (
     RoutePage,
 )
 from schemas.policy import ModuleLifecycle, PolicySwitch
+from schemas.queue import QueueStatus
 from schemas.registry import ServiceRecord
 from schemas.usage import Prices
 
@@ -164,6 +165,10 @@ class AsyncClient(TrainCalls, DataCalls, AccessCalls, FeedCalls):
         return await self._post(JobRecord, f"/v1/jobs/{segment(job)}/resume")
 
     # --- the mesh -------------------------------------------------------------------------------------------
+
+    async def queue(self, job: str | None = None) -> QueueStatus:
+        """The waiting jobs in order; of one also its expected start. Raises `Conflict` if it runs."""
+        return await self._get(QueueStatus, "/v1/queue" if job is None else f"/v1/queue/{segment(job)}")
 
     async def mesh(self) -> MeshStatus:
         """An overview of services, nodes and jobs."""

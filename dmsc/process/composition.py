@@ -180,6 +180,7 @@ def _orchestrator(options: RunOptions) -> ServicePart:
     from entities.election.lease import LeadershipLeaseConfig
     from entities.orchestrator import Orchestrator, OrchestratorConfig
     from entities.orchestrator.policy.arbitration import ArbitrationConfig
+    from entities.orchestrator.queue.mesh_slots import queue_rules
 
     modules = [name.strip() for name in options.precedence.split(",") if name.strip()]
     ranks = {module: rank for rank, module in enumerate(reversed(modules), start=1)}
@@ -188,6 +189,7 @@ def _orchestrator(options: RunOptions) -> ServicePart:
         lease=LeadershipLeaseConfig(lease_s=lease_s(options.replicas)),
         arbitration=ArbitrationConfig(precedence=ranks),
         peak_tflops=options.peak_tflops,
+        queue=queue_rules(options.queue_order, options.queue_cool_down),
     )
     return ServicePart(
         sid="orchestrator",

@@ -103,6 +103,21 @@ class RunOptions:
             show_default=False,
         ),
     ] = ""
+    queue_order: Annotated[
+        str,
+        option(
+            "--queue-order ORDER $DMSC_QUEUE_ORDER",
+            "For the orchestrator: who comes first among waiting jobs: fcfs, priority, fair or las.",
+        ),
+    ] = "fcfs"
+    queue_cool_down: Annotated[
+        float,
+        option(
+            "--queue-cool-down SECONDS $DMSC_QUEUE_COOL_DOWN",
+            "For the orchestrator: no job parks for another one sooner than this after its start.",
+            min=0,
+        ),
+    ] = 600.0
     metrics_port: MetricsPortOption = "0"
     metrics_bind: MetricsBindOption = "127.0.0.1"
     peak_tflops: Annotated[

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from bus.subject_row import Subject
 from bus.subjects import INSTANCE_SAMPLE, JOB_EVENT
-from entities.orchestrator.planning.task_graph import window
+from entities.planner.windows import window
 from entities.router.compute_notification import compute_entries
 from entities.router.core import TableDecision, decide_table, worth_writing
 from entities.router.load_statistics import LoadStatistics

@@ -65,7 +65,7 @@ from schemas.data_set.commands import PrepareUnit
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, DmscError, NotFound, Unavailable
 from schemas.leadership import Leadership
-from schemas.registry import Capability, ServiceRecord
+from schemas.registry import Capability, ServiceRecord, label_tag
 from schemas.task_graph import TopologyReleased
 from schemas.telemetry import NodeSample
 from schemas.urls import UrlRules
@@ -100,6 +100,7 @@ class ClusterAgent:
             on_change=self._fork_server_changed,
             at_once=False,
             confinement=confinement,
+            device_kinds=config.device_kinds,
         )
         allowed = config.allow_urls
         self._caches = CacheFolders(config.cache_root, config.cache_bytes)
@@ -175,7 +176,8 @@ class ClusterAgent:
                     ready.set()
                 self._processes.begin()  # not before: on few cores torch's import would delay our answers
                 await self._offered.wait()
-                await presence.update(capability=self._record().capability)
+                record = self._record()
+                await presence.update(capability=record.capability, offers=record.offers)
                 way = self._processes.ready.way if self._processes.ready is not None else ""
                 slots = len(self._instances.ledger.slots)
                 log.info("node offers slots", node=self._config.sid, slots=slots, sandbox=way)
@@ -293,8 +295,19 @@ class ClusterAgent:
             pid=os.getpid(),
             address=config.address,
         )
-        tags = (f"cluster:{config.cluster}", f"node:{config.node}")
-        return record.model_copy(update={"capability": self._capability(), "tags": tags})
+        labels = (label_tag(key, value) for key, value in sorted(config.labels.items()))
+        tags = (f"cluster:{config.cluster}", f"node:{config.node}", *labels)
+        slots = self._instances.ledger.slots
+        offers = dict.fromkeys(
+            slot.capability().model_copy(update={"device": slot.kind}).model_dump_json() for slot in slots
+        )
+        return record.model_copy(
+            update={
+                "capability": self._capability(),
+                "offers": tuple(map(Capability.model_validate_json, offers)),
+                "tags": tags,
+            }
+        )
 
     def _capability(self) -> Capability:
         """What the whole node can do: the first slot's figures, the memory of all."""

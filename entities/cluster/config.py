@@ -109,6 +109,8 @@ class ClusterConfig:
     """What the operator says of this node; plans may ask for it (`entities.cluster.capabilities.labels`)."""
     emulated_slots: tuple[EmulatedSlot, ...] = ()
     """Slots that stand for other devices, for tests and benchmarks; they replace `slots`."""
+    device_kinds: tuple[str, ...] = ()
+    """`module:NAME` of kinds of devices beside CPU and CUDA (`workers.devices.device_kind`)."""
     capabilities: Path | None = None
     """Where measurements of devices are kept; None: in the user's cache (XDG_CACHE_HOME)."""
     times: ClusterTimes = ClusterTimes()

@@ -16,6 +16,8 @@ from schemas.errors import BadInput, Conflict, Fenced, Refused
 from schemas.registry import PASSING, PASSING_EXIT, InstanceState
 from schemas.task_graph import ModelTopology, TaskUnit, UnitKind
 
+MOST_SKIPS = 16
+"""Broken edges between layers in one judgement: the first ones."""
 ENDED_KEPT = 512
 """Ended incarnations that are remembered, so that a late repetition of their start is not obeyed."""
 
@@ -27,11 +29,12 @@ class Device:
     device: str
     name: str = ""
     memory_bytes: int = 0
+    kind: str = ""
+    """The name of its kind; by default the part before the colon of torch's device string."""
 
-    @property
-    def kind(self) -> str:
-        """The part before the colon of torch's device string."""
-        return self.device.partition(":")[0]
+    def __post_init__(self) -> None:
+        if not self.kind:
+            object.__setattr__(self, "kind", self.device.partition(":")[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,7 +308,11 @@ def judge_process(
 
 
 def broken_dependencies(instance: LocalIncarnation, topology: ModelTopology | None) -> tuple[str, ...]:
-    """The edges of the topology that depend on this instance, each as `from -> to: what flows`."""
+    """The edges of the topology that depend on this instance, each as `from -> to: what flows`.
+
+    Behind those between stages come the ones between layers that are no neighbours, and of which this
+    instance computes one end or hands on the value: what a skip connection carries is lost with it, too.
+    """
     unit = instance.unit
     if unit.is_data:
         flow = f": {topology.input_bytes} bytes a microbatch" if topology else ""
@@ -314,6 +321,18 @@ def broken_dependencies(instance: LocalIncarnation, topology: ModelTopology | No
     edges = [f"{upstream} -> {unit.sid}{_boundary(topology, unit.first_layer)}"]
     if unit.stage + 1 < instance.stages:
         edges.append(f"{unit.sid} -> stage {unit.stage + 1}{_boundary(topology, unit.last_layer)}")
+    if topology is not None:
+        names = {-1: "the batch"} | {
+            layer.index: f"layer {layer.index} ({layer.name})" for layer in topology.layers
+        }
+        skips = [
+            f"{names[edge.upstream]} -> {names[edge.downstream]}: {edge.bytes} bytes a microbatch"
+            for edge in topology.edges
+            if edge.downstream - edge.upstream > 1
+            and edge.upstream < unit.last_layer
+            and edge.downstream >= unit.first_layer
+        ]
+        edges += skips[:MOST_SKIPS]
     return tuple(edges)
 
 

@@ -106,6 +106,7 @@ class ForkServerClient:
         method: how it starts children: `auto`, `fork` or `spawn`.
         at_once: start the server at once; if false, `begin` starts it, because it takes a core for seconds.
         confinement: isolation of the children; None: they may do whatever this process's user may.
+        device_kinds: `module:NAME` of kinds of devices beside the built-in ones.
         times: limits and pauses.
     """
 
@@ -119,10 +120,12 @@ class ForkServerClient:
         method: str = "auto",
         at_once: bool = True,
         confinement: Confinement | None = None,
+        device_kinds: Sequence[str] = (),
         times: ForkServerClientTimes = ForkServerClientTimes(),
     ) -> None:
         self._times = times
         self._confinement = confinement
+        self._device_kinds = tuple(device_kinds)
         self._order_count = 0
         self._name = name
         self._logs = logs.absolute()
@@ -371,6 +374,7 @@ class ForkServerClient:
             arguments += ["--confine", self._confinement.way]
             if self._confinement.users:
                 arguments += ["--users", self._confinement.users]
+        arguments += [part for path in self._device_kinds for part in ("--device-kind", path)]
         return arguments + [part for path in self._code_path for part in ("--code-path", path)]
 
     def _handle(self, event: dict[str, Any]) -> None:

@@ -33,6 +33,7 @@ from entities.orchestrator.policy.arbitration import ArbitrationConfig
 from entities.orchestrator.policy.policy_service import PolicyService
 from entities.orchestrator.policy.promotion_rules import PromotionConfig
 from entities.orchestrator.policy.promotion_service import PromotionService
+from entities.orchestrator.queue.mesh_slots import queue_rules
 from entities.queue.queue_rules import QueueRules
 from schemas.base import Message
 from schemas.cluster import AnalysisFailed, NodeStatus, SampleWritten
@@ -77,7 +78,7 @@ class OrchestratorConfig:
     lease: LeadershipLeaseConfig = field(default_factory=LeadershipLeaseConfig)
     arbitration: ArbitrationConfig = field(default_factory=ArbitrationConfig)
     promotion: PromotionConfig = field(default_factory=PromotionConfig)
-    queue: QueueRules = field(default_factory=QueueRules)
+    queue: QueueRules = field(default_factory=queue_rules)
     builds: BuildsConfig = field(default_factory=BuildsConfig)
 
 
@@ -231,6 +232,7 @@ class Leader:
             (subjects.SCALE, self._jobs.scale),
             (subjects.CHANGE_STAGE, self._jobs.change_stage),
             (subjects.QUERY, self._jobs.query),
+            (subjects.QUEUE_QUERY, self._jobs.queue_status),
             (subjects.MESH_QUERY, self._mesh_query),
             (subjects.SUBMIT_BUILD, self._builds.submit),
             (subjects.QUERY_BUILDS, self._builds.query),
@@ -377,6 +379,7 @@ class Leader:
         runs = list(self._runs.values())
         for state, count in Counter(run.job.store.record.state for run in runs).items():
             yield metrics.JOBS(count, state=state)
+        yield from self._jobs.queue.readings()
         for run in runs:
             yield from run.training.readings(self.config.peak_tflops)
 

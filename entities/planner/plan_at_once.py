@@ -10,15 +10,27 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from entities.planner.first_placement import NeededPlace, NodeRoom, NothingFits, place_first
-from entities.planner.plan_request import NoPlan, PlanAnswer, PlannedStep, PlanRequest, UnitPlace
-from entities.planner.windows import in_flight
+from entities.planner.plan_request import (
+    Alternative,
+    NoPlan,
+    PlanAnswer,
+    PlannedStep,
+    PlanRequest,
+    UnitPlace,
+)
+from entities.planner.windows import held
 
-MOST_STEPS = 12_000
+MOST_STEPS = 12_500
 """Of the exact cut's innermost loop: some 10 ms."""
+MOST_STEPS_OF_OTHERS = 3_000
+"""Likewise, for each alternative that is shown beside it."""
 MOST_UNITS = 256
+
+EXACT, BY_SHARES = "at once, exactly", "at once, by equal shares of work"
 
 Cut = tuple[int, int]
 
@@ -31,9 +43,14 @@ def is_small(request: PlanRequest) -> bool:
     if any(layer.pinned_to for layer in request.layers):
         return False
     edges = len(request.edges or request.layers)
-    alike = len({(slot.speed, slot.memory_bytes) for slot in request.slots}) == 1
+    alike = len({slot.speed for slot in request.slots}) <= 1
     units = sum(request.replicas) + sum(request.standbys)
     return alike and edges * edges * request.stages / 2 <= MOST_STEPS and units <= MOST_UNITS
+
+
+def is_exact(answer: PlanAnswer) -> bool:
+    """Whether a plan made at once has the exact cut: there is none with a lower bottleneck."""
+    return answer.planned_by == EXACT
 
 
 def plan_at_once(request: PlanRequest) -> PlanAnswer:
@@ -48,11 +65,17 @@ def plan_at_once(request: PlanRequest) -> PlanAnswer:
             f"needs {sum(replicas) + sum(standbys)} slots, {len(request.slots)} are free", never=False
         )
     costs = _StageCosts(request, replicas)
-    cuts, how = (costs.exact(), "exact") if is_small(request) else (None, "equal shares of work")
-    cuts = cuts or costs.equal_shares()
+    exact = costs.exact() if is_small(request) else None
+    cuts = exact or costs.equal_shares()
+    how = EXACT if exact else BY_SHARES
     memory = [costs.memory(stage, first, last) for stage, (first, last) in enumerate(cuts)]
-    places = _places(request, replicas, standbys, memory)
+    try:
+        places = _places(request, replicas, standbys, memory)
+    except NoPlan as refused:
+        # another cut may fit: only a layer that fits nowhere is without hope
+        raise NoPlan(str(refused), never=refused.never and costs.hopeless()) from None
     forecast = costs.forecast(cuts, memory)
+    others = _others(request, forecast) if exact else ()
     times = ", ".join(f"stage {stage} {time:.1f} ms" for stage, time in enumerate(forecast.stage_ms))
     return PlanAnswer(
         cuts=tuple(cuts),
@@ -60,8 +83,54 @@ def plan_at_once(request: PlanRequest) -> PlanAnswer:
         places=places,
         forecast=forecast,
         reason=f"cut by measured time ({how}): {times} of a step of {forecast.step_ms:.0f} ms",
-        planned_by="at once",
+        alternatives=others,
+        planned_by=how,
     )
+
+
+def _others(request: PlanRequest, chosen: PlannedStep) -> tuple[Alternative, ...]:
+    """What fewer and more stages on as many slots would take, and as many layers for each stage."""
+    stages, total = len(request.replicas or ()), sum(request.replicas or ())
+    edges = request.edges or tuple(range(len(request.layers) + 1))
+    if len(edges) * len(edges) * stages > MOST_STEPS_OF_OTHERS:
+        return ()
+    found: list[tuple[str, PlannedStep | None]] = []
+    for count in (stages - 1, stages + 1):
+        if 1 <= count <= min(total, len(edges) - 1):
+            replicas = tuple((at + 1) * total // count - at * total // count for at in range(count))
+            costs = _StageCosts(replace(request, stages=count, replicas=replicas), replicas)
+            instances = f"{total} instance{'s' if total > 1 else ''}"
+            name = f"{count} stage{'s' if count > 1 else ''} of {instances} in all"
+            cut = costs.exact()
+            found.append((name, costs.forecast(cut, chosen.memory_bytes) if cut else None))
+    replicas = request.replicas or ()
+    even = [edges[at * (len(edges) - 1) // stages] for at in range(stages + 1)]
+    if stages > 1:
+        costs = _StageCosts(request, replicas)
+        forecast = costs.forecast(list(pairwise(even)), chosen.memory_bytes)
+        found.append(("as many layers in each stage", forecast))
+    return tuple(
+        Alternative(name, other.step_ms if other else 0.0, _why_not(other, chosen)) for name, other in found
+    )
+
+
+def _why_not(other: PlannedStep | None, chosen: PlannedStep) -> str:
+    if other is None:
+        return "its stages fit into no slot"
+    difference = other.step_ms - chosen.step_ms
+    if difference < 0:
+        return f"{-difference:.0f} ms shorter: the job asks for other stages or replicas"
+    return f"{difference:.0f} ms longer" if difference > 0.05 else "as long"
+
+
+def cut_at_once(request: PlanRequest) -> tuple[Cut, ...]:
+    """The cut alone, whatever slots are free; exact where that is cheap.
+
+    Raises:
+        NoPlan: there are more stages than pieces.
+    """
+    costs = _StageCosts(request, _shape(request)[0])
+    return tuple((costs.exact() if is_small(request) else None) or costs.equal_shares())
 
 
 def _shape(request: PlanRequest) -> tuple[Sequence[int], Sequence[int]]:
@@ -82,7 +151,10 @@ class _StageCosts:
         self._request, self._replicas = request, replicas
         layers = request.layers
         self._speed = min((slot.speed for slot in request.slots), default=1.0)
-        self._room = min((slot.memory_bytes for slot in request.slots if slot.memory_bytes), default=0)
+        wanted = sum(replicas) + sum(request.standbys)
+        rooms = sorted((slot.memory_bytes or math.inf for slot in request.slots), reverse=True)
+        self._room = rooms[min(wanted, len(rooms)) - 1] if rooms else math.inf
+        """The smallest of as many slots as there are instances, the largest ones: what fits has a place."""
         self._work = [0.0, *accumulate(layer.work_ms for layer in layers)]
         self._state = [0.0, *accumulate(layer.state_bytes for layer in layers)]
         self._kept = [0.0, *accumulate(layer.activation_bytes for layer in layers)]
@@ -106,7 +178,13 @@ class _StageCosts:
 
     def memory(self, stage: int, first: int, last: int) -> int:
         """Bytes of one instance."""
-        flying = min(self._request.microbatches, in_flight(len(self._replicas), stage, self._replicas[stage]))
+        flying = held(
+            len(self._replicas),
+            stage,
+            self._replicas[stage],
+            self._request.microbatches,
+            self._request.most_held,
+        )
         kept = self._kept[last] - self._kept[first] + 2 * self._live[last]
         return int((self._state[last] - self._state[first] + kept * flying) * self._request.memory_factor)
 
@@ -155,8 +233,17 @@ class _StageCosts:
             chosen.append(min(candidates, key=lambda at: abs(self._work[edges[at]] - wanted)))
         return list(pairwise([*(edges[at] for at in chosen), edges[-1]]))
 
+    def hopeless(self) -> bool:
+        """Whether some piece that can't be cut needs more than any slot has, in whichever stage."""
+        room = max((slot.memory_bytes for slot in self._request.slots), default=0)
+        stages = range(len(self._replicas))
+        return bool(room) and any(
+            min(self.memory(stage, first, last) for stage in stages) > room
+            for first, last in pairwise(self._edges)
+        )
+
     def _fits(self, stage: int, first: int, last: int) -> bool:
-        return not self._room or self.memory(stage, first, last) <= self._room
+        return self.memory(stage, first, last) <= self._room
 
     def forecast(self, cuts: Sequence[Cut], memory: Sequence[int]) -> PlannedStep:
         stages = range(len(cuts))
@@ -218,9 +305,8 @@ def too_small(unit: NeededPlace, largest_left: int, request: PlanRequest) -> NoP
     shown = largest if never else largest_left
     where = "the largest slot" if never else "the largest slot that is left"
     return NoPlan(
-        f"stage {unit.stage} needs {need / 2**30:.2f} GiB in each instance, {where} has {shown / 2**30:.2f} "
-        "GiB "
-        f"({(need - shown) / 2**30:.2f} GiB too little): set more parallel.stages, fewer "
-        "training.microbatch_samples, or join a larger node",
+        f"stage {unit.stage} needs {need / 2**30:.2f} GiB in each instance, {where} has "
+        f"{shown / 2**30:.2f} GiB ({(need - shown) / 2**30:.2f} GiB too little): set more parallel.stages "
+        "or fewer training.microbatch_samples, join a larger node, or have fewer slots share its memory",
         never=never,
     )

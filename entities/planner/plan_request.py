@@ -6,8 +6,10 @@ Imports nothing that takes time to import: the control plane asks, and only the 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
+
+BY_SEARCH = "search"
 
 
 class NoPlan(Exception):
@@ -93,12 +95,18 @@ class PlanRequest:
     hop_ms: float = 1.0
     constant_ms: float = 0.0
     memory_factor: float = 1.0
+    most_held: int = 0
+    """Microbatches whose activations must fit at once; 0: as many as windows let be held."""
     most_stages: int = 16
     least_gain: float = 0.01
     """A slot more has to make the step shorter by this part of it, where the planner chooses."""
     effort: float = 1.0
     """How long is searched, relative to the usual."""
     seed: int = 0
+
+    def relaxed(self) -> PlanRequest:
+        """The request where memory has to hold the state and one microbatch: what is certainly needed."""
+        return replace(self, most_held=1)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -167,7 +175,7 @@ class PlanAnswer:
     forecast: PlannedStep
     reason: str
     alternatives: tuple[Alternative, ...] = ()
-    planned_by: str = "search"
+    planned_by: str = BY_SEARCH
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

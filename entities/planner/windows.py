@@ -18,6 +18,12 @@ def in_flight(stages: int, stage: int, replicas: int) -> int:
     return 2 * (stages - stage) + unequal
 
 
+def held(stages: int, stage: int, replicas: int, microbatches: int, most: int = 0) -> int:
+    """Microbatches for whose activations an instance needs memory; `most` 0: no other bound."""
+    flying = min(microbatches, in_flight(stages, stage, replicas))
+    return min(flying, most) if most else flying
+
+
 def pull_window(microbatches: int, senders: int, replicas: int) -> int:
     """Microbatches that one unit before stage 0 may ask one unit before it for at once.
 

@@ -1,6 +1,6 @@
 """The queue's core: which job starts, changes its size, parks, or waits, and why (ADR-0072). Pure.
 
-The orchestrator, `dmsc simulate --queue` and `benchmarks/queue.py` call `decide`. Nothing here starts or
+The orchestrator, `dmsc simulate --queue` and `benchmarks/job_queue.py` call `decide`. Nothing here starts or
 stops anything, reads a clock, or places a stage: `PlanTrial` asks whoever can.
 
 queued_job.py      what a job asks for, and how far it is: `JobRequest`, `QueuedJob`, `ActiveJob`

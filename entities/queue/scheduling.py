@@ -166,7 +166,7 @@ class _Deciding:
             if limit is None or job.parking:
                 continue
             if job.ran_s >= limit:
-                reason = f"its wall time of {limit:.0f} s is over"
+                reason = f"its wall time of {limit:.0f} s is over: `dmsc resume` gives it as much again"
                 self._moves.park_job(self._moves.state_of(job), reason, held=True)
             else:
                 self._said.again_at(self._now + limit - job.ran_s)

@@ -37,7 +37,8 @@ class Content:
     tags: tuple[str, ...]
     input_schema: Boundary
     output_schema: Boundary
-    device: str
+    devices: tuple[str, ...]
+    """The kinds of its places."""
 
     @classmethod
     def of(cls, record: ServiceRecord) -> Content:
@@ -51,7 +52,7 @@ class Content:
             tags=record.tags,
             input_schema=_plain(record.input_schema),
             output_schema=_plain(record.output_schema),
-            device=record.capability.device,
+            devices=tuple(sorted({place.device_kind for place in record.offers or (record.capability,)})),
         )
 
     def keys(self) -> Iterator[tuple[str, Hashable]]:
@@ -61,6 +62,8 @@ class Content:
             yield "prefix", path
             path = path.rpartition("/")[0]
         yield from _plain_keys(self)
+        for device in self.devices:
+            yield "device", device
         for tag in self.tags:
             yield "tag", tag
         if self.input_schema:
@@ -80,7 +83,7 @@ class Content:
             and (query.stage is None or self.stage == query.stage)
             and (query.cluster is None or self.cluster == query.cluster)
             and (query.state is None or self.state is query.state)
-            and (query.device is None or self.device == query.device)
+            and (query.device is None or query.device in self.devices)
             and set(query.tags) <= set(self.tags)
             and (query.input_schema is None or self.input_schema == _plain(query.input_schema))
             and (query.output_schema is None or self.output_schema == _plain(query.output_schema))
@@ -89,7 +92,7 @@ class Content:
 
 def _plain_keys(fields: Content | Resolve) -> Iterator[tuple[str, Hashable]]:
     """The fields that a query compares as they are, with their values."""
-    for name in ("kind", "job", "stage", "cluster", "state", "device"):
+    for name in ("kind", "job", "stage", "cluster", "state"):
         value = getattr(fields, name)
         if value is not None:
             yield name, value
@@ -152,6 +155,8 @@ class RegistryIndex:
     def _shortest(self, query: Resolve) -> dict[ContentGroup, None] | list[ContentGroup]:
         keys: list[tuple[str, Hashable]] = [("tag", tag) for tag in query.tags]
         keys += _plain_keys(query)
+        if query.device is not None:
+            keys.append(("device", query.device))
         if query.input_schema:
             keys.append(("input", _plain(query.input_schema)))
         if query.output_schema:

@@ -192,12 +192,15 @@ class RegistryCore:
             candidates = [lease] if lease is not None and lease.group.content.matches(query) else []
         else:
             candidates = [self._leases[sid] for sid in self._index.find(query)]
+        # Opening a record takes longer than all other filters: only for what stands in it alone.
+        asks_more = query.precision is not None or query.bits_class is not None
         matches = [
             lease
             for lease in candidates
             if lease.route_id > query.after
             and lease.memory_bytes >= query.min_memory_bytes
             and lease.flops_per_s >= query.min_flops_per_s
+            and (not asks_more or query.matches(lease.record))
         ]
         matches.sort(key=_route_of)
         return matches
@@ -325,7 +328,7 @@ class RegistryCore:
             incarnation=record.incarnation,
             state=record.state,
             route_id=record.route_id,
-            memory_bytes=record.capability.memory_bytes,
+            memory_bytes=_most_memory(record),
             flops_per_s=record.capability.flops_per_s,
             replaced=record.replaced,
             group=self._index.add(record.sid, record),
@@ -415,7 +418,7 @@ class RegistryCore:
         lease.group = self._index.add(record.sid, record)
         lease.packed = packed
         lease.state = record.state
-        lease.memory_bytes = record.capability.memory_bytes
+        lease.memory_bytes = _most_memory(record)
         lease.flops_per_s = record.capability.flops_per_s
         return frozenset({record.sid})
 
@@ -456,6 +459,11 @@ class RegistryCore:
 
 def _route_of(lease: LeasedRecord) -> int:
     return lease.route_id
+
+
+def _most_memory(record: ServiceRecord) -> int:
+    """Of one place: what a node's slots have together is of use to none of them."""
+    return max(place.memory_bytes for place in record.offers or (record.capability,))
 
 
 def _bounded(record: ServiceRecord) -> Packed[ServiceRecord]:

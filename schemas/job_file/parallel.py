@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from schemas.base import Part, Token
-from schemas.job_file.training import Synchronous
+from schemas.job_file.training import Synchronous, or_words
 
 MOST_INSTANCES = 100_000
 """Most instances of a job, including standbys."""
+MOST_STAGES = 1024
 Replicas = Annotated[int, Field(ge=1, le=MOST_INSTANCES)]
 Standbys = Annotated[int, Field(ge=0, le=MOST_INSTANCES)]
 
@@ -18,9 +20,20 @@ Standbys = Annotated[int, Field(ge=0, le=MOST_INSTANCES)]
 class ParallelSpec(Part):
     """How the model is cut into stages and replicated. `replicas` is one number or one per stage."""
 
-    stages: int = Field(1, ge=1, le=1024, description="parts that the model is cut into")
+    stages: int = Field(
+        1,
+        ge=1,
+        le=MOST_STAGES,
+        json_schema_extra=or_words("auto"),
+        description="parts that the model is cut into; auto: the planner chooses them, and the replicas",
+    )
     replicas: Replicas | tuple[Replicas, ...] = Field(
-        1, description="instances of each stage: one number, or one per stage"
+        1,
+        json_schema_extra=or_words("auto"),
+        description="instances of each stage: one number, or one per stage; auto: the planner chooses them",
+    )
+    slots: int | None = Field(
+        None, ge=1, le=MOST_INSTANCES, description="that the planner may use, with stages or replicas: auto"
     )
     standbys: Standbys | tuple[Standbys, ...] = Field(
         0,
@@ -39,10 +52,48 @@ class ParallelSpec(Part):
     segmentation: Literal["measured", "uniform"] = Field(
         "measured", description="cuts by measured cost, or by equal numbers of layers"
     )
+    auto: tuple[Literal["stages", "replicas"], ...] = Field(
+        (), description="which of these keys say `auto`, until they are chosen: when the model is analysed"
+    )
     asynchronous: Synchronous = Field(False, description="refused: weights would depend on who was fast")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _words_for_numbers(cls, value: Any) -> Any:
+        """`auto`: until the planner has chosen, the job counts as many instances as it may get slots."""
+        if not isinstance(value, Mapping):
+            return value
+        given = dict(value)
+        words = [key for key in ("stages", "replicas") if given.get(key) == "auto"]
+        slots = given.get("slots")
+        if not words:
+            return given
+        if not isinstance(slots, int) or not 1 <= slots <= MOST_INSTANCES:
+            raise ValueError(
+                f"{words[0]}: auto needs slots, the most that the job may use: a number from 1 on"
+            )
+        if given.get("standbys", 0) != 0:
+            raise ValueError(
+                f"{words[0]}: auto chooses no standbys: leave standbys out, or give numbers of both"
+            )
+        if "stages" in words:
+            if given.get("replicas", "auto") != "auto":
+                raise ValueError("stages: auto chooses the replicas, too: leave replicas out")
+            return given | {"stages": 1, "replicas": slots, "auto": ("stages", "replicas")}
+        stages = given.get("stages", 1)
+        if not isinstance(stages, int) or not 1 <= stages <= MOST_STAGES:
+            return given | {"replicas": 1}  # whatever is wrong with it is said there
+        if slots < stages:
+            raise ValueError(f"slots: {slots} are too few for {stages} stages: give at least {stages}")
+        equal = tuple((at + 1) * slots // stages - at * slots // stages for at in range(stages))
+        return given | {"replicas": equal, "auto": ("replicas",)}
 
     @model_validator(mode="after")
     def _shape(self) -> ParallelSpec:
+        if self.slots is not None and not self.auto:
+            raise ValueError(
+                "slots says how many the planner may use with stages or replicas: auto; leave it out"
+            )
         counts = self.replicas_per_stage()
         if len(counts) != self.stages:
             raise ValueError(f"replicas names {len(counts)} stages, but stages is {self.stages}")

@@ -78,7 +78,7 @@ def samples_that_divide(step_samples: int) -> list[int]:
     return [1 << power for power in range(most.bit_length()) if step_samples >> power <= MOST_MICROBATCHES]
 
 
-def _or(*words: str) -> Callable[[dict[str, Any]], None]:
+def or_words(*words: str) -> Callable[[dict[str, Any]], None]:
     """For the JSON Schema of a field that may say one of these words, too."""
 
     def extended(schema: dict[str, Any]) -> None:
@@ -101,7 +101,7 @@ class TrainingSpec(Part):
         4,
         ge=1,
         le=1 << 20,
-        json_schema_extra=_or("auto"),
+        json_schema_extra=or_words("auto"),
         description="samples of a microbatch; auto: of the powers of two that divide step_samples, the most "
         "that memory holds",
     )
@@ -142,14 +142,14 @@ class TrainingSpec(Part):
     recompute: tuple[str, ...] = Field(
         (),
         max_length=256,
-        json_schema_extra=_or("none", "all", "auto"),
+        json_schema_extra=or_words("none", "all", "auto"),
         description="patterns of names of layers whose activations are computed again in the backward pass, "
         "instead of kept; or none, all, or auto: those that memory asks for",
     )
     compile: tuple[str, ...] = Field(
         (),
         max_length=256,
-        json_schema_extra=_or("none", "all"),
+        json_schema_extra=or_words("none", "all"),
         description="patterns of names of layers that torch's compiler compiles, for static shapes; or none, "
         "or all. It changes bits",
     )

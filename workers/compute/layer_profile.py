@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from schemas.errors import BadModel, DmscError
 from schemas.job import JobSpec
 from schemas.registry import TensorSchema
-from schemas.task_graph import LayerProfile
+from schemas.task_graph import LayerEdge, LayerProfile
 from workers.build.layer_values import with_values
 from workers.compute.loss import Loss
 from workers.compute.running_statistics import keeps_statistics
@@ -43,6 +43,7 @@ class Profiler:
         self._loss = loss
         self._enough_s = enough_s
         self._device = torch.device(device)
+        self._wire_bytes: dict[str, int] = {}  # of one microbatch
         self._uses: Counter[nn.Module] = Counter()  # of layers with running averages, in one pass
         self._layers = [
             StageModule(
@@ -79,11 +80,22 @@ class Profiler:
             for index, profile in enumerate(best)
         ]
 
+    def edges(self) -> tuple[LayerEdge, ...]:
+        """What layers hand to each other, as of the last `run`."""
+        found: Counter[tuple[int, int]] = Counter()
+        for writer, reader, name in self._graph.wires():
+            found[writer, reader] += self._wire_bytes.get(name, 0)
+        return tuple(
+            LayerEdge(upstream=writer, downstream=reader, bytes=count)
+            for (writer, reader), count in sorted(found.items())
+        )
+
     def _pass(self, batch: Batch, *, count: bool) -> list[LayerProfile]:
         """Runs each layer forward and backward on what the ones before gave; `count` measures memory."""
         profiles: list[LayerProfile] = []
         self._uses.clear()
         values: dict[str, Value] = {name: batch[name] for name in self._graph.inputs}
+        self._wire_bytes |= {name: _value_bytes(value) for name, value in values.items()}
         for index, layer in enumerate(self._layers):
             with with_values(layer, self._device) if _is_empty(layer) else nullcontext():
                 profile, values = self._measured(index, layer, values, batch, count=count)
@@ -132,6 +144,7 @@ class Profiler:
             output=tuple(_schema(tensor) for tensor in outputs),
             output_bytes=sum(tensor.nbytes for tensor in outputs),
         )
+        self._wire_bytes |= {name: _value_bytes(value) for name, value in made.items()}
         needed = {*part.outgoing, *self._graph.inputs}
         return profile, {name: _detached(value) for name, value in made.items() if name in needed}
 
@@ -343,3 +356,10 @@ def _schema(tensor: Tensor) -> TensorSchema:
 def _shape(tensor: Tensor) -> str:
     dimensions = ",".join(map(str, tensor.shape))
     return f"[{dimensions}] {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _value_bytes(value: Value) -> int:
+    """Bytes of what a wire carries; a size has none."""
+    if isinstance(value, Tensor):
+        return value.nbytes
+    return sum(map(_value_bytes, value)) if isinstance(value, tuple) else 0

@@ -1,13 +1,21 @@
-"""`DeviceKind`: what a kind of device has to tell, and the two built-in kinds, CPU and CUDA."""
+"""`DeviceKind`: what a kind of device has to tell, and the two built-in kinds, CPU and CUDA.
+
+A kind of one's own is an object with these methods, which `dmsc join --device-kind module:NAME` names
+(`examples/xpu_devices.py`).
+"""
 
 from __future__ import annotations
 
+import importlib
 import platform
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+
+from schemas.base import is_token
+from schemas.errors import BadInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +25,15 @@ class FoundDevice:
     device: str
     name: str
     memory_bytes: int
+    kind: str
+    """The name of its kind; jobs ask for it (`requires.device`)."""
 
 
 class DeviceKind(Protocol):
     """A kind of device. Its methods may initialise the driver: they run in short-lived processes."""
 
     name: str
-    """The part before the colon of torch's device string."""
+    """What jobs and the registry call the kind: mostly the part before the colon of torch's device string."""
 
     def is_built_in(self) -> bool:
         """Whether this torch can use such devices at all. It must not initialise a driver."""
@@ -72,7 +82,7 @@ class CudaKind:
         found = []
         for index in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(index)
-            found.append(FoundDevice(f"cuda:{index}", properties.name, properties.total_memory))
+            found.append(FoundDevice(f"cuda:{index}", properties.name, properties.total_memory, self.name))
         return found
 
     def synchronize(self, device: torch.device) -> None:
@@ -89,13 +99,29 @@ class CudaKind:
 KINDS: dict[str, DeviceKind] = {kind.name: kind for kind in (CpuKind(), CudaKind())}
 
 
-def kind_of(device: str) -> DeviceKind:
-    """The kind of a device as torch spells it.
+_METHODS = ("name", "is_built_in", "find", "synchronize", "build")
+
+
+def register_kind(path: str) -> DeviceKind:
+    """Adds a kind to `KINDS`, in this process and all that it forks.
+
+    Args:
+        path: `module:NAME` of an object with the methods of `DeviceKind`.
 
     Raises:
-        KeyError: no such kind is known here.
+        BadInput: there is no such object, or it is no kind.
     """
-    return KINDS[device.partition(":")[0]]
+    module, _, attribute = path.partition(":")
+    try:
+        kind: DeviceKind = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise BadInput(f"device kind {path}: {error}; write it as module:NAME") from error
+    lacking = [name for name in _METHODS if not hasattr(kind, name)]
+    if lacking or not is_token(kind.name):
+        what = f"lacks {', '.join(lacking)}" if lacking else f"has the name {kind.name!r}, which is none"
+        raise BadInput(f"device kind {path} {what}: see workers.devices.device_kind.DeviceKind")
+    KINDS[kind.name] = kind
+    return kind
 
 
 def processor_name() -> str:

@@ -7,7 +7,7 @@ it ends there. What crosses it is decided here, and is the same wherever else th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -166,6 +166,13 @@ class ModelGraph:
         for index, layer in enumerate(self.layers):
             last |= dict.fromkeys(layer.reads, index)
         return last | dict.fromkeys(self.outputs.values(), len(self.layers))
+
+    def wires(self) -> Iterator[tuple[int, int, str]]:
+        """(the layer that defines it, or −1 for the batch; a layer that reads it; its name) of each wire."""
+        for reader, layer in enumerate(self.layers):
+            for name in layer.reads:
+                if (writer := self._defined.get(name, -1)) != reader:
+                    yield writer, reader, name
 
     @cached_property
     def names(self) -> dict[int, str]:

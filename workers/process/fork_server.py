@@ -395,6 +395,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         default=ConfinementMethod.NONE,
         help="children with a reach",
     )
+    parser.add_argument("--device-kind", action="append", default=[], help="module:NAME; repeatable")
     parser.add_argument("--users", type=users.parse_range, default=users.DEFAULT_RANGE, metavar="LO-HI")
     parser.add_argument("--method", choices=["auto", "fork", "spawn"], default="auto")
     options = parser.parse_args(arguments)
@@ -417,12 +418,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warm_up()
     import torch
 
-    from workers.devices.device_kind import processor_name
+    from workers.devices.device_kind import processor_name, register_kind
 
     threads = prefork.thread_count()
     method, warning = _choose_method(options.method, threads)
     if warning:
         _warn(f"WARNING: {warning}")
+    for path in options.device_kind:
+        register_kind(path)
     devices = probe_devices()
     way = confinement.best_method() if options.confine == "auto" else ConfinementMethod(options.confine)
     prefork.freeze()

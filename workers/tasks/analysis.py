@@ -112,7 +112,8 @@ def analyse(
     loss = MeasuredLoss(spec, [*graph.outputs], [*sample], graph.inputs, tries=True)
     travels = graph.batch_crossing(0, [*sample], loss.batch)
     with embeddings_checked(data.vocabulary, graph.model, sample):
-        profiles, inexact = _profile(Profiler(spec, graph, loss, device), sample)
+        profiler = Profiler(spec, graph, loss, device)
+        profiles, inexact = _profile(profiler, sample)
     compiler = check_compiled(spec, graph, sample, node, device)
     if spec.model.loss == "cross_entropy":
         check_logits(data.vocabulary, profiles)
@@ -123,6 +124,7 @@ def analyse(
         cluster=cluster,
         node=node,
         layers=tuple(profiles),
+        edges=profiler.edges(),
         parameters=sum(unique.values()),
         input_bytes=sum(sample[name].nbytes for name in travels),
         data_tokens=data.tokens,

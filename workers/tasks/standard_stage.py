@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from workers.compute.determinism import compute_exactly
-from workers.devices.device_kind import DeviceKind, kind_of
+from workers.devices.device_kind import KINDS, DeviceKind, register_kind
 from workers.tasks.short_lived import answer
 
 REFERENCE_STAGE_PER_S = 40.0
@@ -46,24 +46,26 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
     """Entry point under the fork server: writes {"measured": {…}} or {"failed": {"code", "text"}}.
 
     Args:
-        payload: With `device`, as torch spells it.
+        payload: With `device` as torch spells it, its `kind`, and `device_kinds` of operators.
         result: The file to write.
     """
     return answer(_main, payload, result)
 
 
 async def _main(payload: dict[str, Any]) -> dict[str, Any]:
-    return {"measured": measure(str(payload["device"]))}
+    for path in payload.get("device_kinds", ()):
+        register_kind(path)  # a fork server that spawns has not done so for this process
+    return {"measured": measure(payload["device"], payload["kind"])}
 
 
-def measure(name: str) -> dict[str, Any]:
+def measure(name: str, kind_name: str) -> dict[str, Any]:
     """The device's `speed` by kind of work, `flops_per_s`, `precisions` and `bits_class`.
 
     Raises:
         RuntimeError: the device can't compute (no memory, a driver that fails).
     """
     compute_exactly(1, 0)
-    device, kind = torch.device(name), kind_of(name)
+    device, kind = torch.device(name), KINDS[kind_name]
     stage = StandardStage(device)
     digest = stage.digest()
     multiplied = {

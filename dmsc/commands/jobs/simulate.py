@@ -12,7 +12,6 @@ from typing import Annotated
 from dmsc.console.command_app import argument, option
 from dmsc.console.options import JsonOption, print_json, print_table
 from dmsc.console.svg_files import check_plot, write_plot
-from schemas.errors import BadInput
 
 
 def simulate(
@@ -47,6 +46,8 @@ def simulate(
 
     Example: dmsc simulate examples/simulate/slow-replica.yaml --plot slow.svg
     """
+    from schemas.errors import BadInput
+
     if (scenario is None) == (queue is None):
         raise BadInput("give either a scenario or --queue TRACE; see docs/simulator.md")
     if queue is not None:

@@ -140,6 +140,13 @@ def join(
         ),
     ] = (),
     emulate_slot: EmulateOption = (),
+    device_kind: Annotated[
+        tuple[str, ...],
+        option(
+            "--device-kind MODULE:NAME $DMSC_DEVICE_KIND",
+            "A kind of devices beside CPU and CUDA; repeatable. See examples/xpu_devices.py.",
+        ),
+    ] = (),
     capabilities: Annotated[
         Path | None,
         option(
@@ -227,6 +234,7 @@ def join(
         slots=slots,
         labels=parse_labels(label),
         capabilities=None if capabilities is None else capabilities.absolute(),
+        device_kinds=device_kind,
         emulated_slots=tuple(EmulatedSlot.parse(text) for text in emulate_slot),
         address=address or address_towards(bus.servers[0]),
         ports=_range(ports),

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any
 
 from bus.logs import get_logger
@@ -39,10 +40,7 @@ class DeviceMeasurement:
         """What each device can do, by torch's name for it; a kept figure comes at once."""
         found: dict[str, MeasuredDevice] = {}
         for device in devices:
-            key = (
-                ready.build,
-                Device(device=device.kind, name=device.name, memory_bytes=device.memory_bytes),
-            )
+            key = (ready.build, replace(device, device=device.kind))
             measured = self._known.get(key) or await self._measured(device, ready.build)
             if measured.speed:  # else another start of the fork server tries again
                 self._known[key] = measured
@@ -87,7 +85,11 @@ class DeviceMeasurement:
             child = await context.processes.spawn(
                 name,
                 f"{config.worker_package}.tasks.standard_stage",
-                {"device": device.device},
+                {
+                    "device": device.device,
+                    "kind": device.kind,
+                    "device_kinds": list(config.device_kinds),
+                },
                 log_path=config.logs / f"{config.sid}-{name}.log",
                 threads=1,
                 result=result,

@@ -63,6 +63,7 @@ from schemas.gateway_api import (
 )
 from schemas.job import JobRecord, JobSpec
 from schemas.policy import ModuleLifecycle
+from schemas.queue import QueueQuery, QueueStatus
 from schemas.signals import AccessDecision, ComputeEntry
 from schemas.urls import bus_name
 
@@ -242,6 +243,12 @@ class JobOperations:
             return ResumeJob(job=job, user=access.user)
 
         return self._learning(self._command("job.resume", job, subjects.RESUME, message))
+
+    def queue(self, job: str | None = None) -> Operation[QueueStatus]:
+        """Who waits for slots, and why; of one job, when it is expected to start."""
+        return self._backends.operation(
+            "mesh.read", "mesh", subjects.QUEUE_QUERY, lambda _: QueueQuery(job=job), self.times.query_s
+        )
 
     def mesh(self) -> Operation[MeshStatus]:
         return self._backends.operation(

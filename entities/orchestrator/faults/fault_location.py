@@ -12,6 +12,8 @@ from schemas.registry import InstanceState, Resolve
 from schemas.step import Member
 from schemas.task_graph import Placement
 
+NO_INSTANCES = "its node can start no instance now"
+
 
 async def locate(
     bus: Bus,
@@ -58,6 +60,8 @@ async def locate(
         "log": judgement.log if judgement is not None else (),
     }
     verdict = verdict.model_copy(update=fields)
+    if verdict.scope == "node" and agent is not None:
+        mesh.judged_lost(agent)
     await bus.publish(FAULT_VERDICT, verdict, sid=member.sid)
     return verdict
 
@@ -65,7 +69,11 @@ async def locate(
 def judge_fault(
     member: Member, state: InstanceState, judgement: Judgement | None, report: FaultReport
 ) -> FaultVerdict:
-    """The verdict, scope and action, from the registry's state and the agent's judgement. Pure."""
+    """The verdict, scope and action, from the registry's state and the agent's judgement. Pure.
+
+    How far a fault reaches, the node's agent judges (MIC): it knows whether its node can start instances at
+    all, and which dependencies of the topology are broken.
+    """
     process = judgement.process if judgement is not None else "unknown to a silent agent"
 
     def verdict(kind: VerdictKind, scope: FaultScope, action: str, reason: str) -> FaultVerdict:
@@ -77,6 +85,7 @@ def judge_fault(
             scope=scope,
             action=action,
             reason=reason,
+            broken=judgement.broken if judgement is not None else (),
         )
 
     known = f"process {process}, registry {state}"
@@ -88,6 +97,8 @@ def judge_fault(
         return verdict("structural", "node", "replace on another node", reason)
     if judgement.process in ("gone", "unknown"):
         reason = f"process {process}: {_evidence(judgement, report)}"
+        if judgement.scope == "node":
+            return verdict("structural", "node", "replace on another node", f"{reason}; {NO_INSTANCES}")
         return verdict("structural", "instance", "replace", reason)
     if state in (InstanceState.FAULTED, InstanceState.GONE):
         reason = f"registry says {state}, process {process}: {report.evidence}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from bus.logs import get_logger
@@ -11,13 +13,19 @@ from entities.orchestrator.job.bus_outages import BusOutages
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.instances import NodeLost, NotReady, StartFailed
 from entities.orchestrator.job_state.retry_limits import Parked
-from entities.orchestrator.planning.placement import NoRoom
-from entities.orchestrator.planning.task_graph import plan, why_inexact
-from entities.orchestrator.queue.mesh_slots import emptied, job_request, work_left_s
+from entities.orchestrator.planning.eligible_slots import class_of, eligible, plan_in_one_class, query_of
+from entities.orchestrator.planning.placement import Cordoned, NoRoom, OpenRoom
+from entities.orchestrator.planning.plan_requests import request_for, still_open
+from entities.orchestrator.planning.task_graph import graph_for, plan_in, room_for, why_inexact
+from entities.orchestrator.queue.mesh_slots import emptied, job_request, ran_s, work_left_s
+from entities.planner.plan_at_once import EXACT
+from entities.planner.plan_request import BY_SEARCH, NoPlan, PlanAnswer, PlanRequest
+from entities.planner.planning_process import PlanningConfig, searched
 from entities.queue.queued_job import QueuedJob
+from schemas.cluster import NodeStatus
 from schemas.errors import BadJob
 from schemas.job import JobState
-from schemas.task_graph import ModelTopology, TaskGraph
+from schemas.task_graph import ModelTopology, Placement, TaskGraph
 
 log = get_logger("orchestrator")
 
@@ -34,21 +42,30 @@ class Deployment:
         self._job = job
         self._times = job.times.run
         self._outages = outages
+        self.placed_at = time.time()
+        """When it got its slots, or was taken over with them."""
         self._unfit: tuple[object, str] | None = None
         """Of which nodes it has been found that they have no room for it, were they empty; and why."""
+        self._only: frozenset[str] | None = None  # nodes that the queue leaves it; None: all
+        self._tried: set[PlanRequest] = set()
+        self._found: dict[PlanRequest, PlanAnswer] = {}
+        self._search: asyncio.Task[None] | None = None
 
     @property
     def waiting(self) -> QueuedJob | None:
         """What it asks for; None: it has instances, or is held back for another reason than room."""
         if not self.waits:
             return None
-        record, unfit = self._job.store.record, ""
-        if self._unfit is not None and self._unfit[0] == self._there():
-            unfit = self._unfit[1]
+        record = self._job.store.record
+        held = record.held
+        if not held and self._unfit is not None and self._unfit[0] == self._there():
+            held = self._unfit[1]
         return QueuedJob(
-            request=job_request(record, self._job.spec, unfit),
+            request=job_request(record, self._job.spec, held),
             since=record.submitted_at,
             work_s=work_left_s(record, self._job.spec, record.checkpoint_step or 0),
+            attained_slot_s=record.usage.slot_s,
+            ran_s=ran_s(record, self._job.spec, time.time()),
             parked=self._has_trained,
         )
 
@@ -90,7 +107,8 @@ class Deployment:
     async def _plan(self, topology: ModelTopology) -> TaskGraph:
         """Waits in the queue until the job has its slots."""
         began = time.monotonic()
-        with self._job.queue.turn(self._job.name, partial(self._placed, topology)) as turn:
+        placed = partial(self._placed, topology)
+        with self._searching(), self._job.queue.turn(self._job.name, placed) as turn:
             while isinstance(graph := await turn.news(), NoRoom):
                 if graph.never and not self._has_trained:  # what has trained waits for the nodes that it had
                     raise BadJob(graph.reason)
@@ -100,28 +118,45 @@ class Deployment:
                 else:
                     await self._job.store.reason(graph.reason)
                 began = time.monotonic()
+        graph = await self._improve(graph, topology)
         if self._job.store.record.state is JobState.QUEUED:
             await self._job.store.move(JobState.ANALYSING, "room was found")
         because = why_inexact(self._job.spec, graph)
+        present = self._job.store.record.bits_class
+        bits_class = present or class_of(self._job.mesh.nodes.values(), graph, self._job.spec)
         await self._job.store.move(
             JobState.DEPLOYING,
             graph.reason,
             graph=graph,
+            bits_class=bits_class,
             plan_s=time.monotonic() - began,
             exact=not because,
             inexact_because=because,
         )
         return graph
 
-    def _placed(self, topology: ModelTopology) -> TaskGraph | NoRoom:
-        """Places the job now; if there is no room for it, says whether there ever may be."""
-        job = self._job
-        nodes, cordoned = list(job.mesh.nodes.values()), job.mesh.cordons.places()
-        occupied = job.queue.occupied(job.name)
-        graph = plan(job.name, job.spec, topology, nodes, occupied, cordoned)
+    @contextlib.contextmanager
+    def _searching(self) -> Iterator[None]:
+        """Whatever is searched meanwhile ends with it."""
+        try:
+            yield
+        finally:
+            if self._search is not None:
+                self._search.cancel()
+                self._search = None
+            self._tried.clear()
+            self._found.clear()
+
+    def _placed(self, topology: ModelTopology, only: frozenset[str] | None) -> TaskGraph | NoRoom:
+        """Places the job now, on these nodes only; if there is no room, says whether there ever may be."""
+        job, self._only = self._job, only
+        nodes, cordoned = job.mesh.open_nodes(), job.mesh.cordons.places()
+        graph = self._planned(topology, nodes, job.queue.occupied(job.name), cordoned, only)
+        if isinstance(graph, NoRoom) and self._search is not None:
+            return graph
         if isinstance(graph, NoRoom):
-            alone = plan(job.name, job.spec, topology, emptied(nodes), {}, cordoned)
-            if not isinstance(alone, NoRoom):
+            alone = self._planned(topology, emptied(nodes), {}, cordoned, None)
+            if isinstance(alone, TaskGraph) or self._search is not None:
                 return graph
             if alone.never:
                 return alone
@@ -129,8 +164,77 @@ class Deployment:
             self._unfit = (self._there(), reason)
             return NoRoom(reason)
         job.instances.graph = graph
-        self.waits = False
+        self.waits, self.placed_at = False, time.time()
         return graph
+
+    def _planned(
+        self,
+        topology: ModelTopology,
+        nodes: Sequence[NodeStatus],
+        occupied: Mapping[str, Sequence[Placement]],
+        cordoned: Cordoned,
+        only: frozenset[str] | None,
+    ) -> TaskGraph | NoRoom:
+        """The plan that is made at once, on slots of one class of bits. `_improve` searches for a better one.
+
+        Slots of unequal memory may be enough for a cut that only a search finds: it is begun, and the queue
+        asks again when it has ended.
+        """
+        job = self._job
+
+        def on(open_nodes: Sequence[NodeStatus]) -> TaskGraph | NoRoom:
+            room = room_for(job.spec, _within(open_nodes, only), occupied, cordoned)
+            if isinstance(room, NoRoom):
+                return room
+            request = request_for(job.spec, topology, room)
+            if (answer := self._found.get(request)) is not None:
+                return graph_for(job.name, job.spec, topology, room, request, answer)
+            graph = plan_in(job.name, job.spec, topology, room, request)
+            unequal = len({slot.memory_bytes for slot in request.slots}) > 1
+            if isinstance(graph, TaskGraph) or not unequal or request in self._tried:
+                return graph
+            if self._search is None:
+                self._search = asyncio.create_task(self._search_for(request))
+            return NoRoom(f"a cut for slots of unequal memory is searched, since at once: {graph.reason}")
+
+        return plan_in_one_class(nodes, job.spec, job.store.record.bits_class, job.mesh.records, on)
+
+    async def _search_for(self, request: PlanRequest) -> None:
+        with contextlib.suppress(NoPlan):  # what the plan at once says is true
+            self._found[request] = await searched(request, PlanningConfig(deadline_s=self._times.plan_s))
+        self._tried.add(request)
+        self._search = None
+        self._job.queue.again()
+
+    async def _improve(self, graph: TaskGraph, topology: ModelTopology) -> TaskGraph:
+        """A better plan by a search, where the one at once need not be the best; its slots must be free."""
+        if graph.forecast is None or graph.forecast.planned_by in (EXACT, BY_SEARCH):
+            return graph
+        job = self._job
+        room = self._room(graph)
+        if isinstance(room, NoRoom):
+            return graph
+        request = request_for(job.spec, topology, room)
+        try:
+            answer = await searched(request, PlanningConfig(deadline_s=self._times.plan_s))
+        except NoPlan:
+            return graph  # only with less memory than all that windows may hold
+        now = self._room(graph)
+        if isinstance(now, NoRoom) or not still_open(now, request, answer):
+            return graph
+        better = graph_for(job.name, job.spec, topology, room, request, answer)
+        if isinstance(better, NoRoom):
+            return graph
+        job.instances.graph = better
+        return better
+
+    def _room(self, graph: TaskGraph) -> OpenRoom | NoRoom:
+        """What is free for the job in the class of bits of its plan, the slots that it holds among it."""
+        job = self._job
+        nodes = job.mesh.open_nodes()
+        bits_class = job.store.record.bits_class or class_of(nodes, graph, job.spec)
+        within = _within(eligible(nodes, query_of(job.spec, bits_class), job.mesh.records), self._only)
+        return room_for(job.spec, within, job.queue.occupied(job.name), job.mesh.cordons.places())
 
     async def _start(self, graph: TaskGraph) -> None:
         instances = self._job.instances
@@ -160,3 +264,7 @@ class Deployment:
         await self._job.store.tell("fault", text=f"{why}; planned again")
         await self._job.instances.stop(now=True)
         self._job.instances.deployed = None
+
+
+def _within(nodes: Sequence[NodeStatus], only: frozenset[str] | None) -> Sequence[NodeStatus]:
+    return nodes if only is None else [node for node in nodes if node.sid in only]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Sequence
 
 from bus.logs import bind, get_logger
@@ -20,7 +21,7 @@ from entities.orchestrator.job.teardown import Teardown
 from entities.orchestrator.job.term import TermContext
 from entities.orchestrator.job.training import Training
 from entities.orchestrator.job.weight_export import export_weights
-from entities.orchestrator.job_state.context import JobContext
+from entities.orchestrator.job_state.context import JobContext, eligible_nodes
 from entities.orchestrator.job_state.decision_record import DecisionRecord
 from entities.orchestrator.job_state.event_writer import EventWriter
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
@@ -32,8 +33,9 @@ from entities.orchestrator.job_state.policy_distribution import PolicyDistributi
 from entities.orchestrator.job_state.quarantine import Quarantine
 from entities.orchestrator.job_state.retry_limits import Parked, RetryLimits
 from entities.orchestrator.planning.memory_fit import fixed_by_memory
+from entities.orchestrator.planning.shape_choice import with_shape
 from entities.orchestrator.queue.job_queue import JobQueue
-from entities.orchestrator.queue.mesh_slots import job_request, work_left_s
+from entities.orchestrator.queue.mesh_slots import job_request, ran_s, work_left_s
 from entities.queue.queued_job import ActiveJob, QueuedJob
 from schemas.errors import BadInput, Conflict, DmscError, Fenced, NewerRecord, Unavailable
 from schemas.fault import FaultReport
@@ -91,7 +93,8 @@ class JobRun:
         self.training = Training(job, self.checkpoints)
         self.model_analysis = ModelAnalysis(job)
         self.teardown = Teardown(job, self.checkpoints)
-        waits = record.ends_as is None and not record.held
+        # one that is held before it began waits in the queue, which says so
+        waits = record.ends_as is None and not (record.held and record.state is JobState.PARKED)
         self._deployment = Deployment(job, self._outages, waits=waits)
         self.parked: Parked | None = None
         self.parking = Parking(job, self.training, self._interrupt, parked)
@@ -126,14 +129,25 @@ class JobRun:
     @property
     def active(self) -> ActiveJob:
         """What the queue has to know of it while it holds slots, but for these."""
-        record, spec = self.job.store.record, self.job.spec
+        record, spec, now = self.job.store.record, self.job.spec, time.time()
         return ActiveJob(
-            request=job_request(record, spec, ""),
+            request=job_request(record, spec),
             replicas=1,
             slots=(),
-            started_at=record.submitted_at,
+            started_at=self._deployment.placed_at,
             work_s=0.0 if self.over else work_left_s(record, spec, self.step),
+            attained_slot_s=record.usage.held(record.usage.slots, now).slot_s,
+            ran_s=0.0 if self.over else ran_s(record, spec, now),
         )
+
+    def give_way(self, why: str, *, held: bool) -> bool:
+        """Has it park for another job, or for good (`held`); returns False if it can't be parked now."""
+        if self.over:
+            return False
+        if held:
+            self.job.tasks.spawn(self.parking.park(why))
+            return True
+        return self.parking.give_way(why)
 
     @property
     def step(self) -> int:
@@ -328,7 +342,7 @@ class JobRun:
             asyncio.current_task().uncancel()  # type: ignore[union-attr]  # we are inside a task
             if self._cancelled is not None:
                 return JobState.CANCELLED, self._cancelled
-            return self._as_parked(Parked(self.parking.hold_reason or "parked", for_room=False))
+            return self._as_parked(self.parking.as_parked())
         except (Fenced, NewerRecord):
             raise
         except Parked as parked:
@@ -380,6 +394,8 @@ class JobRun:
         """Analyses the model, and starts the instances in their slots."""
         topology = await self._outages.outlast("having the model analysed", self.model_analysis.analyse)
         await self._settle_steps(topology)
+        if self.job.spec.parallel.auto:
+            await self._choose_shape(topology)
         if self.job.spec.training.auto:
             await self._fix_by_memory(topology)
             topology = await self._outages.outlast("having the model analysed", self.model_analysis.analyse)
@@ -395,9 +411,17 @@ class JobRun:
         if settled != self.job.spec:
             await self._settle(settled)
 
+    async def _choose_shape(self, topology: ModelTopology) -> None:
+        """Replaces `auto` stages and replicas by the planner's choice; the record keeps it."""
+        chosen, because = await with_shape(
+            self.job.spec, topology, list(self.job.mesh.nodes.values()), deadline_s=self.job.times.run.plan_s
+        )
+        await self._settle(chosen)
+        await self.job.store.reason(because)
+
     async def _fix_by_memory(self, topology: ModelTopology) -> None:
         """Replaces what says `auto` by values; the record keeps them, for whoever goes on with the job."""
-        fixed, because = fixed_by_memory(self.job.spec, topology, list(self.job.mesh.nodes.values()))
+        fixed, because = fixed_by_memory(self.job.spec, topology, eligible_nodes(self.job))
         await self._settle(fixed)
         await self.job.store.reason(because)
 

@@ -35,6 +35,8 @@ from schemas.gateway_api import (
     SubmitJob,
 )
 from schemas.job import ENDED, JobRecord, JobState
+from schemas.job_file.queue import QueueSpec
+from schemas.queue import QueueQuery, QueueStatus
 
 log = get_logger("orchestrator")
 
@@ -54,7 +56,7 @@ class JobRuns:
         self._term = term
         self._former_records = former_records
         self._forget = forget
-        self.queue = JobQueue(term.mesh, self.running, term.queue_rules)
+        self.queue = JobQueue(term.mesh, self.running, self.ended, term.queue_rules)
         self.admission = JobAdmission(lambda: [run.present_record() for run in self.running.values()])
         self.code = CodeArchives(term.bus, term.code_of_builds)
         self._submitted: OrderedDict[tuple[str, str], asyncio.Future[JobRecord]] = OrderedDict()
@@ -97,8 +99,15 @@ class JobRuns:
         """
         async with self.admission.turn:  # the next submission counts this one, too
             self.admission.submission(message)
+            self._know(message.spec.queue)
             await self.code.require(message.spec)
             return await self._queued(message, command)
+
+    def _know(self, asked: QueueSpec) -> None:
+        for where, jobs in (("after", asked.after), ("apart", asked.apart), ("beside", asked.beside)):
+            for job in jobs:
+                if job not in self.running and job not in self.ended:
+                    raise NotFound(f"queue.{where}: no job {job}: `dmsc jobs` lists their ids")
 
     async def _queued(self, message: SubmitJob, command: str) -> JobRecord:
         names.refuse_taken("job", message.spec.name)
@@ -112,6 +121,7 @@ class JobRuns:
             command=command,
             correlation=current() or new_correlation(),
             caller_span=message.caller_span,
+            held=f"held by {message.user}: queue.hold" if message.spec.queue.hold else "",
             submitted_at=now,
             changed_at=now,
         )
@@ -229,6 +239,7 @@ class JobRuns:
     async def unpark(self, message: ResumeJob, envelope: Envelope) -> JobRecord:
         run = self._unended(message.job)
         await run.parking.resume(f"resumed by {message.user}")
+        await self._term.mesh.nudge()  # one that was held in the queue may start
         return run.job.store.record
 
     def _unended(self, job: str) -> JobRun:
@@ -251,6 +262,13 @@ class JobRuns:
         if record is None:
             raise NotFound(f"no job {message.job}: `dmsc jobs` lists them")
         return JobList(jobs=(record,))
+
+    async def queue_status(self, message: QueueQuery, envelope: Envelope) -> QueueStatus:
+        if message.job is not None:
+            self._unended(message.job)
+        return await self.queue.status(
+            {name: run.job.store.record for name, run in self.running.items()}, message.job
+        )
 
     def records(self) -> list[JobRecord]:
         records = [*self.ended.values(), *(run.job.store.record for run in self.running.values())]

@@ -6,10 +6,11 @@ import asyncio
 
 from bus.logs import get_logger
 from bus.subjects import ANALYSE, WRITE_SAMPLE
-from entities.orchestrator.job_state.context import JobContext
+from entities.orchestrator.job_state.context import JobContext, eligible_nodes
 from entities.orchestrator.job_state.job_secrets import secrets_for
+from entities.orchestrator.planning.eligible_slots import refusal
 from schemas.cluster import Analyse, AnalysisFailed, SampleWritten, WriteSample
-from schemas.errors import BadModel, DmscError, ErrorReply, Unavailable
+from schemas.errors import BadJob, BadModel, DmscError, ErrorReply, Unavailable
 from schemas.job import WeightsManifest
 from schemas.limits import SLOWEST_BYTES_PER_S
 from schemas.memory_estimate import largest_room, shown
@@ -61,6 +62,7 @@ class ModelAnalysis:
 
         Raises:
             BadModel: the model can't be analysed.
+            BadJob: no slot of the mesh is what the job requires.
             Unavailable: no node could do it, or the job's secrets can't be read; try again.
         """
         secrets = await secrets_for(self._job.bus, self._job.spec)
@@ -70,8 +72,11 @@ class ModelAnalysis:
         passed_over: dict[str, str] = {}  # agents that could not do it, and why; it says nothing of the model
         while True:
             agents = self._agents()
-            if not agents:
-                await self._job.store.reason("no node has joined: waiting")
+            why = refusal([*self._job.mesh.nodes.values()], self._job.spec, self._job.mesh.records)
+            if why and self._job.store.record.loss_first is None:
+                raise BadJob(why)
+            if why or not agents:
+                await self._job.store.reason(why or "no node has joined: waiting")
                 await self._job.mesh.next_change()
                 continue
             agent = next((sid for sid in agents if sid not in passed_over), None)
@@ -141,6 +146,6 @@ class ModelAnalysis:
     def _agents(self) -> list[str]:
         clusters = self._job.spec.parallel.clusters
         return sorted(
-            (sid for sid, node in self._job.mesh.nodes.items() if not clusters or node.cluster in clusters),
+            (node.sid for node in eligible_nodes(self._job) if not clusters or node.cluster in clusters),
             key=lambda sid: (self._job.mesh.cordons.whole(sid), not self._job.mesh.nodes[sid].warm, sid),
         )

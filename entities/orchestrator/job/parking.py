@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -56,12 +57,18 @@ class Parking:
         self._deadline: asyncio.TimerHandle | None = None
         self._taking_over = record.epoch > 1 and record.state is not JobState.PARKED
         self.interrupted = False
+        self._gives_way = ""
 
     # --- orders of a person -------------------------------------------------------------------------------
     @property
     def hold_reason(self) -> str:
         """Who parked the job, and why; empty: nobody did."""
         return self._job.store.record.held
+
+    @property
+    def _has_begun(self) -> bool:
+        record = self._job.store.record
+        return record.loss_first is not None or record.state not in (JobState.QUEUED, JobState.ANALYSING)
 
     async def park(self, why: str) -> None:
         """Parks the job; its slots are free in a moment.
@@ -70,13 +77,13 @@ class Parking:
             Conflict: the job has not begun.
         """
         record = self._job.store.record
-        if record.state in (JobState.QUEUED, JobState.ANALYSING) and record.loss_first is None:
+        if not self._has_begun:
             raise Conflict(f"job {record.job} has not begun and holds nothing; `dmsc cancel` ends it")
         if self.hold_reason:
             return
         self._resumed.clear()
         await written_down(self._job.store.note(now=True, held=why), self._times.order_kept_s)
-        if not self._taking_over and not self._come_to_rest():
+        if not self._taking_over and not self._come_to_rest(why):
             self._break_off()
 
     async def resume(self, why: str) -> None:
@@ -92,12 +99,23 @@ class Parking:
         if not self.waits:
             return  # it waits for room only: it is in the queue already
         self.stop()
+        used = record.usage.held(record.usage.slots, time.time()).slot_s
+        changes: dict[str, Any] = {"held": "", "resumed_slot_s": used}
         writing = (
-            self._job.store.move(record.state, why, held="") if parked else self._job.store.note(held="")
+            self._job.store.move(record.state, why, **changes) if parked else self._job.store.note(**changes)
         )
         await written_down(writing, self._times.order_kept_s)
+        if not self._has_begun:
+            return  # it was held in the queue
         if not self._training.park("") or self.interrupted:
             self._resumed.set()
+
+    def give_way(self, why: str) -> bool:
+        """Has a running job park for another one, and go on as soon as there is room; False: not now."""
+        if self.hold_reason or self._taking_over or self._job.store.record.state is not JobState.RUNNING:
+            return False
+        self._gives_way = why
+        return self._come_to_rest(why, for_room=True)
 
     # --- what its run hands in ------------------------------------------------------------------------------
     @property
@@ -134,7 +152,7 @@ class Parking:
             Parked: it does not, and a person has parked it.
         """
         self._taking_over = False
-        if self.hold_reason and not (adopted and self._come_to_rest()):
+        if self.hold_reason and not (adopted and self._come_to_rest(self.hold_reason)):
             raise Parked(self.hold_reason, for_room=False)
 
     def stop(self) -> None:
@@ -143,9 +161,15 @@ class Parking:
             self._deadline.cancel()
             self._deadline = None
 
-    def _come_to_rest(self) -> bool:
+    def as_parked(self) -> Parked:
+        """Why a run that was interrupted is parked."""
+        if self._gives_way and not self.hold_reason:
+            return Parked(self._gives_way, for_room=True)
+        return Parked(self.hold_reason or "parked", for_room=False)
+
+    def _come_to_rest(self, why: str, *, for_room: bool = False) -> bool:
         """Has the job stop at the end of the open step; returns False if it is not in training."""
-        if not self._training.park(self.hold_reason):
+        if not self._training.park(why, for_room=for_room):
             return False
         self._deadline = asyncio.get_running_loop().call_later(
             self._job.instances.patience_s(self._times.rest_s), self._break_off

@@ -74,6 +74,7 @@ class Training:
         self.alerts = Alerts(job.store.record.alerts)
         self._figures = JobFigures()
         self._park_reason = ""
+        self._parks_for_room = False
 
     async def __aenter__(self) -> Training:
         self._job.tasks.spawn(self._job.events.run())
@@ -119,9 +120,12 @@ class Training:
         self._arrivals.wake()
         return obstacle
 
-    def park(self, why: str) -> bool:
-        """Has the job stop at a checkpoint after the open step; '' withdraws that. Returns: it runs."""
-        self._park_reason = why
+    def park(self, why: str, *, for_room: bool = False) -> bool:
+        """Has the job stop at a checkpoint after the open step; '' withdraws that. Returns: it runs.
+
+        `for_room`: it then goes on as soon as there is room.
+        """
+        self._park_reason, self._parks_for_room = why, for_room
         self._arrivals.wake()
         return self._step_owner.running
 
@@ -250,7 +254,7 @@ class Training:
                 self._checkpoints.of_this_step(step, stages, self._park_reason)
             )
         if self._park_reason:  # still
-            raise Parked(self._park_reason, for_room=False)
+            raise Parked(self._park_reason, for_room=self._parks_for_room)
 
     def _pauses(self, step: int) -> bool:
         return (

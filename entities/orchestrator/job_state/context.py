@@ -17,7 +17,9 @@ from entities.orchestrator.job_state.policy_distribution import PolicyDistributi
 from entities.orchestrator.job_state.quarantine import Quarantine
 from entities.orchestrator.job_state.retry_limits import RetryLimits
 from entities.orchestrator.mesh.mesh_view import MeshView
+from entities.orchestrator.planning.eligible_slots import eligible, query_of
 from entities.orchestrator.queue.job_queue import JobQueue
+from schemas.cluster import NodeStatus
 from schemas.job import JobSpec
 from schemas.step import MicrobatchClaim
 
@@ -115,6 +117,8 @@ class RunTimes:
     analysis_accept_s: float = 20.0
     """A living agent takes an order within milliseconds; after this time (while the bus is heard) the next
     agent is asked."""
+    plan_s: float = 30.0
+    """A search for a plan that takes longer is given up, and the plan made at once is taken."""
     sample_s: float = 90.0
     """How long a text sample of a small model may take. A large one gets more time (SLOWEST_BYTES_PER_S); a
     worker that makes no progress is ended before."""
@@ -180,3 +184,17 @@ class JobContext:
     claims: Claims
     """The term's; the job's step loop enters itself."""
     times: JobTimes = JobTimes()
+
+
+def eligible_nodes(job: JobContext) -> list[NodeStatus]:
+    """The nodes with the slots that a job may use: one class of bits, once it was planned."""
+    query = query_of(job.spec, job.store.record.bits_class)
+    return eligible(job.mesh.open_nodes(), query, job.mesh.records)
+
+
+def why_not_eligible(job: JobContext) -> str:
+    """What other slots lack for a job, in words."""
+    bits_class = job.store.record.bits_class
+    if job.spec.requires.bits == "same" and bits_class:
+        return f"not with the bits of {bits_class}, in which the job was begun"
+    return "not with what the job requires"

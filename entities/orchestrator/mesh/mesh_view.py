@@ -14,9 +14,11 @@ from typing import Any, TypeVar
 from bus.logs import get_logger
 from bus.messaging.key_value import Change
 from entities.orchestrator.mesh.cordons import CordonBook
+from entities.orchestrator.mesh.node_links import NodeLinks
 from schemas.cluster import Cordon, NodeStatus
 from schemas.envelope import EntityKind
 from schemas.errors import DmscError, Unavailable
+from schemas.names import agent_name
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import NodeRegistration, QosReport
 from schemas.step import Member
@@ -58,7 +60,9 @@ class MeshView:
         self.services: dict[str, NodeRegistration] = {}
         self.records: dict[str, ServiceRecord] = {}
         self.cordons = CordonBook()
+        self.links = NodeLinks()
         self.quality: dict[tuple[str, str], QosReport] = {}
+        self._lost_nodes: set[str] = set()
         self.on_leaving: Callable[[ServiceRecord], None] = lambda record: None
         """Called with each record of an instance that drains, has failed, or is gone."""
         self._timeout = timeout
@@ -79,7 +83,17 @@ class MeshView:
     async def node(self, status: NodeStatus) -> None:
         """A node agent registered, or its slots changed."""
         self.nodes[status.sid] = status
+        if status.warm:
+            self._lost_nodes.discard(status.sid)
         await self._notify()
+
+    def judged_lost(self, agent: str) -> None:
+        """A fault reaches this agent's whole node: nothing is placed there until it says that it is warm."""
+        self._lost_nodes.add(agent)
+
+    def open_nodes(self) -> list[NodeStatus]:
+        """The registered nodes that were not judged lost since their last word."""
+        return [status for sid, status in self.nodes.items() if sid not in self._lost_nodes]
 
     def forget_node(self, agent: str) -> None:
         """Forgets an agent that does not answer: nothing is placed there until it registers again."""
@@ -157,6 +171,15 @@ class MeshView:
         """Notes a Type 5 report of a gateway or router: the quality of a job's traffic in its cluster."""
         if report.job is not None:
             self.quality[report.sid, report.job] = report
+            self.links.take(report, self._node_of)
+
+    def _node_of(self, sid: str) -> str | None:
+        """The agent of the node on which an instance runs, or ran last."""
+        record = self.records.get(sid) or self._departed.get(sid)
+        if record is None:
+            return None
+        agent = agent_name(record.endpoint.cluster, record.endpoint.node)
+        return agent if agent in self.nodes else None
 
     def forget_job(self, job: str) -> None:
         for key in [key for key in self.quality if key[1] == job]:
@@ -182,7 +205,8 @@ class MeshView:
         return None if record is None else Member(sid=sid, incarnation=record.incarnation)
 
     def _left(self, sid: str) -> None:
-        self.nodes.pop(sid, None)
+        if self.nodes.pop(sid, None) is not None:
+            self.links.forget(sid)
         self.services.pop(sid, None)
 
     def gateways(self, clusters: tuple[str, ...] | None = None) -> list[str]:

@@ -4,9 +4,12 @@ It decides where the model is cut into stages, which slot each unit gets, the fi
 and which units a change of the number of replicas adds or removes. `job.job_run` plans a job; `membership`
 places replacements and changes. Nothing here starts an instance.
 
-task_graph.py    `plan`: units, edges, constraints, placements; `first_policy`
-segmentation.py  `segment`: contiguous segments with the least bottleneck
-placement.py     `place`: a slot for each unit, or why there is none
+task_graph.py    `graph_for`: units, edges, constraints, placements of a plan; `first_policy`
+plan_requests.py what the planner (`entities.planner`) is asked for a job
+shape_choice.py  stages and replicas that a job leaves to the planner
+eligible_slots.py the slots that a job may use, by what their nodes registered
+segmentation.py  where a model may be cut; `segment`: its cut without a mesh
+placement.py     `place`: a slot for each unit, or why there is none; `open_room`: what is free
 scaling.py       units added or removed with the number of replicas; weights of standbys
 stage_moves.py   `StageMoves`: which move between stages is allowed, and whether it was worth it
 """

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from entities.orchestrator.planning.segmentation import segment
-from entities.orchestrator.planning.task_graph import in_flight
+from entities.planner.windows import in_flight
 from schemas.cluster import NodeStatus
 from schemas.job import JobSpec
 from schemas.job_file.training import samples_that_divide
@@ -40,7 +40,7 @@ class _Stages:
         self._spec, self._topology = spec, topology
         self._replicas = spec.parallel.replicas_per_stage()
         self._standbys = spec.parallel.standbys_per_stage()
-        self.cuts, _ = segment(
+        self.cuts = segment(
             topology.layers, self._replicas, tied=topology.tied, method=spec.parallel.segmentation
         )
 

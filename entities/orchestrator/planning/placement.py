@@ -1,17 +1,19 @@
 """Which unit runs where (draft §4.5(3)): replicas of a stage apart, neighbours of a pipeline together.
 
-The algorithm is greedy and deterministic. A stage's replicas are spread over clusters first, then over nodes,
-so that the loss of one does not lose the stage. Replica r of every stage prefers the same cluster, so that a
-microbatch can stay inside it. Data units go beside the first stage's instances and take no slot.
+The planner places (`entities.planner.first_placement`): a stage's replicas over clusters first, then over
+nodes, so that the loss of one does not lose the stage; replica r of every stage in the same cluster, so
+that a microbatch can stay inside it; no unit in a slot with less memory than it needs. Data units go beside
+the first stage's instances and take no slot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
-from schemas.cluster import NodeStatus
+from entities.planner.first_placement import NeededPlace, NodeRoom, NothingFits, place_first
+from schemas.cluster import NodeStatus, Slot
+from schemas.memory_estimate import shown
 from schemas.task_graph import Placement, TaskUnit, UnitKind
 
 Cordoned = Mapping[str, Collection[int | None]]
@@ -27,6 +29,62 @@ class NoRoom:
     """Nor would it fit if everything were free: the job has to change, or a larger node to join."""
 
 
+@dataclass(frozen=True)
+class OpenRoom:
+    """The nodes that a job may use, and their free slots by agent."""
+
+    nodes: Sequence[NodeStatus]
+    order: Sequence[str]
+    """Clusters by preference."""
+    free: Mapping[str, Sequence[Slot]]
+    open_to_data: Sequence[NodeStatus]
+    """Those that are not cordoned as a whole."""
+
+
+def open_room(
+    nodes: Sequence[NodeStatus],
+    wanted: int,
+    *,
+    clusters: Sequence[str] = (),
+    occupied: Mapping[str, Sequence[Placement]] | None = None,
+    cordoned: Cordoned | None = None,
+) -> OpenRoom | NoRoom:
+    """What is free for so many units.
+
+    Args:
+        nodes: the agents that registered, with their slots.
+        wanted: slots that are needed.
+        clusters: the allowed clusters, in this order of preference; empty: all, by name.
+        occupied: placements promised to other jobs that slots do not show yet, by agent SID.
+        cordoned: places that get no new instances.
+    """
+    occupied, cordoned = occupied or {}, cordoned or {}
+    order = list(clusters) or sorted({node.cluster for node in nodes})
+    allowed = set(order)
+    usable = sorted((node for node in nodes if node.cluster in allowed), key=lambda node: node.sid)
+    if not usable:
+        names = ", ".join(clusters) if clusters else "any cluster"
+        return NoRoom(f"no node of {names} has joined")
+    indices, closed = free_slots(usable, occupied, cordoned)
+    available = sum(map(len, indices.values()))
+    if wanted > available:
+        total = sum(len(node.slots) for node in usable)
+        return NoRoom(
+            f"needs {wanted} slots, {available} of {total} free"
+            + (f" ({closed} cordoned)" if closed else "")
+            + (f" in {', '.join(order)}" if clusters else "")
+            + ": waiting for a job to end or a node to join"
+        )
+    open_to_data = [node for node in usable if None not in cordoned.get(node.sid, ())]
+    if not open_to_data:
+        return NoRoom(f"all {len(usable)} nodes are cordoned: waiting for one to be uncordoned or to join")
+    free = {}
+    for node in usable:
+        mine = set(indices[node.sid])
+        free[node.sid] = [slot for slot in node.slots if slot.index in mine]
+    return OpenRoom(usable, order, free, open_to_data)
+
+
 def place(
     units: Sequence[TaskUnit],
     nodes: Sequence[NodeStatus],
@@ -40,53 +98,63 @@ def place(
     Args:
         units: the units to place, stages and data.
         nodes: the agents that registered, with their slots.
-        clusters: the allowed clusters, in this order of preference; empty: all, by name.
-        occupied: placements promised to other jobs that slots do not show yet, by agent SID.
-        cordoned: places that get no new instances.
+        clusters: as of `open_room`.
+        occupied: likewise.
+        cordoned: likewise.
 
     Returns:
         One placement per unit, or `NoRoom` with what is missing.
     """
-    occupied, cordoned = occupied or {}, cordoned or {}
-    order = list(clusters) or sorted({node.cluster for node in nodes})
-    usable = sorted((node for node in nodes if node.cluster in order), key=lambda node: node.sid)
-    if not usable:
-        names = ", ".join(clusters) if clusters else "any cluster"
-        return NoRoom(f"no node of {names} has joined")
-    free, closed = free_slots(usable, occupied, cordoned)
     stages = [unit for unit in units if unit.kind is UnitKind.STAGE]
-    available = sum(len(slots) for slots in free.values())
-    if len(stages) > available:
-        total = sum(len(node.slots) for node in usable)
+    room = open_room(nodes, len(stages), clusters=clusters, occupied=occupied, cordoned=cordoned)
+    if isinstance(room, NoRoom):
+        return room
+    usable = {node.sid: node for node in room.nodes}
+    rooms = [
+        NodeRoom(sid, node.cluster, tuple((slot.index, slot.memory_bytes) for slot in room.free[sid]))
+        for sid, node in usable.items()
+    ]
+    needs = [NeededPlace(unit.stage, unit.replica, unit.requirements.memory_bytes) for unit in stages]
+    found = place_first(needs, rooms, room.order)
+    if isinstance(found, NothingFits):
+        unit = stages[found.unit]
+        largest = max(slot.memory_bytes for node in room.nodes for slot in node.slots)
         return NoRoom(
-            f"needs {len(stages)} slots, {available} of {total} free"
-            + (f" ({closed} cordoned)" if closed else "")
-            + (f" in {', '.join(order)}" if clusters else "")
-            + ": waiting for a job to end or a node to join"
+            f"{unit.sid} needs {shown(unit.requirements.memory_bytes)}, the largest slot that is free has "
+            f"{shown(found.largest_bytes)}: waiting for a larger one",
+            never=unit.requirements.memory_bytes > largest,
         )
-    by_stage: dict[int, list[Placement]] = {unit.stage: [] for unit in stages}
-    for unit in sorted(stages, key=lambda unit: (unit.replica, unit.stage)):
-        open_nodes = [node for node in usable if free[node.sid]]
-        node = choose_node(unit, by_stage[unit.stage], open_nodes, free, order)
-        index = free[node.sid].pop(0)
-        device = next(slot.device for slot in node.slots if slot.index == index)
-        by_stage[unit.stage].append(
-            Placement(sid=unit.sid, cluster=node.cluster, node=node.node, slot=index, device=device)
-        )
-    open_to_data = [node for node in usable if None not in cordoned.get(node.sid, ())]
-    if not open_to_data:
-        return NoRoom(f"all {len(usable)} nodes are cordoned: waiting for one to be uncordoned or to join")
-    most = sum(len(node.slots) for node in open_to_data)
+    placed = [
+        placement(unit, usable[rooms[number].sid], slot)
+        for unit, (number, slot) in zip(stages, found, strict=True)
+    ]
+    return with_data_units(units, placed, room)
+
+
+def placement(unit: TaskUnit, node: NodeStatus, slot: int) -> Placement:
+    """A unit in a slot of a node."""
+    device = next(other.device for other in node.slots if other.index == slot)
+    return Placement(sid=unit.sid, cluster=node.cluster, node=node.node, slot=slot, device=device)
+
+
+def with_data_units(
+    units: Sequence[TaskUnit], placed: Iterable[Placement], room: OpenRoom
+) -> tuple[Placement, ...] | NoRoom:
+    """Placements of all units, in their order, once those of stages are placed."""
+    most = sum(len(node.slots) for node in room.open_to_data)
     for unit in units:
         if unit.kind is UnitKind.PREPROCESS and unit.replica >= most:
             return NoRoom(
                 f"{unit.name} of data.preprocess may have at most one instance for each slot of the nodes, "
                 f"here {most}: lower its replicas"
             )
-    data = place_data_units(units, by_stage.get(0, ()), open_to_data[0])
-    functions = place_functions(units, open_to_data, order)
-    placed = {place.sid: place for place in (*chain.from_iterable(by_stage.values()), *data, *functions)}
-    return tuple(placed[unit.sid] for unit in units)
+    found = {place.sid: place for place in placed}
+    first_stage = [found[unit.sid] for unit in units if unit.stage == 0 and unit.sid in found]
+    for place in place_data_units(units, first_stage, room.open_to_data[0]):
+        found[place.sid] = place
+    for place in place_functions(units, room.open_to_data, room.order):
+        found[place.sid] = place
+    return tuple(found[unit.sid] for unit in units)
 
 
 def free_slots(
@@ -101,36 +169,6 @@ def free_slots(
         free[node.sid] = [index for index in unused if not is_cordoned(cordoned, node.sid, index)]
         closed += len(unused) - len(free[node.sid])
     return free, closed
-
-
-def choose_node(
-    unit: TaskUnit,
-    siblings: Sequence[Placement],
-    nodes: Iterable[NodeStatus],
-    free: Mapping[str, Sequence[int]],
-    order: Sequence[str],
-) -> NodeStatus:
-    """The node for a stage's unit, among those with a free slot.
-
-    Args:
-        unit: the unit.
-        siblings: where other replicas of its stage are; it goes to another cluster, or at least another node.
-        nodes: the nodes to choose from.
-        free: free slots by agent; a node with more of them is preferred.
-        order: the clusters in order of preference; replica r is at home in the r-th.
-    """
-    home = order[unit.replica % len(order)]
-    return min(
-        nodes,
-        key=lambda node: (
-            sum(other.cluster == node.cluster for other in siblings),
-            node.cluster != home,
-            sum(other.node == node.node for other in siblings),
-            -len(free[node.sid]),
-            order.index(node.cluster),
-            node.sid,
-        ),
-    )
 
 
 def place_data_units(

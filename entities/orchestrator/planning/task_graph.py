@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 
-from entities.orchestrator.planning.placement import Cordoned, NoRoom, place
-from entities.orchestrator.planning.segmentation import segment
+from entities.orchestrator.planning.placement import (
+    Cordoned,
+    NoRoom,
+    OpenRoom,
+    open_room,
+    placement,
+    with_data_units,
+)
+from entities.orchestrator.planning.plan_requests import request_for
+from entities.planner.plan_at_once import cut_at_once, plan_at_once
+from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest
+from entities.planner.windows import in_flight, pull_window, window
 from schemas.cluster import NodeStatus
 from schemas.job import JobSpec
-from schemas.memory_estimate import estimate_stage, largest_room, refusal
+from schemas.memory_estimate import MemoryEstimate, estimate_stage, largest_room, refusal
 from schemas.signals import CommunicationPolicy, StagePolicy
 from schemas.task_graph import (
     ENTRY,
@@ -17,6 +27,8 @@ from schemas.task_graph import (
     Constraint,
     ModelTopology,
     Placement,
+    PlanAlternative,
+    PlanForecast,
     TaskEdge,
     TaskGraph,
     TaskUnit,
@@ -33,32 +45,84 @@ def plan(
     occupied: Mapping[str, Sequence[Placement]] | None = None,
     cordoned: Cordoned | None = None,
 ) -> TaskGraph | NoRoom:
-    """Decomposes the job into units, links them, and places them.
+    """Decomposes the job into units, links them, and places them: at once, without a search.
 
     Raises:
         BadJob: the model can't be cut as asked.
     """
-    replicas = spec.parallel.replicas_per_stage()
+    room = room_for(spec, nodes, occupied, cordoned)
+    if isinstance(room, NoRoom):
+        return room
+    return plan_in(job, spec, topology, room, request_for(spec, topology, room))
+
+
+def plan_in(
+    job: str, spec: JobSpec, topology: ModelTopology, room: OpenRoom, request: PlanRequest
+) -> TaskGraph | NoRoom:
+    """`plan` where it is known what is free, and what is asked for."""
+    try:
+        answer = plan_at_once(request)
+    except NoPlan:
+        try:
+            answer = plan_at_once(request.relaxed())
+        except NoPlan as refused:
+            return no_room(refused, spec, topology, room, request)
+    return graph_for(job, spec, topology, room, request, answer)
+
+
+def room_for(
+    spec: JobSpec,
+    nodes: Sequence[NodeStatus],
+    occupied: Mapping[str, Sequence[Placement]] | None = None,
+    cordoned: Cordoned | None = None,
+) -> OpenRoom | NoRoom:
+    """What is free for a job, if that is enough for its instances."""
+    wanted = sum(spec.parallel.replicas_per_stage()) + sum(spec.parallel.standbys_per_stage())
+    return open_room(nodes, wanted, clusters=spec.parallel.clusters, occupied=occupied, cordoned=cordoned)
+
+
+def no_room(
+    refused: NoPlan, spec: JobSpec, topology: ModelTopology, room: OpenRoom, request: PlanRequest
+) -> NoRoom:
+    """Why there is no plan: what the job's owner could change, where a stage fits on no device."""
+    replicas, standbys = spec.parallel.replicas_per_stage(), spec.parallel.standbys_per_stage()
+    largest = largest_room(room.nodes)
+    for stage, (first, last) in enumerate(cut_at_once(replace(request, slots=()))):
+        layers = topology.layers[first:last]
+        memory = _estimate(spec, topology, (first, last), stage, replicas, standbys)
+        if reason := refusal(stage, memory, largest, layers, spec):
+            return NoRoom(reason, never=True)
+    return NoRoom(str(refused), never=refused.never)
+
+
+def graph_for(
+    job: str,
+    spec: JobSpec,
+    topology: ModelTopology,
+    room: OpenRoom,
+    request: PlanRequest,
+    answer: PlanAnswer,
+) -> TaskGraph | NoRoom:
+    """The task graph of a plan, its units in the slots that the plan gives them.
+
+    Args:
+        job: its id.
+        spec: the job.
+        topology: its analysed model.
+        room: from which the request was made.
+        request: what the planner was asked.
+        answer: its plan.
+    """
+    replicas = answer.replicas
     standbys = spec.parallel.standbys_per_stage()
-    cuts, why = segment(topology.layers, replicas, tied=topology.tied, method=spec.parallel.segmentation)
-    clusters = list(spec.parallel.clusters) or sorted({node.cluster for node in nodes})
-    units = making_units(job, spec, topology, data_replicas=max(1, min(len(clusters), replicas[0])))
+    cuts = answer.cuts
+    units = making_units(job, spec, topology, data_replicas=max(1, min(len(room.order), replicas[0])))
     constraints: list[Constraint] = []
-    room = largest_room(node for node in nodes if node.cluster in clusters)
     for stage, (first, last) in enumerate(cuts):
         layers = topology.layers[first:last]
-        flying = in_flight(len(cuts), stage, replicas[stage])
-        memory = estimate_stage(
-            layers,
-            spec,
-            in_flight=flying,
-            replicas=replicas[stage] + standbys[stage],
-            optimizer_bytes_per_parameter=topology.optimizer_bytes,
-        )
-        if reason := refusal(stage, memory, room, layers, spec):
-            return NoRoom(reason, never=True)
+        memory = _estimate(spec, topology, (first, last), stage, replicas, standbys)
         requirements = ComputeRequirements(
-            memory_bytes=memory.state + memory.activations,
+            memory_bytes=min(memory.state + memory.activations, answer.forecast.memory_bytes[stage]),
             cost_ms=sum(layer.forward_ms + layer.backward_ms for layer in layers),
             compute_threads=spec.training.compute_threads,
         )
@@ -104,7 +168,12 @@ def plan(
         )
         for stage in range(1, len(cuts))
     ]
-    placed = place(units, nodes, clusters=spec.parallel.clusters, occupied=occupied, cordoned=cordoned)
+    nodes = {node.sid: node for node in room.nodes}
+    by_number = {(unit.stage, unit.replica): unit for unit in units if unit.kind is UnitKind.STAGE}
+    slots = [(by_number[place.stage, place.replica], request.slots[place.slot]) for place in answer.places]
+    placed = with_data_units(
+        units, [placement(unit, nodes[slot.node], slot.index) for unit, slot in slots], room
+    )
     if isinstance(placed, NoRoom):
         return placed
     return TaskGraph(
@@ -112,7 +181,7 @@ def plan(
         edges=tuple(edges),
         constraints=tuple(constraints),
         placements=placed,
-        reason="; ".join(filter(None, (why, topology.unmatched_weights))),
+        reason="; ".join(filter(None, (answer.reason, topology.unmatched_weights))),
         code_digest=topology.code_digest,
         data_digest=topology.data_digest,
         inexact=topology.inexact,
@@ -122,6 +191,29 @@ def plan(
         batch=topology.batch,
         sources=topology.sources,
         tied_stages=tied_stages(topology.shared, cuts),
+        forecast=PlanForecast(
+            **asdict(answer.forecast),
+            planned_by=answer.planned_by,
+            alternatives=tuple(PlanAlternative(**asdict(other)) for other in answer.alternatives),
+        ),
+    )
+
+
+def _estimate(
+    spec: JobSpec,
+    topology: ModelTopology,
+    cut: tuple[int, int],
+    stage: int,
+    replicas: Sequence[int],
+    standbys: Sequence[int],
+) -> MemoryEstimate:
+    """Of one instance of a stage."""
+    return estimate_stage(
+        topology.layers[cut[0] : cut[1]],
+        spec,
+        in_flight=in_flight(len(replicas), stage, replicas[stage]),
+        replicas=replicas[stage] + standbys[stage],
+        optimizer_bytes_per_parameter=topology.optimizer_bytes,
     )
 
 
@@ -184,7 +276,8 @@ def tied_stages(
 def why_inexact(spec: JobSpec, graph: TaskGraph) -> str:
     """Why the weights' bits may depend on which instance computed what; empty where they don't."""
     sums = "" if spec.training.exact_accumulation else "training.exact_accumulation is off"
-    return "; ".join(filter(None, (sums, graph.inexact)))
+    mixed = "requires.bits is any" if spec.requires.bits == "any" else ""
+    return "; ".join(filter(None, (sums, mixed, graph.inexact)))
 
 
 def first_policy(
@@ -222,32 +315,3 @@ def first_policy(
         algorithm=spec.routing.algorithm,
         reason="initial: equal weights",
     )
-
-
-def in_flight(stages: int, stage: int, replicas: int) -> int:
-    """Microbatches that a replica may hold at once: computed forward, but not yet backward.
-
-    If hops took no time and all replicas were equally fast, a stage would need `stages - stage` of them to
-    keep the later stages busy (1F1B). As many again hide the hops. Replicas of different speed queue up
-    behind slower ones, and need two more, except in the last stage. The price is memory for activations.
-    `tests/sim/test_routing.py` prints what remains of the bubble, and of the bound of unequal replicas.
-    """
-    unequal = 2 if replicas > 1 and stage < stages - 1 else 0
-    return 2 * (stages - stage) + unequal
-
-
-def pull_window(microbatches: int, senders: int, replicas: int) -> int:
-    """Microbatches that one unit before stage 0 may ask one unit before it for at once.
-
-    They hold no activations, only samples: as many as keep them busy for this step and the next, within what
-    memory should hold.
-    """
-    return max(2, min(16, math.ceil(2 * microbatches / max(1, senders * replicas))))
-
-
-def window(stages: int, stage: int, senders: int, replicas: int) -> int:
-    """Microbatches that one sender may have open at one receiver: its part of what the receiver may hold.
-
-    More would only wait in queues that the choice of the next hop can't see.
-    """
-    return max(1, math.ceil(in_flight(stages, stage, replicas) / max(1, senders)))

@@ -11,21 +11,29 @@ import asyncio
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from bus.logs import get_logger
+from entities import metrics
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.placement import NoRoom
-from entities.orchestrator.queue.mesh_slots import SlotFacts, slot_facts, slot_name
+from entities.orchestrator.queue.mesh_slots import SlotFacts, nodes_of, queue_place, slot_facts, slot_name
 from entities.queue.decision import Cause, QueueDecision
+from entities.queue.explanation import explain
 from entities.queue.queue_rules import QueueRules
 from entities.queue.queued_job import ActiveJob, QueuedJob
 from entities.queue.scheduling import QueueSurroundings, decide
-from schemas.errors import DmscError
+from schemas.errors import Conflict, DmscError
+from schemas.job import JobRecord, JobState
+from schemas.queue import MOST_LISTED, QueueExplained, QueueStatus
 from schemas.task_graph import Placement, TaskGraph
 
 log = get_logger("orchestrator")
+
+
+PlacesJob = Callable[[frozenset[str] | None], TaskGraph | NoRoom]
 
 
 class RunningJob(Protocol):
@@ -51,11 +59,17 @@ class RunningJob(Protocol):
     def finds_room(self) -> bool:
         """Whether it is about to place an instance that it lost."""
 
+    def give_way(self, why: str, *, held: bool) -> bool:
+        """Has it park for another job, or until a person resumes it (`held`); False: not now."""
+
 
 class QueueTurn:
-    """A waiting job's place in the queue. `plan`: places it now, and so takes its slots, or says why not."""
+    """A waiting job's place in the queue. `plan`: places it now, and so takes its slots, or says why not.
 
-    def __init__(self, plan: Callable[[], TaskGraph | NoRoom]) -> None:
+    It is given the nodes that the job may use; None: any.
+    """
+
+    def __init__(self, plan: PlacesJob) -> None:
         self.plan = plan
         self._news: asyncio.Queue[TaskGraph | NoRoom | DmscError] = asyncio.Queue()
         self._said: NoRoom | None = None
@@ -71,10 +85,10 @@ class QueueTurn:
             raise news
         return news
 
-    def take(self) -> bool:
-        """Has the job take its slots; returns whether it did."""
+    def take(self, nodes: frozenset[str] | None = None) -> bool:
+        """Has the job take its slots, on these nodes only; returns whether it did."""
         try:
-            news = self.plan()
+            news = self.plan(nodes)
         except DmscError as error:
             self._news.put_nowait(error)
             return False
@@ -89,17 +103,28 @@ class QueueTurn:
 
 
 class JobQueue:
-    """Decides which jobs of one term start. `runs`: the jobs that have not ended, by id."""
+    """Decides which jobs of one term start, and which park for them.
 
-    def __init__(self, mesh: MeshView, runs: Mapping[str, RunningJob], rules: QueueRules) -> None:
+    `runs`: the jobs that have not ended, by id; `ended`: records of others.
+    """
+
+    def __init__(
+        self,
+        mesh: MeshView,
+        runs: Mapping[str, RunningJob],
+        ended: Mapping[str, JobRecord],
+        rules: QueueRules,
+    ) -> None:
         self._mesh = mesh
         self._runs = runs
         self._rules = rules
+        self._ended = ended
         self._turns: dict[str, QueueTurn] = {}
+        self._parks_at: dict[str, float] = {}  # jobs that have been told to park
         self._entered = asyncio.Event()
 
     @contextlib.contextmanager
-    def turn(self, job: str, plan: Callable[[], TaskGraph | NoRoom]) -> Iterator[QueueTurn]:
+    def turn(self, job: str, plan: PlacesJob) -> Iterator[QueueTurn]:
         """A job enters the queue, until it leaves the context."""
         self._turns[job] = turn = QueueTurn(plan)
         self._entered.set()
@@ -108,6 +133,10 @@ class JobQueue:
         finally:
             if self._turns.get(job) is turn:
                 del self._turns[job]
+
+    def again(self) -> None:
+        """Decides again, though neither mesh nor queue has changed: a job has found how it fits."""
+        self._entered.set()
 
     def occupied(self, job: str) -> dict[str, list[Placement]]:
         """Slots promised to all jobs but this one, by node agent."""
@@ -126,8 +155,11 @@ class JobQueue:
         while True:
             self._entered.clear()
             seen = self._mesh.changes
-            again_at = await self._decided() if self._turns else None
+            again_at = await self._decided() if self._has_to_decide() else None
             await self._until_changed(seen, again_at)
+
+    def _has_to_decide(self) -> bool:
+        return bool(self._turns) or any(run.active.request.wall_time_s for run in self._runs.values())
 
     async def _until_changed(self, seen: int, again_at: float | None) -> None:
         """Returns once the mesh or the queue has changed, or it is time to decide again."""
@@ -146,15 +178,69 @@ class JobQueue:
         """Makes one decision and has it carried out; returns when time alone will change it."""
         while True:
             facts, now = self._facts(), time.time()
-            around = QueueSurroundings(table=facts.table, rules=self._rules)
+            around = self._around(facts)
             decision = await asyncio.to_thread(decide, facts.queue, facts.running, around, now)
             if facts.as_decided(self._facts()):
                 break
-        self._carry_out(decision)
+        self._carry_out(decision, {job.request.job for job in facts.queue if job.request.local})
         return decision.next_at
+
+    def _around(self, facts: SlotFacts) -> QueueSurroundings:
+        """Slots, rules, and what has become of jobs that others wait for."""
+        after = {other for job in facts.queue for other in job.request.after}
+        done = {
+            job: job in self._ended and self._ended[job].state is JobState.DONE
+            for job in after
+            if job not in self._runs
+        }
+        return QueueSurroundings(table=facts.table, rules=self._rules, done=done)
+
+    async def status(self, records: Mapping[str, JobRecord], job: str | None) -> QueueStatus:
+        """Who waits and why; of one job, when it is expected to start, and what would change that.
+
+        Raises:
+            Conflict: the job does not wait for slots.
+        """
+        facts, now = self._facts(), time.time()
+        waiting = {each.request.job: each for each in facts.queue}
+        if job is not None and job not in waiting:
+            record = records[job]
+            raise Conflict(f"job {job} does not wait for slots: {record.state}: {record.reason}")
+        around = self._around(facts)
+        decision = await asyncio.to_thread(decide, facts.queue, facts.running, around, now)
+        explained = None
+        if job is not None:
+            told = await asyncio.to_thread(explain, job, facts.queue, facts.running, around, now)
+            explained = QueueExplained(starts_at=told.starts_at, remedies=told.remedies)
+        places = [
+            queue_place(position, waiting[name], records[name], decision.holds.get(name))
+            for position, name in enumerate(decision.order, start=1)
+            if name in records and (job in (None, name))
+        ]
+        free, total = facts.free_and_total
+        return QueueStatus(
+            order=self._rules.order,
+            slots=total,
+            free=free,
+            waiting=len(waiting),
+            lacking=facts.lacking,
+            jobs=tuple(places[:MOST_LISTED]),
+            explained=explained,
+        )
+
+    def readings(self) -> Iterator[metrics.MetricReading]:
+        """Who waits, and the capacity that the queue wants."""
+        facts = self._facts()
+        yield metrics.QUEUE_JOBS(len(facts.queue))
+        yield metrics.QUEUE_FREE(facts.free_and_total[0])
+        yield metrics.QUEUE_LACKING(facts.lacking)
 
     def _facts(self) -> SlotFacts:
         """All that a decision depends on, as it is now."""
+        holding = {run.name: run.active for run in self._runs.values() if run.waiting is None}
+        self._parks_at = {job: at for job, at in self._parks_at.items() if job in holding}
+        for job, at in self._parks_at.items():
+            holding[job] = replace(holding[job], parks_at=at)
         return slot_facts(
             self._mesh.nodes.values(),
             self._mesh.cordons.places(),
@@ -165,14 +251,18 @@ class JobQueue:
                 if place.slot >= 0 and (agent := self._mesh.agent_of(place.cluster, place.node)) is not None
             },
             [waiting for run in self._runs.values() if (waiting := run.waiting) is not None],
-            {run.name: run.active for run in self._runs.values() if run.waiting is None},
+            holding,
         )
 
-    def _carry_out(self, decision: QueueDecision) -> None:
+    def _carry_out(self, decision: QueueDecision, local: Collection[str]) -> None:
         """Places those that start, one after the other, and tells the others why they wait.
 
+        `local`: jobs that were given slots on certain nodes, because others run there, or do not.
         A job that is still being analysed keeps its slots free by being among those that start.
         """
+        for park in decision.parks:
+            if self._runs[park.job].give_way(park.reason, held=park.held):
+                self._parks_at[park.job] = park.at
         urgent = any(run.finds_room for run in self._runs.values())
         for admission in decision.admissions:
             turn = self._turns.get(admission.job)
@@ -180,7 +270,7 @@ class JobQueue:
                 continue
             if urgent:
                 turn.tell(NoRoom("behind a running job that replaces an instance"))
-            elif turn.take():
+            elif turn.take(nodes_of(admission.slots) if admission.job in local else None):
                 log.info("job admitted", job=admission.job, reason=admission.reason)
         for job, hold in decision.holds.items():
             if (turn := self._turns.get(job)) is None:

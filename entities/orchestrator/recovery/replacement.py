@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from bus.logs import get_logger
 from bus.subjects import STOP_INSTANCE
-from entities.orchestrator.job_state.context import JobContext
+from entities.orchestrator.job_state.context import JobContext, eligible_nodes, why_not_eligible
 from entities.orchestrator.job_state.instances import NodeLost, NotReady, StartFailed
 from entities.orchestrator.job_state.retry_limits import Unrecoverable
 from entities.orchestrator.planning.placement import NoRoom, is_cordoned, place
@@ -200,13 +201,16 @@ class Replacement:
         self, units: list[TaskUnit], others: Iterable[Placement], without: Node | None = None
     ) -> tuple[Placement, ...] | NoRoom:
         left_out = self._avoided()
-        placed = place(
+        placing = partial(
+            place,
             units,
-            list(self._job.mesh.nodes.values()),
             clusters=self._job.store.record.spec.parallel.clusters,
             occupied=self._taken(others),
             cordoned=self._closed([*left_out, *([without] if without else [])]),
         )
+        placed = placing(eligible_nodes(self._job))
+        if isinstance(placed, NoRoom) and not isinstance(placing([*self._job.mesh.nodes.values()]), NoRoom):
+            return NoRoom(f"{placed.reason}; there is room, but {why_not_eligible(self._job)}")
         if not isinstance(placed, NoRoom) or not left_out:
             return placed
         why = "; ".join(f"{name(node)} is left out: {cut.reason}" for node, cut in left_out.items())
@@ -232,7 +236,9 @@ class Replacement:
             return False
         return any(
             slot.index == where.slot and slot.busy_with in (None, unit.sid)
-            for slot in self._job.mesh.nodes[agent].slots
+            for node in eligible_nodes(self._job)
+            if node.sid == agent
+            for slot in node.slots
         )
 
     def _taken(self, own: Iterable[Placement]) -> dict[str, list[Placement]]:

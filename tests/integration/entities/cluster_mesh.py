@@ -178,12 +178,17 @@ class Mesh:
         config = ClusterConfig(
             cluster=cluster,
             node="n",
-            device="cpu",
             servers=(self.url,),
             logs=self.folder / "logs",
             capabilities=self.folder / "capabilities",
             code_path=(str(HERE),),
-            **{"slots": 4, "worker_package": "cluster_stand_ins", "stop_grace_s": 0.5, **settings},
+            **{
+                "slots": 4,
+                "device": "cpu",
+                "worker_package": "cluster_stand_ins",
+                "stop_grace_s": 0.5,
+                **settings,
+            },
         )
         async with Bus.connect(self.url, name=config.sid, kind=EntityKind.CLUSTER) as bus:
             agent, ready = ClusterAgent(bus, config), asyncio.Event()

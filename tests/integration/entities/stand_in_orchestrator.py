@@ -23,6 +23,7 @@ from schemas.gateway_api import (
     SubmitJob,
 )
 from schemas.job import ENDED, JobEvent, JobRecord, JobState, WeightsManifest
+from schemas.queue import QueueQuery, QueueStatus
 from schemas.signals import CommunicationPolicy, NodeRegistration
 from tests.builders.records import service
 from tests.patience import PATIENCE_S
@@ -51,6 +52,7 @@ class StandInOrchestrator:
             (subjects.PARK, self._park),
             (subjects.RESUME, self._resume),
             (subjects.QUERY, self._query),
+            (subjects.QUEUE_QUERY, self._queue),
             (subjects.MESH_QUERY, self._mesh),
             (subjects.FAULT_REPORT, self._fault),
             (subjects.MESH_REGISTRATION, self._register),
@@ -126,6 +128,11 @@ class StandInOrchestrator:
 
     async def _query(self, message: JobQuery, envelope: Envelope) -> JobList:
         return JobList(jobs=tuple(r for r in self.jobs.values() if message.job in (None, r.job)))
+
+    async def _queue(self, message: QueueQuery, envelope: Envelope) -> QueueStatus:
+        if message.job is not None and message.job not in self.jobs:
+            raise NotFound(f"no job {message.job}: `dmsc jobs` lists them")
+        return QueueStatus(order="fcfs", slots=2, free=0, waiting=0, lacking=0)
 
     async def _mesh(self, message: MeshQuery, envelope: Envelope) -> MeshStatus:
         jobs = tuple(

@@ -200,7 +200,7 @@ class Witness:
 
     async def ready(self) -> MeshStatus:
         """Waits until everybody is registered and warm."""
-        orchestrators = sum(command == ["run", "orchestrator"] for command in self.mesh.commands.values())
+        orchestrators = sum(command[:2] == ["run", "orchestrator"] for command in self.mesh.commands.values())
         entities = {f"{kind}-{cluster}" for kind in ("gateway", "router") for cluster in CLUSTERS}
         status: MeshStatus | None = None
 

@@ -111,6 +111,11 @@ HOPELESS: dict[str, tuple[str, dict[str, Any], str]] = {
         {"parallel": {"stages": 5}},
         r"^parallel\.stages is 5, but the model has only 4 layers: set parallel\.stages to at most 4$",
     ),
+    "no such device": (
+        "sound",
+        {"requires": {"device": "cuda", "labels": {"region": "eu"}}},
+        r"^requires asks for device cuda and region=eu, no slot has it: a-\S+ has 6 cpu, .*; b-\S+ has 6 cpu",
+    ),
     "no dataset": (
         "sound",
         {"data": {"source": "nowhere/x.txt"}},
@@ -149,7 +154,9 @@ def test_what_can_not_be_trained_fails_with_one_line(mesh: Mesh, hopeless: dict[
 
 
 def test_a_sound_job_among_them_is_trained(mesh: Mesh, hopeless: dict[str, str], source: Path) -> None:
-    done(mesh.client, hopeless["sound"])
+    trained = done(mesh.client, hopeless["sound"])
+    classes = {slot.bits_class for node in mesh.client.mesh().nodes for slot in node.slots}
+    assert {trained.bits_class} == classes  # all on one machine
     done(mesh.client, mesh.client.submit(user_job("tied", source)).job)  # in one piece it can be
 
 

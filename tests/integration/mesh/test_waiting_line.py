@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from bus.server.embedded import EmbeddedServer
 from schemas.gateway_api import MeshStatus
 from schemas.job import JobEvent, JobSpec, JobState
+from schemas.job_file.queue import QueueSpec
 from tests.integration.mesh.conftest import padded, tiny_job
 from tests.integration.mesh.expected_weights import check_weights_at
 from tests.integration.mesh.own_mesh import OwnMesh, Witness
@@ -22,7 +23,10 @@ LONG = 100_000
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory, server: EmbeddedServer) -> Iterator[OwnMesh]:
-    with OwnMesh(tmp_path_factory.mktemp("own"), [server], slots=SLOTS).running() as mesh:
+    order = ["--queue-order", "priority", "--queue-cool-down", "0"]
+    mesh = OwnMesh(tmp_path_factory.mktemp("own"), [server], slots=SLOTS)
+    mesh.commands["smo-1"] = ["run", "orchestrator", *order]
+    with mesh.running():
         yield mesh
 
 
@@ -89,6 +93,30 @@ async def test_a_parked_job_precedes_one_that_never_started(own: OwnMesh, witnes
     await witness.ask("job.cancel", job=holder)
     await done(witness, never)
     assert await ran(witness, never) > over
+
+
+async def test_a_job_parks_for_one_of_higher_priority_and_goes_on_to_the_same_bits(
+    own: OwnMesh, witness: Witness
+) -> None:
+    """Another job, of no priority, waits all the while: who has begun goes on before it."""
+    low = await witness.submit(padded(of_slots("low", 2 * SLOTS, 24), pad_ms=25.0))
+    await witness.until_step(low, 3)
+    behind = await witness.submit(of_slots("behind", 1))
+    await said(witness, behind, "needs 1 slots")
+    high = of_slots("high", 2 * SLOTS)
+    high = high.model_copy(update={"queue": QueueSpec(priority=1)})
+    urgent = await witness.submit(high)
+    await said(witness, low, f"parks for {urgent}")
+    over = (await done(witness, urgent))[-1].at
+    await done(witness, low)
+    assert len([step async for step in steps(witness, low) if step.at < over]) < 24
+    assert await ran(witness, behind) > over
+
+
+async def steps(client: Witness, job: str) -> AsyncIterator[JobEvent]:
+    async for event in client.events(job):
+        if event.result is not None:
+            yield event
 
 
 async def until_nodes(client: Witness, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Jobs: submit, list, read, scale, move instances, park, resume, cancel, and follow their events."""
+"""Jobs: submit, list, read, scale, move, park, resume, cancel, follow their events; who waits for slots."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from schemas.errors import Ack, BadJob
 from schemas.gateway_api import JobLoad
 from schemas.job import JobRecord, JobSpec, JobState
 from schemas.pages import JobPage
+from schemas.queue import QueueStatus
 
 
 def jobs(context: HttpContext) -> APIRouter:
@@ -125,5 +126,22 @@ def jobs(context: HttpContext) -> APIRouter:
             lambda: operations.cache.has_ended(job),
         )
         return context.stream(request, bearer, "job.read", job, records)
+
+    return router
+
+
+def queue(context: HttpContext) -> APIRouter:
+    """The routes below `/v1/queue`."""
+    router = APIRouter(prefix="/v1/queue", tags=["queue"])
+
+    @router.get("", response_model=QueueStatus)
+    async def read(bearer: HttpBearer) -> Response:
+        """The waiting jobs in their order, each with its reason."""
+        return answer(await bearer.run(context.jobs.queue()))
+
+    @router.get("/{job}", response_model=QueueStatus)
+    async def explain(job: JobId, bearer: HttpBearer) -> Response:
+        """One waiting job: its place, what blocks it, its expected start, what would change that."""
+        return answer(await bearer.run(context.jobs.queue(job)))
 
     return router

@@ -22,6 +22,7 @@ from entities.cluster.core import (
 from schemas.cluster import InstanceStart
 from schemas.errors import Conflict, Fenced, Refused
 from schemas.registry import InstanceState
+from schemas.task_graph import LayerEdge
 from tests.builders.graphs import layer, start, topology, unit
 
 GIB = 1 << 30
@@ -210,6 +211,13 @@ class TestJudgement:
         )
         _, data = admitted(order("j-data-r0"))
         assert broken_dependencies(data, TOPOLOGY) == ("j-data-r0 -> stage 0: 32 bytes a microbatch",)
+        edges = (
+            LayerEdge(upstream=0, downstream=1, bytes=9),
+            LayerEdge(upstream=0, downstream=5, bytes=8),
+            LayerEdge(upstream=4, downstream=6, bytes=7),
+        )
+        with_skips = broken_dependencies(held, TOPOLOGY.model_copy(update={"edges": edges}))
+        assert with_skips[2:] == ("layer 0 (l0) -> layer 5 (l5): 8 bytes a microbatch",)
         _, last = admitted(order("j-s2-r0"))
         assert len(broken_dependencies(last, None)) == 1
 

@@ -8,17 +8,17 @@ import random
 import numpy as np
 import pytest
 
-from entities.planner.chain_cut import (
+from entities.planner.plan_request import NoPlan
+from entities.planner.search.chain_cut import (
     interval_sums,
     interval_transfers,
     least_bottleneck,
     least_bottlenecks,
     least_sum,
 )
-from entities.planner.contraction import contract
-from entities.planner.graph_cut import cut_graph, stage_costs
-from entities.planner.layer_graph import LayerGraph, OutputFlow, branch_first_order, live_bytes
-from entities.planner.plan_request import NoPlan
+from entities.planner.search.contraction import contract
+from entities.planner.search.graph_cut import cut_graph, stage_costs
+from entities.planner.search.layer_graph import LayerGraph, OutputFlow, branch_first_order, live_bytes
 
 
 def drawn(seed: int, count: int = 8) -> LayerGraph:

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from entities.planner.instance_assignment import assign_instances
-from entities.planner.layer_graph import LayerChain
-from entities.planner.step_cost import NO_FIT, InstanceKind, StepCost, StepSettings, rounds
+from entities.planner.search.instance_assignment import assign_instances
+from entities.planner.search.layer_graph import LayerChain
+from entities.planner.search.step_cost import NO_FIT, InstanceKind, StepCost, StepSettings, rounds
 
 
 def chain(count: int = 6, seed: int = 0) -> LayerChain:

@@ -8,8 +8,9 @@ import pytest
 
 from entities.planner.constraints import PlaceConstraint, PlaceFacts, check_constraints
 from entities.planner.first_placement import NeededPlace, NodeRoom, NothingFits, place_first
-from entities.planner.link_placement import LinkProblem, link_loads, pipeline_traffic, place_on_links
-from entities.planner.network_topology import (
+from entities.planner.plan_request import NoPlan
+from entities.planner.search.link_placement import LinkProblem, link_loads, pipeline_traffic, place_on_links
+from entities.planner.search.network_topology import (
     AccessRoutes,
     NetworkTopology,
     dragonfly,
@@ -18,7 +19,6 @@ from entities.planner.network_topology import (
     topology_from,
     topology_from_graphml,
 )
-from entities.planner.plan_request import NoPlan
 
 GRAPHML = """<graphml xmlns="http://graphml.graphdrawing.org/xmlns">
 <key attr.name="label" id="d0" for="node"/><key attr.name="LinkSpeedRaw" id="d1" for="edge"/>

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
 
-from entities.planner.network_topology import dragonfly
 from entities.planner.plan_at_once import is_small, plan_at_once
 from entities.planner.plan_request import (
     NoPlan,
@@ -16,7 +16,9 @@ from entities.planner.plan_request import (
     PlanRequest,
     PlanSlot,
 )
-from entities.planner.plan_search import search_plan
+from entities.planner.planning_process import PlanningConfig, searched
+from entities.planner.search.network_topology import dragonfly
+from entities.planner.search.plan_search import search_plan
 
 GIB = 2**30
 
@@ -49,7 +51,7 @@ def test_a_small_plan_made_at_once_is_the_searched_one() -> None:
     assert at_once.forecast.step_ms == pytest.approx(searched.forecast.step_ms)
     assert at_once.places == searched.places
     assert not is_small(request(replicas=None))
-    assert not is_small(request(slots=(*request().slots, PlanSlot("node-9", "cluster-0", 0, GIB))))
+    assert not is_small(request(slots=(*request().slots, PlanSlot("node-9", "cluster-0", 0, GIB, 2.0))))
 
 
 def test_a_plan_that_may_choose_is_no_longer_than_one_that_may_not() -> None:
@@ -145,3 +147,34 @@ def test_a_layer_that_fits_nowhere_is_named_with_what_is_missing() -> None:
         search_plan(request(layers=large))
     with pytest.raises(NoPlan, match=r"stage \d needs 1\d\.\d+ GiB in each instance, the largest slot"):
         plan_at_once(request(layers=large))
+
+
+async def test_a_search_in_its_process_is_the_search() -> None:
+    asked = request(stages=None, replicas=None)
+    assert await searched(asked) == search_plan(asked)
+    with pytest.raises(NoPlan, match="no slot is free") as refused:
+        await searched(request(slots=()))
+    assert not refused.value.never
+
+
+async def test_a_search_that_exceeds_its_deadline_leaves_the_plan_made_at_once() -> None:
+    answer = await searched(request(), PlanningConfig(deadline_s=0.0))
+    assert answer.places == plan_at_once(request()).places
+    assert "the search exceeded its 0 s" in answer.reason
+
+
+async def test_a_search_whose_process_dies_leaves_the_plan_made_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    answer = await searched(request())
+    assert answer.places == plan_at_once(request()).places
+    assert "the search's process ended with code 1" in answer.reason
+
+
+def test_where_not_all_in_flight_fits_what_is_certainly_needed_does() -> None:
+    layers = tuple(replace(layer, activation_bytes=1.0 * GIB) for layer in request().layers)
+    with pytest.raises(NoPlan):
+        plan_at_once(request(layers=layers))
+    answer = plan_at_once(request(layers=layers).relaxed())
+    assert max(answer.forecast.memory_bytes) <= 8 * GIB

@@ -420,6 +420,37 @@ class TestResolution:
         assert found(device="cuda", min_memory_bytes=25 << 30) == ["j-s0-r2"]
         assert found(min_flops_per_s=1e14) == []
 
+    def test_a_node_is_found_by_any_of_its_slots_and_a_query_means_the_same_everywhere(
+        self, core: RegistryCore
+    ) -> None:
+        gpu = Capability(
+            device="cuda", kind="cuda", memory_bytes=80, precisions=("fp32", "bf16"), bits_class="cuda-1"
+        )
+        cpu = Capability(memory_bytes=8, precisions=("fp32",), bits_class="cpu-1")
+        whole = cpu.model_copy(update={"memory_bytes": 88})
+        node = service(
+            "a-n",
+            kind=EntityKind.CLUSTER,
+            prefix="entity/cluster/a",
+            capability=whole,
+            offers=(cpu, gpu),
+        )
+        core.register(node, 0)
+        core.register(instance("j-s0-r0", capability=Capability(device="cuda:1", memory_bytes=80)), 0)
+        core.register(instance("j-s0-r1", capability=gpu, tags=("label:region=eu",)), 0)
+        for query, sids in (
+            ({"device": "cuda"}, ["a-n", "j-s0-r0", "j-s0-r1"]),
+            ({"device": "cpu"}, ["a-n"]),
+            ({"min_memory_bytes": 81}, []),
+            ({"precision": "bf16"}, ["a-n", "j-s0-r1"]),
+            ({"bits_class": "cuda-1"}, ["a-n", "j-s0-r0", "j-s0-r1"]),
+            ({"bits_class": "cpu-1", "kind": EntityKind.CLUSTER}, ["a-n"]),
+            ({"tags": ("label:region=eu",), "precision": "bf16"}, ["j-s0-r1"]),
+        ):
+            asked = Resolve(**query)
+            assert [record.sid for record in core.resolve(asked)] == sids
+            assert [record.sid for record in core.records() if asked.matches(record)] == sids
+
     def test_a_change_is_found_under_its_new_content_only(self, full: RegistryCore) -> None:
         full.change(change(S.DRAINING), 1)
         full.register(instance("j-s1-r0", cluster="north"), 1)

@@ -279,6 +279,13 @@ def test_what_one_layer_changes_of_another_s_is_one_layer_with_it(users_layers: 
 def test_layers_may_pass_several_tensors_and_share_parameters(users_layers: Path) -> None:
     topology = ModelTopology.model_validate(asked(users_layers, job("two_tensors"))["topology"])
     assert [len(layer.output) for layer in topology.layers] == [1, 2, 1]
+    edges = [(edge.upstream, edge.downstream) for edge in topology.edges]
+    assert edges == [(-1, 0), (0, 1), (1, 2)]
+    assert all(
+        edge.bytes == topology.layers[edge.upstream].output_bytes
+        for edge in topology.edges
+        if edge.upstream >= 0
+    )
     tied = ModelTopology.model_validate(asked(users_layers, job("tied"))["topology"])
     assert tied.shared == ((0, 2),)
     assert tied.parameters == 256 * 8 + 8 * 8 + 8

@@ -11,7 +11,7 @@ from workers.tasks.standard_stage import StandardStage, bits_class, measure
 
 
 def test_a_processor_is_measured_in_all_kinds_of_work() -> None:
-    measured = measure("cpu")
+    measured = measure("cpu", "cpu")
     assert {"stage", "matmul", "memory"} <= measured["speed"].keys()
     assert all(value > 0 for value in measured["speed"].values())
     assert measured["flops_per_s"] > 0

@@ -43,8 +43,8 @@ class Job:
     async def move(self, state: JobState, reason: str, **figures: Any) -> None:
         await self.note(state=state, reason=reason, **figures)
 
-    def park(self, why: str) -> bool:
-        self.parks = why
+    def park(self, why: str, *, for_room: bool = False) -> bool:
+        self.parks, self.for_room = why, for_room
         return self.training
 
     def interrupt(self) -> bool:
@@ -59,6 +59,27 @@ class Job:
 
 
 FAILED = Parked("3 times back to the checkpoint", for_room=False)
+
+
+async def test_one_gives_way_and_goes_on_by_itself() -> None:
+    job = Job()
+    parking = job.parking()
+    assert parking.give_way("parks for k")
+    assert (job.parks, job.for_room, job.record.held) == ("parks for k", True, "")
+    assert parking.as_parked().for_room
+    await parking.park("parked by olga")  # a person's word is the last
+    assert (job.parks, job.for_room) == ("parked by olga", False)
+    assert not parking.as_parked().for_room
+    assert not parking.give_way("parks for k")
+    assert not Job(JobState.RECOVERING).parking().give_way("parks for k")
+
+
+async def test_one_that_is_held_before_it_began_is_let_go() -> None:
+    job = Job(JobState.QUEUED, loss_first=None, held="held by olga: queue.hold")
+    parking = job.parking()
+    await parking.resume("resumed by olga")
+    assert job.record.held == ""
+    assert not parking.resumed
 
 
 async def test_one_in_training_ends_its_step() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from entities.orchestrator.planning.placement import NoRoom
-from entities.orchestrator.planning.task_graph import first_policy, plan, window
+from entities.orchestrator.planning.task_graph import first_policy, plan
+from entities.planner.windows import window
 from schemas.quota import asked_for, slots_of
 from schemas.registry import TensorSchema
 from schemas.task_graph import UnitKind

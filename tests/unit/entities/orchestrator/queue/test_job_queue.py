@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,12 +14,21 @@ from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.placement import NoRoom
 from entities.orchestrator.queue import job_queue
 from entities.orchestrator.queue.job_queue import JobQueue
-from entities.orchestrator.queue.mesh_slots import LEFT_BEHIND, emptied, slot_facts
-from entities.queue.queue_rules import QueueRules
+from entities.orchestrator.queue.mesh_slots import (
+    LEFT_BEHIND,
+    emptied,
+    job_request,
+    queue_rules,
+    slot_facts,
+)
+from entities.queue import scheduling
 from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob
-from schemas.errors import BadInput
+from schemas.errors import BadInput, Conflict
+from schemas.job import JobState
 from schemas.task_graph import Placement
+from tests.builders import jobs
 from tests.builders.graphs import node, placement
+from tests.builders.jobs import job as job_record
 from tests.waiting import eventually
 
 
@@ -33,6 +43,12 @@ class Run:
         self.heard: list[Any] = []
         self.fails: Exception | None = None
         self.plans = 0
+        self.nodes: frozenset[str] | None = None
+        self.gave_way: list[tuple[str, bool]] = []
+
+    def give_way(self, why: str, *, held: bool) -> bool:
+        self.gave_way.append((why, held))
+        return True
 
     @property
     def waiting(self) -> QueuedJob | None:
@@ -42,9 +58,10 @@ class Run:
     def active(self) -> ActiveJob:
         return ActiveJob(request=self.request, replicas=1, slots=(), started_at=0.0, work_s=self.work_s)
 
-    def plan(self) -> Any:
+    def plan(self, nodes: frozenset[str] | None) -> Any:
         """Takes the first slots that are free by its own count."""
         self.plans += 1
+        self.nodes = nodes
         if self.fails is not None:
             raise self.fails
         first = sum(len(run.placements) for run in self.others())
@@ -57,12 +74,15 @@ class Run:
 
 
 @asynccontextmanager
-async def queue_of(mesh: MeshView, *runs: Run) -> AsyncIterator[JobQueue]:
+async def queue_of(
+    mesh: MeshView, *runs: Run, order: str = "fcfs", ended: dict[str, Any] | None = None
+) -> AsyncIterator[JobQueue]:
     """A queue that decides, and these jobs in it."""
-    queue = JobQueue(mesh, {run.name: run for run in runs}, QueueRules())
+    there = {run.name: run for run in runs}
+    queue = JobQueue(mesh, there, {} if ended is None else ended, queue_rules(order))
 
     async def wait(run: Run) -> None:
-        run.others = lambda: list(runs)  # type: ignore[method-assign,assignment]
+        run.others = lambda: list(runs)
         with queue.turn(run.name, run.plan) as turn:
             while not run.heard or isinstance(run.heard[-1], NoRoom):
                 try:
@@ -114,7 +134,7 @@ async def test_a_decision_that_came_too_late_is_dropped(monkeypatch: pytest.Monk
     """A running job takes the slot between the decision and its being carried out."""
     mesh = await mesh_of(node("a", slots=1))
     quick, late = Run("quick", 1, 9.0), Run("late", 1, 0.0)
-    decided, real = [], job_queue.decide
+    decided, real = [], scheduling.decide
 
     def meanwhile(*facts: Any) -> Any:
         decision = real(*facts)
@@ -160,3 +180,96 @@ def test_slots_are_free_once_the_exit_from_them_is_seen() -> None:
     assert slot_facts(emptied(nodes), {}, {}, [], {}).running == ()
     assert facts.as_decided(slot_facts(nodes, {"b-n": {None}}, {"a-n/1": "k"}, [], active))
     assert not facts.as_decided(slot_facts(nodes, {}, {"a-n/1": "k"}, [], active))
+
+
+def test_a_job_asks_the_queue_for_slots_of_its_kind_precision_labels_and_bits() -> None:
+    record = jobs.job(
+        "j", spec=jobs.spec(requires={"device": "cuda", "precision": "bf16", "labels": {"region": "eu"}})
+    )
+    record = record.model_copy(update={"bits_class": "cuda-1"})
+    able = {"kind": "cuda", "precisions": ("bf16",), "labels": {"region": "eu"}, "bits_class": "cuda-1"}
+    less: list[dict[str, Any]] = [
+        {},
+        {"kind": "cpu"},
+        {"precisions": ()},
+        {"labels": {}},
+        {"bits_class": "cuda-2"},
+    ]
+    bare = node("a", "n", len(less))
+    slots = tuple(slot.model_copy(update=able | lack) for slot, lack in zip(bare.slots, less, strict=True))
+    table = slot_facts([bare.model_copy(update={"slots": slots})], {}, {}, [], {}).table
+    needs = job_request(record, record.spec, "").needs
+    assert [needs.admit(slot) for slot in table.slots] == [True, False, False, False, False]
+
+
+async def test_a_job_parks_once_for_one_with_a_stronger_claim() -> None:
+    mesh = await mesh_of(node("a", slots=1))
+    low, high = Run("low", 1, 0.0), Run("high", 1, 1.0)
+    low.placements = [placement("low", 0)]
+    high.request = replace(high.request, priority=1)
+    async with queue_of(mesh, low, high, order="priority"):
+        await heard(high, "waits for the exit of those who make room for it")
+        await mesh.nudge()
+        low.placements = []
+        low.request = replace(low.request, held="parked")
+        await mesh.nudge()
+        await heard(high, "high")
+    assert low.gave_way == [("parks for high", False)]
+
+
+async def test_a_job_waits_for_those_that_it_names() -> None:
+    mesh = await mesh_of(node("a", slots=2))
+    first, second = Run("first", 1, 0.0), Run("second", 1, 1.0)
+    first.placements = [placement("first", 0)]
+    second.request = replace(second.request, after=("first",))
+    ended: dict[str, Any] = {}
+    async with queue_of(mesh, first, second, ended=ended) as queue:
+        await heard(second, "starts after first is done")
+        ended["first"] = job_record("first", JobState.DONE)
+        del queue._runs["first"]  # type: ignore[attr-defined]
+        await mesh.nudge()
+        await heard(second, "second")
+
+
+async def test_a_job_that_keeps_away_from_another_is_placed_on_other_nodes() -> None:
+    mesh = await mesh_of(node("a", slots=2), node("b", slots=2))
+    there, away, anywhere = Run("there", 1, 0.0), Run("away", 1, 1.0), Run("anywhere", 1, 2.0)
+    there.placements = [placement("there", 0)]
+    away.request = replace(away.request, apart=("there",))
+    async with queue_of(mesh, there, away, anywhere):
+        await heard(away, "away")
+        await heard(anywhere, "anywhere")
+    assert (away.nodes, anywhere.nodes) == (frozenset({"b-n"}), None)
+
+
+def test_an_order_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(BadInput) as refused:
+        queue_rules("lifo")
+    assert refused.value.text == "--queue-order lifo: give one of fcfs, priority, fair, las"
+
+
+async def test_people_are_told_who_waits_for_what_and_until_when() -> None:
+    mesh = await mesh_of(node("a", slots=4))
+    holder, large, small = Run("holder", 3, 0.0, work_s=100.0), Run("large", 4, 1.0), Run("small", 1, 2.0)
+    holder.placements = [placement("holder", slot) for slot in range(3)]
+    records = {run.name: job_record(run.name, JobState.QUEUED) for run in (holder, large, small)}
+    async with queue_of(mesh, holder, large, small) as queue:
+        status = await queue.status(records, None)
+        assert (status.order, status.slots, status.free, status.waiting, status.lacking) == (
+            "fcfs",
+            4,
+            1,
+            2,
+            4,
+        )
+        assert [(place.position, place.job, place.blocker) for place in status.jobs] == [
+            (1, "large", ""),
+            (2, "small", "large"),
+        ]
+        assert [reading.value for reading in queue.readings()] == [2, 1, 4]
+        told = await queue.status(records, "large")
+        assert [place.job for place in told.jobs] == ["large"]
+        assert told.explained is not None
+        assert told.explained.starts_at == told.jobs[0].expected_at
+        with pytest.raises(Conflict, match="job holder does not wait for slots"):
+            await queue.status(records, "holder")

@@ -14,8 +14,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from entities.planner.layer_graph import Floats
 from entities.planner.plan_request import NoPlan
+from entities.planner.search.layer_graph import Floats
 
 GBPS = 1.25e5
 """Bytes per millisecond of 1 Gbit/s."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entities.planner.chain_cut import interval_sums, interval_transfers, least_bottlenecks
-from entities.planner.layer_graph import LayerGraph, branch_first_order, flows_by_layer, neighbours
+from entities.planner.search.chain_cut import interval_sums, interval_transfers, least_bottlenecks
+from entities.planner.search.layer_graph import LayerGraph, branch_first_order, flows_by_layer, neighbours
 
 
 @dataclass(frozen=True, kw_only=True)

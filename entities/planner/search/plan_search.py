@@ -13,18 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from entities.planner.chain_cut import interval_sums, least_bottlenecks
 from entities.planner.constraints import PlaceConstraint, PlaceFacts, check_constraints
 from entities.planner.first_placement import NeededPlace, NodeRoom, NothingFits, place_first
-from entities.planner.instance_assignment import AssignedStages, AssignmentConfig, assign_instances
-from entities.planner.layer_graph import LayerChain
-from entities.planner.link_placement import (
-    LinkProblem,
-    PlacementConfig,
-    pipeline_traffic,
-    place_on_links,
-)
-from entities.planner.network_topology import AccessRoutes, NetworkTopology
 from entities.planner.plan_at_once import plan_at_once, too_small
 from entities.planner.plan_request import (
     Alternative,
@@ -35,7 +25,17 @@ from entities.planner.plan_request import (
     PlanSlot,
     UnitPlace,
 )
-from entities.planner.step_cost import NO_FIT, InstanceKind, StepCost, StepForecast, StepSettings
+from entities.planner.search.chain_cut import interval_sums, least_bottlenecks
+from entities.planner.search.instance_assignment import AssignedStages, AssignmentConfig, assign_instances
+from entities.planner.search.layer_graph import LayerChain
+from entities.planner.search.link_placement import (
+    LinkProblem,
+    PlacementConfig,
+    pipeline_traffic,
+    place_on_links,
+)
+from entities.planner.search.network_topology import AccessRoutes, NetworkTopology
+from entities.planner.search.step_cost import NO_FIT, InstanceKind, StepCost, StepForecast, StepSettings
 
 COARSE_EDGES = 64
 """While instances are assigned, a longer chain is cut at so many edges at most; the last cut uses all."""
@@ -79,6 +79,7 @@ def search_plan(request: PlanRequest) -> PlanAnswer:
         link_bytes_per_s=request.link_bytes_per_s,
         hop_ms=request.hop_ms,
         constant_ms=request.constant_ms,
+        most_held=request.most_held,
         memory_factor=request.memory_factor,
     )
     pins = tuple(layer.pinned_to for layer in request.layers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from entities.planner.layer_graph import LayerGraph, OutputFlow
+from entities.planner.search.layer_graph import LayerGraph, OutputFlow
 
 
 def contract(

@@ -12,8 +12,8 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from entities.planner.chain_cut import Cuts
-from entities.planner.step_cost import Group, StepCost
+from entities.planner.search.chain_cut import Cuts
+from entities.planner.search.step_cost import Group, StepCost
 
 Table = tuple[Group, ...]
 """One row for each stage, and one for the unused; a row counts instances of each kind."""

@@ -1,6 +1,6 @@
 """The queue's orders on recorded traces, beside first come first served; how long a decision takes.
 
-    python -m benchmarks.queue --data ../shared/data [--seed 0] [--rounds 40]
+    python -m benchmarks.job_queue --data ../shared/data [--seed 0] [--rounds 40]
 
 Traces are those of Gavel and Tiresias (`jobs/`), in virtual time, through the orchestrator's own `decide`.
 Figures have their bars beside them; one that misses is marked MISSED, and the exit code is 0. The last
@@ -29,7 +29,7 @@ GAVEL = "gavel_msr_seed0/{}.trace"
 MAIN = "11cb48"
 TRACES: dict[str, tuple[str, dict[str, object]]] = {
     "gavel 0e4a51": (GAVEL.format("0e4a51"), {"slots": 56}),
-    "tiresias 60 jobs": ("tiresias/60_job.csv", {"slots": 32}),
+    "tiresias 60 jobs": ("tiresias/60_job.csv", {"slots": 8}),
 }
 ELASTIC: dict[str, object] = {"elastic": True, "growth": 0.8}
 POLICIES: dict[str, dict[str, object]] = {
@@ -163,7 +163,7 @@ def main() -> None:
     try:
         main_trace(sheet, jobs, arguments.seed)
         for name, (file, settings) in TRACES.items():
-            say(f"{name}, {settings}")
+            say(f"{name}, {settings['slots']} slots")
             of_trace(read_trace(jobs / file), arguments.seed, **settings)
     except BadInput as error:
         sys.exit(f"{error.text}; --data names the folder that has jobs/")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from entities.planner.layer_graph import Floats, LayerGraph
+from entities.planner.search.layer_graph import Floats, LayerGraph
 
 Cuts = list[tuple[int, int]]
 """(first, last) edge of each stage, as indices of the matrices; the last is exclusive."""

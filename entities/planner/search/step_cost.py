@@ -15,9 +15,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from entities.planner.chain_cut import Cuts, interval_sums, least_bottleneck, least_sum
-from entities.planner.layer_graph import Floats, LayerChain
-from entities.planner.windows import in_flight
+from entities.planner.search.chain_cut import Cuts, interval_sums, least_bottleneck, least_sum
+from entities.planner.search.layer_graph import Floats, LayerChain
+from entities.planner.windows import held
 
 NO_FIT = 1e12
 """The step, ms, of what does not fit into memory, times by how much: a search still sees the way down."""
@@ -46,6 +46,8 @@ class StepSettings:
     """What a microbatch loses between two stages, in each direction."""
     constant_ms: float = 0.0
     """Of a step, whatever the plan: orders, votes, the decision, the optimizer."""
+    most_held: int = 0
+    """As of `PlanRequest`."""
     memory_factor: float = 1.0
     """What allocators take beyond what is asked for."""
 
@@ -217,7 +219,7 @@ class StepCost:
 
     def memory_bytes(self, stages: int, stage: int, first: int, last: int, replicas: int) -> float:
         """Of one instance of a stage; `first` and `last` are indices of the edges that may be cut."""
-        flying = min(self.settings.microbatches, in_flight(stages, stage, replicas))
+        flying = held(stages, stage, replicas, self.settings.microbatches, self.settings.most_held)
         kept = self._kept[first, last] * flying + 2 * self._live[last] * flying
         return float((self._state[first, last] + kept) * self.settings.memory_factor)
 
@@ -241,7 +243,7 @@ class StepCost:
 
     def _excess(self, stage: int, stages: int, group: Group) -> Floats:
         """By how much each interval is too large, or infinite where a pin forbids it."""
-        flying = min(self.settings.microbatches, in_flight(stages, stage, sum(group)))
+        flying = held(stages, stage, sum(group), self.settings.microbatches, self.settings.most_held)
         need = (
             self._state + self._kept * flying + 2 * self._live[None, :] * flying
         ) * self.settings.memory_factor

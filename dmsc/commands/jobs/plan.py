@@ -1,0 +1,179 @@
+"""`dmsc plan`: what a job would take on which slots, before it is submitted."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from dmsc.console.command_app import argument, option
+from dmsc.console.options import JsonOption, print_json, print_table, print_text
+
+if TYPE_CHECKING:
+    from dmsc.planning.local_plans import PricedPlan, SlotOffer
+    from schemas.job import JobSpec
+    from schemas.task_graph import ModelTopology
+
+
+def plan(
+    file: Annotated[Path, argument("FILE.yaml", "The job file (YAML or JSON).")],
+    set_: Annotated[
+        list[str] | None, option("--set KEY=VALUE", "Override a key of the job; repeatable.")
+    ] = None,
+    code: Annotated[
+        Path | None, option("--code DIR", "The modules of this folder, as `dmsc train --code` sends them.")
+    ] = None,
+    slots: Annotated[
+        str | None, option("--slots N or A..B", "Plans of the best shape on so many slots of speed 1.")
+    ] = None,
+    slot: Annotated[
+        list[str] | None,
+        option("--slot SPEED[:GIB]", "One slot of this relative speed and memory; repeatable."),
+    ] = None,
+    deadline: Annotated[
+        float | None, option("--deadline HOURS", "The fewest slots on which the job ends in time.", min=0)
+    ] = None,
+    topology: Annotated[
+        Path | None, option("--topology FILE", "The network between nodes: GraphML, or YAML with its kind.")
+    ] = None,
+    price: Annotated[float | None, option("--price N", "What a slot costs for an hour.", min=0)] = None,
+    compare: Annotated[
+        bool, option("--compare", "Beside the job's own stages and replicas: the best ones on its slots.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Plan a job here, without a mesh: stages, instances, the time of a step, and the price.
+
+    Its layers are measured here, by a process of its own. Speeds are relative to this machine's.
+
+    Example: dmsc plan examples/stdlib-gpt.yaml --slots 1..16 --price 0.4
+    """
+    from dmsc.client.job_file import load_job, with_code
+    from dmsc.planning.local_plans import (
+        PlanOptions,
+        SlotOffer,
+        counts_between,
+        plan_as_asked,
+        plan_chosen,
+        plans_by_slots,
+    )
+    from dmsc.planning.topology_file import read_topology_file
+    from schemas.errors import BadInput
+
+    if sum(given is not None for given in (slots, slot, deadline)) > 1:
+        raise BadInput("--slots, --slot and --deadline exclude each other: give one of them")
+    counts = range_of(slots) if slots is not None else None
+    offers = [offer_of(text) for text in slot or ()]
+    network = read_topology_file(topology) if topology is not None else None
+    spec = load_job(file, set_ or ())
+    if code is not None:
+        spec = with_code(spec, code)
+    if deadline is not None and spec.training.steps is None:
+        raise BadInput(f"{file}: --deadline needs a number of steps: set training.steps")
+    spec, model = _analysed(spec)
+    options = PlanOptions(price=price, steps=spec.training.steps, network=network)
+    own = sum(spec.parallel.replicas_per_stage()) + sum(spec.parallel.standbys_per_stage())
+    if counts is not None:
+        found = plans_by_slots(spec, model, counts_between(*counts), SlotOffer(1), options)
+    elif deadline is not None:
+        tried = plans_by_slots(spec, model, counts_between(1, MOST_FOR_DEADLINE), SlotOffer(1), options)
+        found = [priced for priced in tried if priced.hours is not None and priced.hours <= deadline][:1]
+        if not found:
+            best = min(tried, key=lambda priced: priced.hours or 0.0)
+            raise BadInput(
+                f"no {MOST_FOR_DEADLINE} slots end it in {deadline:g} h: the best plan, on {best.slots}, "
+                "takes "
+                f"{best.hours:.3g} h: give more time, or train fewer steps"
+            )
+    else:
+        offers = offers or [SlotOffer(own)]
+        is_free = bool(slot or spec.parallel.auto)
+        asked = [] if is_free and not compare else [plan_as_asked(spec, model, offers, options)]
+        found = asked + ([plan_chosen(spec, model, offers, options)] if compare or is_free else [])
+    if json:
+        print_json([_as_json(priced) for priced in found])
+        return
+    print_table(("slots", "stages × instances", "step", "bubble", "job", "price"), map(_row, found))
+    for priced in found if len(found) < FEW else ():
+        print_text(priced.answer.reason)
+        for stage, (first, last) in enumerate(priced.answer.cuts):
+            print_text(
+                f"  stage {stage}: layers {first}–{last - 1}, {priced.answer.forecast.stage_ms[stage]:.0f} "
+                "ms of a "
+                f"step, {priced.answer.forecast.memory_bytes[stage] / 2**30:.2f} GiB in each instance"
+            )
+        for other in priced.answer.alternatives:
+            print_text(f"  not {other.plan} ({other.step_ms:.0f} ms): {other.why_not}")
+
+
+FEW = 3
+"""So many plans are explained; of more there is the table."""
+MOST_FOR_DEADLINE = 64
+
+
+def range_of(text: str) -> tuple[int, int]:
+    """`8` or `1..64`.
+
+    Raises:
+        BadInput: it is neither.
+    """
+    from schemas.errors import BadInput
+
+    first, dots, last = text.partition("..")
+    try:
+        least, most = int(first), int(last if dots else first)
+    except ValueError:
+        raise BadInput(f"--slots {text}: give a number or a range, e.g. 8 or 1..64") from None
+    if not 1 <= least <= most <= 4096:
+        raise BadInput(f"--slots {text}: give a range from 1 to at most 4096, the smaller number first")
+    return least, most
+
+
+def offer_of(text: str) -> SlotOffer:
+    """`2` or `0.5:16`: a slot's speed and memory in GiB.
+
+    Raises:
+        BadInput: it is neither.
+    """
+    from dmsc.planning.local_plans import SlotOffer
+    from schemas.errors import BadInput
+
+    speed, _, memory = text.partition(":")
+    try:
+        offer = SlotOffer(1, float(speed), int(float(memory or 0) * 2**30))
+    except ValueError:
+        raise BadInput(f"--slot {text}: give SPEED or SPEED:GIB, e.g. 2 or 0.5:16") from None
+    if not (0 < offer.speed < 1e6 and 0 <= offer.memory_bytes < 2**60):
+        raise BadInput(f"--slot {text}: give a speed above 0, and GiB of memory")
+    return offer
+
+
+def _analysed(spec: JobSpec) -> tuple[JobSpec, ModelTopology]:
+    """The job as its layers were measured, and these."""
+    from dmsc.authoring.local_check import check_job, without_auto
+
+    spec = without_auto(spec)
+    for name, report in check_job(spec):
+        if name == "topology" and report.topology is not None:
+            return spec, report.topology
+    raise AssertionError("a check that ends has a topology, or raised")
+
+
+def _row(priced: PricedPlan) -> tuple[str, ...]:
+    forecast = priced.answer.forecast
+    replicas = priced.answer.replicas
+    counts = str(replicas[0]) if len(set(replicas)) == 1 else ", ".join(map(str, replicas))
+    return (
+        str(priced.slots),
+        f"{len(replicas)} × {counts}",
+        f"{forecast.step_ms:.0f} ms",
+        f"{forecast.bubble:.0%}",
+        "–" if priced.hours is None else f"{priced.hours:.3g} h",
+        "–" if priced.price is None else f"{priced.price:.2f}",
+    )
+
+
+def _as_json(priced: PricedPlan) -> dict[str, Any]:
+    answer = asdict(priced.answer)
+    answer["forecast"]["bubble"] = priced.answer.forecast.bubble
+    return {"slots": priced.slots, "hours": priced.hours, "price": priced.price, **answer}

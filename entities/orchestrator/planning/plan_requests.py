@@ -1,0 +1,109 @@
+"""What the planner is asked for a job: its layers' costs, and what is free on the mesh.
+
+Pure. Slots whose measured speeds differ by less than the measurements do count as equally fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from entities.orchestrator.planning.placement import OpenRoom
+from entities.orchestrator.planning.segmentation import cut_edges
+from entities.planner.plan_request import PlanAnswer, PlanLayer, PlanRequest, PlanSlot
+from schemas.job import JobSpec
+from schemas.memory_estimate import estimate_stage
+from schemas.task_graph import ModelTopology
+
+ALIKE = 1.25
+"""Speeds within this factor of the slowest of a group count as one: measurements of a second are no finer."""
+STAGE = "stage"
+"""The kind of work (`Capability.speed`) by which a stage's time is compared."""
+SUMS_BYTES = {True: 9, False: 4}
+"""Of each trained parameter, as replicas exchange their sums: exact ones packed (ADR-0066), others as floats.
+Of each trained parameter, as replicas exchange their sums: exact ones packed (ADR-0066), others as floats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastConstants:
+    """`constant_ms`: of a step beside computing and links: begin, prepare, decide, commit, as in the
+    simulator's `overheads`."""
+
+    constant_ms: float = 15.0
+
+
+def request_for(
+    spec: JobSpec, topology: ModelTopology, room: OpenRoom, config: ForecastConstants = ForecastConstants()
+) -> PlanRequest:
+    """The planner's request for a job.
+
+    Raises:
+        BadJob: the model can't be cut as asked.
+    """
+    parallel = spec.parallel
+    replicas = parallel.replicas_per_stage()
+    exchanged = SUMS_BYTES[spec.training.exact_accumulation]
+    measured_at = topology.speed.get(STAGE, 1.0)
+    layers = []
+    for layer in topology.layers:
+        memory = estimate_stage(
+            (layer,),
+            spec,
+            in_flight=1,
+            replicas=max(replicas) + max(parallel.standbys_per_stage()),
+            optimizer_bytes_per_parameter=topology.optimizer_bytes,
+        )
+        layers.append(
+            PlanLayer(
+                name=layer.name,
+                work_ms=(layer.forward_ms + layer.backward_ms) * measured_at,
+                state_bytes=memory.state,
+                activation_bytes=layer.activation_bytes,
+                sums_bytes=exchanged * (layer.parameters - layer.frozen),
+                output_bytes=layer.output_bytes,
+            )
+        )
+    speeds = [slot.speed.get(STAGE, 1.0) for slots in room.free.values() for slot in slots]
+    alike = alike_speeds(speeds)
+    return PlanRequest(
+        layers=tuple(layers),
+        slots=tuple(
+            PlanSlot(
+                node=node.sid,
+                cluster=node.cluster,
+                index=slot.index,
+                memory_bytes=slot.memory_bytes,
+                speed=alike[slot.speed.get(STAGE, 1.0)],
+                labels=tuple(sorted(f"{key}={value}" for key, value in slot.labels.items())),
+                host=node.node,
+            )
+            for node in room.nodes
+            for slot in room.free[node.sid]
+        ),
+        clusters=tuple(room.order),
+        microbatches=spec.training.microbatches,
+        input_bytes=topology.input_bytes,
+        constant_ms=config.constant_ms,
+        stages=parallel.stages,
+        replicas=replicas,
+        standbys=parallel.standbys_per_stage(),
+        edges=cut_edges(topology.layers, parallel.stages, tied=topology.tied, method=parallel.segmentation),
+    )
+
+
+def still_open(room: OpenRoom, request: PlanRequest, answer: PlanAnswer) -> bool:
+    """Whether all slots of an earlier request's plan are free now."""
+    free = {(sid, slot.index) for sid, slots in room.free.items() for slot in slots}
+    chosen = (request.slots[place.slot] for place in answer.places)
+    return all((slot.node, slot.index) in free for slot in chosen)
+
+
+def alike_speeds(speeds: Iterable[float]) -> dict[float, float]:
+    """The speed that each measured one counts as: the mean of its group."""
+    groups: list[list[float]] = []
+    for speed in sorted(set(speeds)):
+        if groups and speed <= groups[-1][0] * ALIKE:
+            groups[-1].append(speed)
+        else:
+            groups.append([speed])
+    return {speed: sum(group) / len(group) for group in groups for speed in group}

@@ -1,0 +1,94 @@
+"""Stages and replicas that a job leaves to the planner, chosen when its model has been analysed.
+
+They are chosen for the fastest slots of its clusters, as many as it may use, whoever holds them now. The
+shape is the job's from then on, and it waits for its slots as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from entities.orchestrator.planning.placement import OpenRoom
+from entities.orchestrator.planning.plan_requests import STAGE, request_for
+from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest
+from entities.planner.planning_process import PlanningConfig, searched
+from schemas.cluster import NodeStatus
+from schemas.errors import BadJob
+from schemas.job import JobSpec
+from schemas.task_graph import ModelTopology
+
+
+async def with_shape(
+    spec: JobSpec, topology: ModelTopology, nodes: Iterable[NodeStatus], *, deadline_s: float
+) -> tuple[JobSpec, str]:
+    """The job with a number for each `auto` of its section `parallel`, and why these.
+
+    Raises:
+        BadJob: no shape fits; what stands against it, and what to change.
+    """
+    request = shape_request(spec, topology, nodes)
+    config = PlanningConfig(deadline_s=deadline_s)
+    try:
+        answer = await searched(request, config)
+    except NoPlan:
+        try:
+            answer = await searched(request.relaxed(), config)
+        except NoPlan as refused:
+            raise BadJob(f"parallel: auto: {refused}") from refused
+    others = "".join(f"; not {other.plan}: {other.why_not}" for other in answer.alternatives)
+    return chosen_shape(spec, answer), f"parallel: auto chose {answer.reason}{others}"
+
+
+def shape_request(spec: JobSpec, topology: ModelTopology, nodes: Iterable[NodeStatus]) -> PlanRequest:
+    """What the planner is asked: any shape of the fastest slots, all of them counted as free.
+
+    Raises:
+        BadJob: no node has joined that the job may use.
+    """
+    clusters = spec.parallel.clusters
+    usable = sorted(
+        (node for node in nodes if not clusters or node.cluster in clusters), key=lambda node: node.sid
+    )
+    slots = sorted(
+        ((node.sid, slot) for node in usable for slot in node.slots),
+        key=lambda place: (-place[1].speed.get(STAGE, 1.0), -place[1].memory_bytes, place[0], place[1].index),
+    )[: spec.parallel.slots]
+    if not slots:
+        where = ", ".join(clusters) or "any cluster"
+        raise BadJob(f"parallel: auto: no node of {where} has joined: join one, or give stages and replicas")
+    free = {node.sid: [slot for sid, slot in slots if sid == node.sid] for node in usable}
+    order = list(clusters) or sorted({node.cluster for node in usable})
+    whole = one_stage(spec, len(slots))
+    asked = request_for(whole, topology, OpenRoom(usable, order, free, usable))
+    stages = None if "stages" in spec.parallel.auto else spec.parallel.stages
+    return replace(asked, stages=stages, replicas=None, standbys=())
+
+
+def one_stage(spec: JobSpec, replicas: int) -> JobSpec:
+    """The job as one stage, of which a request for any shape is made: cut wherever its ties allow."""
+    parallel = spec.parallel.model_copy(
+        update={
+            "stages": 1,
+            "replicas": replicas,
+            "standbys": 0,
+            "slots": None,
+            "auto": (),
+            "segmentation": "measured",
+        }
+    )
+    return spec.model_copy(update={"parallel": parallel})
+
+
+def chosen_shape(spec: JobSpec, answer: PlanAnswer) -> JobSpec:
+    """The job with the stages and replicas of a plan."""
+    parallel = spec.parallel.model_copy(
+        update={
+            "stages": len(answer.replicas),
+            "replicas": answer.replicas,
+            "standbys": 0,
+            "auto": (),
+            "slots": None,
+        }
+    )
+    return spec.model_copy(update={"parallel": parallel})

@@ -1,0 +1,73 @@
+"""Asks a process of its own for a plan, so that nobody's loop waits for a search (ADR-0071).
+
+The process lives for one request. If it dies or exceeds its deadline, the plan is the one made at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from entities.planner.plan_at_once import plan_at_once
+from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanningConfig:
+    """`deadline_s`: for a search; longer gives larger jobs a better plan, and has them start later."""
+
+    deadline_s: float = 30.0
+
+
+async def searched(request: PlanRequest, config: PlanningConfig = PlanningConfig()) -> PlanAnswer:
+    """The plan by a process, or the one made at once if that dies or is late.
+
+    Raises:
+        NoPlan: there is none.
+    """
+    text = await asyncio.to_thread(request.to_json)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "entities.planner",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=_environment(),
+    )
+    try:
+        async with asyncio.timeout(config.deadline_s):
+            written, complaint = await process.communicate(text.encode())
+    except TimeoutError:
+        return _at_once(request, f"the search exceeded its {config.deadline_s:g} s")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+    if process.returncode or not written:
+        last = complaint.decode(errors="replace").strip().rpartition("\n")[2][:200]
+        how = f"code {process.returncode}{f': {last}' if last else ''}"
+        return _at_once(request, f"the search's process ended with {how}")
+    body = written.decode()
+    if body.startswith('{"refused"'):
+        refusal = json.loads(body)
+        raise NoPlan(refusal["refused"], never=refusal["never"])
+    return await asyncio.to_thread(PlanAnswer.from_json, body)
+
+
+def _at_once(request: PlanRequest, why: str) -> PlanAnswer:
+    answer = plan_at_once(request)
+    return replace(answer, reason=f"{answer.reason} (planned at once: {why})")
+
+
+def _environment() -> dict[str, str]:
+    """The process finds the product where this one did, and one thread is enough for it."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
+    return os.environ | {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}

@@ -1,0 +1,15 @@
+"""The search for a plan: what needs numpy, and runs in the planning process (`python -m entities.planner`).
+
+It decides how a request is answered best. `entities.planner.__main__` calls it, benchmarks and tests too;
+nothing that serves anybody imports it.
+
+plan_search.py          the search for the best plan, its alternatives, and what stands against one
+step_cost.py            what a step takes; the best cut for given instances
+instance_assignment.py  which instances work for which stage: tabu over counts
+chain_cut.py            the exact cut of a chain
+graph_cut.py            that of a graph with branches
+contraction.py          ties and cycles as one layer
+layer_graph.py          what is cut
+network_topology.py     what lies between hosts
+link_placement.py       places where the busiest link is least busy
+"""

@@ -1,0 +1,102 @@
+"""Plans without a mesh: shapes, deadlines, prices, networks from files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dmsc.commands.jobs.plan import offer_of, range_of
+from dmsc.planning.local_plans import (
+    PlanOptions,
+    SlotOffer,
+    counts_between,
+    plan_as_asked,
+    plan_chosen,
+    plans_by_slots,
+)
+from dmsc.planning.topology_file import read_topology_file
+from schemas.errors import BadInput
+from tests.builders import graphs
+from tests.builders.jobs import spec
+
+MODEL = graphs.topology(*(graphs.layer(at, forward_ms=5.0, backward_ms=10.0) for at in range(8)))
+JOB = spec(parallel={"stages": 2, "replicas": 1}, training={"steps": 100, "microbatches": 8})
+
+
+def test_a_job_is_planned_as_its_file_says() -> None:
+    priced = plan_as_asked(JOB, MODEL, [SlotOffer(2)], PlanOptions(steps=100, price=2.0))
+    assert priced.answer.cuts == ((0, 4), (4, 8))
+    assert priced.slots == 2
+    assert priced.hours == pytest.approx(100 * priced.answer.forecast.step_ms / 3.6e6)
+    assert priced.price == pytest.approx(priced.hours * 4)
+    with pytest.raises(BadInput, match="needs 2 slots, 1 are free"):
+        plan_as_asked(JOB, MODEL, [SlotOffer(1)], PlanOptions())
+
+
+def test_a_faster_slot_gets_more_of_the_work() -> None:
+    priced = plan_chosen(JOB, MODEL, [SlotOffer(1), SlotOffer(1, 3.0)], PlanOptions())
+    alone = plan_chosen(JOB, MODEL, [SlotOffer(1, 3.0)], PlanOptions())
+    assert priced.answer.forecast.step_ms < alone.answer.forecast.step_ms
+
+
+def test_more_slots_are_no_slower_and_each_number_comes_once() -> None:
+    plans = plans_by_slots(JOB, MODEL, [1, 2, 4, 8, 9], SlotOffer(1), PlanOptions(steps=100))
+    used = [priced.slots for priced in plans]
+    assert used == sorted(set(used))
+    steps = [priced.answer.forecast.step_ms for priced in plans]
+    assert steps == sorted(steps, reverse=True)
+
+
+def test_what_fits_nowhere_is_one_line() -> None:
+    with pytest.raises(BadInput, match=r"layer layer6 alone needs .* GiB, the largest slot has 0.00 GiB"):
+        plans_by_slots(JOB, MODEL, [1, 2], SlotOffer(1, memory_bytes=100), PlanOptions())
+
+
+def test_numbers_of_slots() -> None:
+    assert counts_between(1, 20) == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20]
+    assert counts_between(3, 3) == [3]
+    assert range_of("1..64") == (1, 64)
+    assert range_of("8") == (8, 8)
+    assert offer_of("0.5:16") == SlotOffer(1, 0.5, 16 << 30)
+
+
+@pytest.mark.parametrize("text", ["", "x", "9..2", "0..3", "1..99999"])
+def test_bad_ranges_are_one_line(text: str) -> None:
+    with pytest.raises(BadInput, match=r"--slots .*: give a"):
+        range_of(text)
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "0:4", "1:-3", "nan"])
+def test_bad_slots_are_one_line(text: str) -> None:
+    with pytest.raises(BadInput, match=r"--slot .*: give"):
+        offer_of(text)
+
+
+def test_a_network_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "net.yaml"
+    file.write_text("kind: dragonfly\ngroups: 2\nrouters: 2\nhosts_per_router: 1\n")
+    network = read_topology_file(file)
+    priced = plan_as_asked(JOB, MODEL, [SlotOffer(4)], PlanOptions(network=network))
+    assert priced.answer.forecast.busiest_link_ms > 0
+    with pytest.raises(BadInput, match="5 slots, but the topology has 4 hosts"):
+        plan_as_asked(JOB, MODEL, [SlotOffer(5)], PlanOptions(network=network))
+
+
+@pytest.mark.parametrize(
+    ("content", "refusal"),
+    [
+        ("- a\n", "neither GraphML nor YAML"),
+        ("kind: [\n", "not YAML"),
+        ("kind: torus\n", "kind is 'torus'"),
+        ("<graphml/>", "has no edge"),
+    ],
+)
+def test_bad_networks_are_one_line(tmp_path: Path, content: str, refusal: str) -> None:
+    file = tmp_path / "net"
+    file.write_text(content)
+    with pytest.raises(BadInput, match=refusal) as refused:
+        read_topology_file(file)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(BadInput, match="can't be read"):
+        read_topology_file(tmp_path / "missing")
