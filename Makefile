@@ -231,10 +231,6 @@ bench-planner: setup ## the planner on recorded models (DATA=folder), beside sol
 bench-queue: setup ## the queue's orders on recorded traces (DATA=folder), and how long a decision over 10,000 jobs takes
 	@$(VENV)/python -m benchmarks.job_queue --data "$(DATA)" $(ARGS)
 
-.PHONY: bench-parking
-bench-parking: setup ## from a park to the other job's first step, and whether the parked one goes on to the same bits
-	@$(VENV)/python benchmarks/parking.py $(ARGS)
-
 .PHONY: bench-policies
 bench-policies: setup ## the built-in policies' models on recorded data (DATA=folder), beside their baselines and bars
 	@$(VENV)/python -m benchmarks.built_in_policies --data "$(DATA)" $(ARGS)
