@@ -439,7 +439,8 @@ class _Deciding:
             self._said.head, self._said.head_at = request.job, expected_at
         return Hold(
             cause=Cause.RESERVED if barred and free + len(barred) >= least else Cause.ROOM,
-            reason=f"needs {least} slots, {free} are free: it is next",
+            reason=f"needs {least} slots, {self._table.free_of_all(request.needs, free)}: "
+            "waiting for a job to end or a node to join",
             expected_at=expected_at,
         )
 

@@ -100,6 +100,16 @@ class SlotTable:
         """How many open slots satisfy `needs`, free or not."""
         return sum(len(self.pools[pool]) for pool in self.usable(needs))
 
+    def free_of_all(self, needs: SlotNeeds, free: int) -> str:
+        """How many slots that satisfy `needs` are free, of how many, in words."""
+        fitting = [numbers for numbers in self.pools if needs.admit(self.slots[numbers[0]])]
+        closed = sum(len(numbers) for numbers in fitting if self.slots[numbers[0]].closed)
+        return (
+            f"{free} of {sum(map(len, fitting))} free"
+            + (f" ({closed} cordoned)" if closed else "")
+            + (f" in {', '.join(needs.clusters)}" if needs.clusters else "")
+        )
+
     def is_open(self, number: int) -> bool:
         return self._open[self.pool_of[number]]
 

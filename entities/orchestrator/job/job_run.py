@@ -414,7 +414,7 @@ class JobRun:
     async def _choose_shape(self, topology: ModelTopology) -> None:
         """Replaces `auto` stages and replicas by the planner's choice; the record keeps it."""
         chosen, because = await with_shape(
-            self.job.spec, topology, list(self.job.mesh.nodes.values()), deadline_s=self.job.times.run.plan_s
+            self.job.spec, topology, eligible_nodes(self.job), deadline_s=self.job.times.run.plan_s
         )
         await self._settle(chosen)
         await self.job.store.reason(because)
