@@ -22,7 +22,7 @@ from entities.queue.ordering import QueueRanking
 from entities.queue.queue_rules import Backfill, QueueOrder, QueueRules
 from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob, predicted_s
 from entities.queue.reservations import SlotReservation, assign, barred_for
-from entities.queue.slot_pools import FreeSlots, SlotTable
+from entities.queue.slot_pools import FreeSlots, SlotNeeds, SlotTable
 from entities.queue.tenant_shares import TenantQuota, TenantShares
 
 PlanTrial = Callable[[JobRequest, int, Sequence[str]], Sequence[str] | None]
@@ -67,9 +67,11 @@ def decide(
 class _Gate:
     """What keeps back all jobs with the same needs behind a head, so that each takes a microsecond.
 
-    `free`: free slots; `window_s`: until the head starts; `spare`: slots that it will leave to others.
+    `free`: free slots; `window_s`: until the head starts; `spare`: slots that it will leave to others;
+    `total`: slots, free or not: who needs more waits for nobody, and is told so.
     """
 
+    total: int
     free: float
     window_s: float
     spare: float
@@ -77,6 +79,8 @@ class _Gate:
 
     def shuts_out(self, job: QueuedJob) -> bool:
         least = job.request.least_slots
+        if least > self.total:
+            return False
         return least > self.free or (job.shortest_s > self.window_s and least > self.spare)
 
 
@@ -221,7 +225,7 @@ class _Deciding:
         pools = self._table.usable(request.needs)
         rival = self._rival(pools) if self._heads else None
         if rival is not None and not request.local and not self._reserved:
-            gate = self._gates[id(request.needs)] = self._gate(pools, rival)
+            gate = self._gates[id(request.needs)] = self._gate(request.needs, pools, rival)
             if gate.shuts_out(job) and not self._may_displace(job):
                 return gate.hold
         barred = self._barred(job, pools)
@@ -232,15 +236,16 @@ class _Deciding:
             return self._start(job, pools, barred, free, rival)
         return self._make_room(job, pools, barred, free, rival)
 
-    def _gate(self, pools: Sequence[int], rival: Shadow) -> _Gate:
+    def _gate(self, needs: SlotNeeds, pools: Sequence[int], rival: Shadow) -> _Gate:
         """Made anew whenever something has changed: see `_changed`."""
         hold, backfill = self._behind(rival), self._rules.backfill
+        total = self._table.total(needs)
         if backfill is Backfill.NONE:
-            return _Gate(-1, math.inf, math.inf, hold)
+            return _Gate(total, -1, math.inf, math.inf, hold)
         free = math.inf if self._moves.grown else self._free.count(pools)
         if backfill is Backfill.ANY:
-            return _Gate(free, math.inf, math.inf, hold)
-        return _Gate(free, -1 if math.isinf(rival.at) else rival.at - self._now, rival.spare, hold)
+            return _Gate(total, free, math.inf, math.inf, hold)
+        return _Gate(total, free, -1 if math.isinf(rival.at) else rival.at - self._now, rival.spare, hold)
 
     def _changed(self) -> None:
         self._gates.clear()

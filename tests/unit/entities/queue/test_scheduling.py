@@ -52,6 +52,14 @@ def test_all_units_of_a_job_start_or_none() -> None:
     assert "needs 5 slots, the mesh has 4" in decision.holds["a"].reason
 
 
+def test_a_job_that_fits_nowhere_is_told_so_and_not_whom_it_is_behind() -> None:
+    around = QueueSurroundings(table=mesh(4))
+    queue = [waits(asks("a", 2)), waits(asks("b", 5, at=1)), waits(asks("c", 1, at=2))]
+    holds = decide(queue, [runs(asks("r", 3), 0, 1, 2)], around, NOW).holds
+    assert holds["a"].reason == "needs 2 slots, 1 of 4 free: waiting for a job to end or a node to join"
+    assert holds["b"].cause is Cause.NEVER
+
+
 def test_a_job_that_does_not_delay_the_first_starts_before_it() -> None:
     around = QueueSurroundings(table=mesh(4))
     running = [runs(asks("r", 3), 0, 1, 2, work_s=100)]
