@@ -100,6 +100,7 @@ class JobRun:
         self.parking = Parking(job, self.training, self._interrupt, parked)
         self._reported: set[tuple[str, str, str]] = set()
         self._cancelled: str | None = None
+        self._cancelling = asyncio.Lock()
         self._over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -256,12 +257,13 @@ class JobRun:
 
     async def cancel(self, reason: str) -> None:
         """Ends the job; everything is cleaned up. Returns once the order is written, if the bus takes it."""
-        if self._cancelled is None and not self.over:
-            self._cancelled = reason
-            ends = self.job.store.note(now=True, ends_as=JobState.CANCELLED, ends_because=reason)
-            await written_down(ends, self.job.times.run.order_kept_s)
-            if self._task is not None and self.parked is None:  # a parked job's next run ends it
-                self._task.cancel()
+        async with self._cancelling:  # whoever asks again waits for the same write
+            if self._cancelled is None and not self.over:
+                self._cancelled = reason
+                ends = self.job.store.note(now=True, ends_as=JobState.CANCELLED, ends_because=reason)
+                await written_down(ends, self.job.times.run.order_kept_s)
+                if self._task is not None and self.parked is None:  # a parked job's next run ends it
+                    self._task.cancel()
 
     async def shut_down(self, *, deposed: bool) -> None:
         """Stops the run. The record stays as it is, so that the next orchestrator resumes the job.

@@ -227,7 +227,9 @@ class JobRuns:
         return Ack(note=self._running(message.job).move(message.sid, message.stage, message.user))
 
     async def cancel(self, message: CancelJob, envelope: Envelope) -> JobRecord:
-        run = self._unended(message.job)
+        run = self.running.get(message.job)
+        if run is None or run.job.store.record.ends_as is not JobState.CANCELLED:  # else it is asked again
+            run = self._unended(message.job)
         await run.cancel(message.reason or f"cancelled by {message.user}")
         return run.job.store.record
 
