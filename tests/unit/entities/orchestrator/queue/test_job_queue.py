@@ -117,7 +117,7 @@ async def test_jobs_start_in_turn_and_each_hears_why_it_waits() -> None:
     holder, large, small = Run("holder", 2, 0.0), Run("large", 4, 1.0), Run("small", 1, 2.0)
     holder.placements = [placement("holder", 0), placement("holder", 1)]
     async with queue_of(mesh, holder, large, small):
-        await heard(large, "needs 4 slots, 2 are free")
+        await heard(large, "needs 4 slots, 2 of 4 free")
         await heard(small, "behind large")
         holder.placements = []
         holder.request = JobRequest(job="holder", submitted_at=9.0, replica_slots=9)
@@ -145,7 +145,7 @@ async def test_a_decision_that_came_too_late_is_dropped(monkeypatch: pytest.Monk
     monkeypatch.setattr(job_queue, "decide", meanwhile)
     quick.placements = [placement("quick", 5)]  # not in the mesh: it holds nothing
     async with queue_of(mesh, quick, late):
-        await heard(late, "needs 1 slots, 0 are free")
+        await heard(late, "needs 1 slots, 0 of 1 free")
     assert decided[0] == ["late"], "the first decision was to be the wrong one"
     assert late.plans == 0
 
