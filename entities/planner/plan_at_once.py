@@ -73,7 +73,8 @@ def plan_at_once(request: PlanRequest) -> PlanAnswer:
         places = _places(request, replicas, standbys, memory)
     except NoPlan as refused:
         # another cut may fit: only a layer that fits nowhere is without hope
-        raise NoPlan(str(refused), never=refused.never and costs.hopeless()) from None
+        never = refused.never and costs.hopeless()
+        raise NoPlan(str(refused), never=never, needs_bytes=refused.needs_bytes) from None
     forecast = costs.forecast(cuts, memory)
     others = _others(request, forecast) if exact else ()
     times = ", ".join(f"stage {stage} {time:.1f} ms" for stage, time in enumerate(forecast.stage_ms))
@@ -302,11 +303,12 @@ def too_small(unit: NeededPlace, largest_left: int, request: PlanRequest) -> NoP
     """Why a unit has no slot: which, how much it needs, and what there is."""
     largest = max((slot.memory_bytes for slot in request.slots), default=0)
     need, never = unit.memory_bytes, unit.memory_bytes > largest
-    shown = largest if never else largest_left
+    room = largest if never else largest_left
     where = "the largest slot" if never else "the largest slot that is left"
     return NoPlan(
-        f"stage {unit.stage} needs {need / 2**30:.2f} GiB in each instance, {where} has "
-        f"{shown / 2**30:.2f} GiB ({(need - shown) / 2**30:.2f} GiB too little): set more parallel.stages "
-        "or fewer training.microbatch_samples, join a larger node, or have fewer slots share its memory",
+        f"stage {unit.stage} needs {need / 2**30:.3g} GiB in each instance, {where} has "
+        f"{room / 2**30:.3g} GiB ({(need - room) / 2**30:.3g} GiB too little): set more parallel.stages "
+        "or fewer training.microbatch_samples, or join a larger node",
         never=never,
+        needs_bytes=need,
     )

@@ -15,12 +15,14 @@ BY_SEARCH = "search"
 class NoPlan(Exception):
     """There is no such plan: one line with what stands against it, where, and a remedy.
 
-    `never`: nor would there be one if all slots were free.
+    `never`: nor would there be one if all slots were free. `needs_bytes`: what one instance needs that fits
+    into no slot; 0: that is not why.
     """
 
-    def __init__(self, text: str, *, never: bool = True) -> None:
+    def __init__(self, text: str, *, never: bool = True, needs_bytes: int = 0) -> None:
         super().__init__(text)
         self.never = never
+        self.needs_bytes = needs_bytes
 
 
 @dataclass(frozen=True)

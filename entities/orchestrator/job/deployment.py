@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from bus.logs import get_logger
+from entities.orchestrator.checkpointing.named_checkpoint import class_of_named
 from entities.orchestrator.job.bus_outages import BusOutages
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.instances import NodeLost, NotReady, StartFailed
@@ -86,6 +87,7 @@ class Deployment:
         Raises:
             Parked: instances do not become ready, again and again.
         """
+        await self._outages.outlast("reading what it resumes from", self._take_class)
         pause_s, unready = self._times.deploy_pause_s, 0
         while True:
             graph = await self._plan(topology)
@@ -103,6 +105,15 @@ class Deployment:
                 await self._plan_again(late.text)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, self._times.deploy_pause_most_s)
+
+    async def _take_class(self) -> None:
+        """Goes on in the class of bits of the checkpoint that the job resumes from, if it has none yet."""
+        job, spec = self._job, self._job.spec
+        if spec.resume_from is None or spec.requires.bits == "any" or job.store.record.bits_class:
+            return
+        mesh = job.mesh
+        if found := await class_of_named(job.bus, spec, spec.resume_from, mesh.sealing_keys):
+            await job.store.note(now=True, bits_class=found)
 
     async def _plan(self, topology: ModelTopology) -> TaskGraph:
         """Waits in the queue until the job has its slots."""

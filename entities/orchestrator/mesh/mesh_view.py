@@ -95,6 +95,10 @@ class MeshView:
         """The registered nodes that were not judged lost since their last word."""
         return [status for sid, status in self.nodes.items() if sid not in self._lost_nodes]
 
+    def sealing_keys(self) -> dict[str, str]:
+        """The agents of all nodes, each with the key to which its secrets are sealed."""
+        return {sid: status.sealing_key for sid, status in self.nodes.items()}
+
     def forget_node(self, agent: str) -> None:
         """Forgets an agent that does not answer: nothing is placed there until it registers again."""
         self.nodes.pop(agent, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
+from entities.orchestrator.planning.memory_fit import fewer_slots
 from entities.orchestrator.planning.placement import (
     Cordoned,
     NoRoom,
@@ -92,7 +93,8 @@ def no_room(
         memory = _estimate(spec, topology, (first, last), stage, replicas, standbys)
         if reason := refusal(stage, memory, largest, layers, spec):
             return NoRoom(reason, never=True)
-    return NoRoom(str(refused), never=refused.never)
+    way_out = fewer_slots(room.nodes, refused.needs_bytes)
+    return NoRoom("; or ".join(filter(None, (str(refused), way_out))), never=refused.never)
 
 
 def graph_for(

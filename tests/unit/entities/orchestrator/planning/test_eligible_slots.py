@@ -157,6 +157,21 @@ class TestBits:
         assert "no slot has the bits of cpu-9" in refused.reason
         assert "resume_from" in refused.reason
 
+    def test_what_resumes_from_bits_that_nothing_has_is_refused(self) -> None:
+        job = spec().model_copy(update={"resume_from": "bus://artifacts/j/checkpoints"})
+        assert clusters(planned([EU, place("b", 2, bits_class="cpu-9")], job, "cpu-9")) == {"b"}
+        refused = planned([EU], job, "cpu-9")
+        assert isinstance(refused, NoRoom)
+        assert refused.never
+        assert refused.reason == (
+            "no slot has the bits of cpu-9, in which the checkpoint of resume_from was computed (there are "
+            "cpu-1): join such a node, or set requires.bits: any, to go on with other bits"
+        )
+        waking = GPU.model_copy(update={"warm": False, "slots": ()})
+        refused = planned([EU, waking], job, "cpu-9")
+        assert isinstance(refused, NoRoom)
+        assert not refused.never, "the node that wakes up may have them"
+
     def test_any_bits_uses_all(self) -> None:
         other = place("b", 2, bits_class="cpu-2")
         job = spec(replicas=3, bits="any")
