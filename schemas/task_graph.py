@@ -128,10 +128,14 @@ def is_before_entry(stage: int) -> bool:
 
 
 class ComputeRequirements(Part):
-    """A unit's requirements for its slot. Bytes; FLOP-equivalent milliseconds per microbatch."""
+    """A unit's requirements for its slot. Bytes; FLOP-equivalent milliseconds per microbatch.
+
+    `measured_speed` is that of the place where `cost_ms` was measured (`Capability.speed`, kind `stage`).
+    """
 
     memory_bytes: int = 0
     cost_ms: float = 0.0
+    measured_speed: float = Field(1.0, gt=0)
     device: str = "any"
     compute_threads: int = 1
 

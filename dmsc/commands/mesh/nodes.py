@@ -17,7 +17,19 @@ if TYPE_CHECKING:
     from schemas.cluster import Cordon, Slot
     from schemas.gateway_api import Cordons, MeshStatus
 
-COLUMNS = ("node", "cluster", "device", "name", "GiB", "speed", "bits", "labels", "runs", "cordoned")
+COLUMNS = (
+    "node",
+    "cluster",
+    "device",
+    "name",
+    "GiB",
+    "speed",
+    "bits",
+    "labels",
+    "runs",
+    "judged",
+    "cordoned",
+)
 _help = "The name of a node or of its agent, or NODE/SLOT for one slot; see `dmsc nodes`."
 PlaceArgument = Annotated[str, argument("NODE[/SLOT]", _help)]
 ReasonOption = Annotated[str, option("--reason TEXT", "Why; shown with the cordon.", show_default=False)]
@@ -29,7 +41,8 @@ def nodes(
     """List nodes and slots: what each slot can do, which instance runs there, and who cordoned what and why.
 
     Speed is relative to the reference of the standard stage, about a core of a server. Slots of one class of
-    bits compute the same bits.
+    bits compute the same bits. Judged: what the node's agent (MIC) says of the instance in a slot, or of the
+    last one.
 
     Example: dmsc nodes
     """
@@ -38,7 +51,7 @@ def nodes(
     single = {(cordon.agent, cordon.slot): cordon for cordon in status.cordons}
     rows = []
     for node in sorted(status.nodes, key=lambda node: node.sid):
-        rows.append((node.sid, node.cluster, *[""] * 7, _cordon_text(whole.get(node.sid))))
+        rows.append((node.sid, node.cluster, *[""] * 8, _cordon_text(whole.get(node.sid))))
         rows += [
             (
                 f"{node.sid}/{slot.index}",
@@ -50,13 +63,14 @@ def nodes(
                 slot.bits_class,
                 labels_text(slot.labels),
                 slot.busy_with or "",
+                judged_text(slot),
                 _cordon_text(single.get((node.sid, slot.index))),
             )
             for slot in node.slots
         ]
     here = {node.sid for node in status.nodes}
     rows += [
-        (agent, cordon.cluster, "away", *[""] * 6, _cordon_text(cordon))
+        (agent, cordon.cluster, "away", *[""] * 7, _cordon_text(cordon))
         for agent, cordon in sorted(whole.items())
         if agent not in here
     ]
@@ -68,6 +82,11 @@ def speed_text(slot: Slot) -> str:
     """The relative speed of a slot, with a mark if it is emulated; empty: not measured."""
     speed = slot.speed.get("stage")
     return "" if speed is None else f"{speed:.2f}{' (emulated)' if slot.emulated else ''}"
+
+
+def judged_text(slot: Slot) -> str:
+    """The judgement of a slot's instance, with the share of its speed that it gives; empty: it is well."""
+    return f"{slot.condition} ({slot.performance:.0%})" if slot.performance < 1 else slot.condition
 
 
 def labels_text(labels: dict[str, str]) -> str:

@@ -286,7 +286,7 @@ def fault_row(fault: FaultRecord) -> Row:
     return {
         **fault.model_dump(mode="json", include=_FAULT),
         **fault.task.model_dump(mode="json", include={"job", "sid", "stage", "step"}),
-        "warning": fault.kind == "slow",
+        "warning": fault.kind in ("slow", "stalled"),
         "opened_at": round(fault.opened_at, 3),
         "changed_at": round(fault.changed_at, 3),
     }

@@ -11,7 +11,7 @@ from bus.logs import bind, get_logger
 from bus.tasks import cancel
 from bus.wire.correlation import correlate, current_cause
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
-from entities.orchestrator.faults.fault_location import locate
+from entities.orchestrator.faults.fault_location import WARNINGS, locate
 from entities.orchestrator.job.bus_outages import BusOutages
 from entities.orchestrator.job.deployment import Deployment
 from entities.orchestrator.job.model_analysis import ModelAnalysis
@@ -185,7 +185,7 @@ class JobRun:
             return
         self._reported.discard(key)
         if self.job.instances.is_present(member):  # else its loss was reported meanwhile
-            await self.job.store.tell("fault", text=f"{member.sid}: {text}", warning=report.kind == "slow")
+            await self.job.store.tell("fault", text=f"{member.sid}: {text}", warning=report.kind in WARNINGS)
 
     def drain(self, sid: str) -> str:
         """Has an instance leave its node; returns an obstacle, or ''. The caller asks again until it is gone.

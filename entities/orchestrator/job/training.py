@@ -39,6 +39,7 @@ from entities.orchestrator.transaction.takeover_rules import ResumePoint
 from schemas.alert import Alert
 from schemas.errors import Conflict, DmscError
 from schemas.evaluation_sets import evaluation_sets
+from schemas.fault import ClusterReport
 from schemas.job import JobState, StepResult
 from schemas.recipe_progress import observed
 from schemas.signals import QosReport
@@ -454,9 +455,9 @@ class Training:
         )
         self._job.events.alert(alert, self.alerts.raised)
 
-    def reported(self, report: QosReport) -> None:
-        """A QoS report (Type 5) of one of the job's clusters arrived."""
-        if report.energy_j is not None:
+    def reported(self, report: QosReport | ClusterReport) -> None:
+        """A report of a cluster's quality (Type 5), or an agent's judgement of an instance, arrived."""
+        if isinstance(report, QosReport) and report.energy_j is not None:
             self._job.events.energy(report.sid, report.energy_j)
         for alert in self.alerts.reported(report, self.step):
             self._alert(alert)

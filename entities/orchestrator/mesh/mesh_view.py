@@ -18,6 +18,7 @@ from entities.orchestrator.mesh.node_links import NodeLinks
 from schemas.cluster import Cordon, NodeStatus
 from schemas.envelope import EntityKind
 from schemas.errors import DmscError, Unavailable
+from schemas.fault import ClusterReport
 from schemas.names import agent_name
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import NodeRegistration, QosReport
@@ -63,6 +64,7 @@ class MeshView:
         self.links = NodeLinks()
         self.quality: dict[tuple[str, str], QosReport] = {}
         self._lost_nodes: set[str] = set()
+        self._conditions: dict[str, ClusterReport] = {}  # of instances that are not well, by SID
         self.on_leaving: Callable[[ServiceRecord], None] = lambda record: None
         """Called with each record of an instance that drains, has failed, or is gone."""
         self._timeout = timeout
@@ -90,6 +92,21 @@ class MeshView:
     def judged_lost(self, agent: str) -> None:
         """A fault reaches this agent's whole node: nothing is placed there until it says that it is warm."""
         self._lost_nodes.add(agent)
+
+    def judged(self, report: ClusterReport) -> None:
+        """Notes what the agent of its node says of an instance."""
+        if report.condition == "well":
+            self._conditions.pop(report.sid, None)
+        else:
+            self._conditions[report.sid] = report
+
+    def waiting_for(self, member: Member) -> list[str]:
+        """Which instances have stood still for long because they wait for this one, as their agents say."""
+        return [
+            f"{report.sid} waits for it, says {report.agent}"
+            for report in self._conditions.values()
+            if report.scope == "none" and member.sid in report.chain.waits_for
+        ]
 
     def open_nodes(self) -> list[NodeStatus]:
         """The registered nodes that were not judged lost since their last word."""
@@ -190,6 +207,7 @@ class MeshView:
             del self.quality[key]
         for sid in [sid for sid, record in self._departed.items() if record.job == job]:
             del self._departed[sid]
+        self._conditions = {sid: each for sid, each in self._conditions.items() if each.job != job}
 
     def last_of(self, member: Member) -> ServiceRecord | None:
         """The present or last record of this incarnation, if there was one."""

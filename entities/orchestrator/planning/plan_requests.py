@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from entities.orchestrator.planning.placement import OpenRoom
 from entities.orchestrator.planning.segmentation import cut_edges
 from entities.planner.plan_request import PlanAnswer, PlanLayer, PlanRequest, PlanSlot
+from schemas.cluster import Slot
 from schemas.job import JobSpec
 from schemas.memory_estimate import estimate_stage
 from schemas.task_graph import ModelTopology
@@ -20,8 +21,7 @@ ALIKE = 1.25
 STAGE = "stage"
 """The kind of work (`Capability.speed`) by which a stage's time is compared."""
 SUMS_BYTES = {True: 9, False: 4}
-"""Of each trained parameter, as replicas exchange their sums: exact ones packed (ADR-0066), others as floats.
-Of each trained parameter, as replicas exchange their sums: exact ones packed (ADR-0066), others as floats."""
+"""Of each trained parameter, as replicas exchange their sums: exact ones packed (ADR-0066), or floats."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ def request_for(
                 output_bytes=layer.output_bytes,
             )
         )
-    speeds = [slot.speed.get(STAGE, 1.0) for slots in room.free.values() for slot in slots]
+    speeds = [speed_of(slot) for slots in room.free.values() for slot in slots]
     alike = alike_speeds(speeds)
     return PlanRequest(
         layers=tuple(layers),
@@ -73,7 +73,7 @@ def request_for(
                 cluster=node.cluster,
                 index=slot.index,
                 memory_bytes=slot.memory_bytes,
-                speed=alike[slot.speed.get(STAGE, 1.0)],
+                speed=alike[speed_of(slot)],
                 labels=tuple(sorted(f"{key}={value}" for key, value in slot.labels.items())),
                 host=node.node,
             )
@@ -89,6 +89,11 @@ def request_for(
         standbys=parallel.standbys_per_stage(),
         edges=cut_edges(topology.layers, parallel.stages, tied=topology.tied, method=parallel.segmentation),
     )
+
+
+def speed_of(slot: Slot) -> float:
+    """What a slot's speed counts as: as measured, but for one that its node's agent judged to give less."""
+    return slot.speed.get(STAGE, 1.0) * slot.performance
 
 
 def still_open(room: OpenRoom, request: PlanRequest, answer: PlanAnswer) -> bool:

@@ -14,7 +14,7 @@ from entities.orchestrator.planning.placement import (
     placement,
     with_data_units,
 )
-from entities.orchestrator.planning.plan_requests import request_for
+from entities.orchestrator.planning.plan_requests import STAGE, request_for
 from entities.planner.plan_at_once import cut_at_once, plan_at_once
 from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest
 from entities.planner.windows import in_flight, pull_window, window
@@ -127,6 +127,7 @@ def graph_for(
             memory_bytes=min(memory.state + memory.activations, answer.forecast.memory_bytes[stage]),
             cost_ms=sum(layer.forward_ms + layer.backward_ms for layer in layers),
             compute_threads=spec.training.compute_threads,
+            measured_speed=topology.speed.get(STAGE, 1.0),
         )
         count = replicas[stage] + standbys[stage]
         sids = tuple(f"{job}-s{stage}-r{replica}" for replica in range(count))

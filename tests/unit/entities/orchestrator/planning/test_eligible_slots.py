@@ -18,7 +18,9 @@ from entities.orchestrator.planning.eligible_slots import (
     refusal,
 )
 from entities.orchestrator.planning.placement import NoRoom
-from entities.orchestrator.planning.task_graph import plan
+from entities.orchestrator.planning.plan_requests import request_for
+from entities.orchestrator.planning.task_graph import plan, room_for
+from entities.planner.search.plan_search import search_plan
 from schemas.cluster import NodeStatus
 from schemas.envelope import EntityKind
 from schemas.job import JobSpec
@@ -63,6 +65,14 @@ def clusters(graph: TaskGraph | NoRoom) -> set[str]:
     return {each.cluster for each in graph.placements if each.slot >= 0}
 
 
+def searched(nodes: Sequence[NodeStatus]) -> set[str]:
+    """The clusters of the plan that is searched for a job of one instance."""
+    room = room_for(spec(), nodes)
+    assert not isinstance(room, NoRoom)
+    request = request_for(spec(), topology(), room)
+    return {request.slots[place.slot].cluster for place in search_plan(request).places}
+
+
 EU = place("a", 2, labels={"region": "eu"})
 US = place("b", 2, labels={"region": "us"})
 GPU = place("c", 2, device="cuda:0", kind="cuda", bits_class="cuda-1", precisions=("fp32", "bf16"))
@@ -88,6 +98,13 @@ class TestTheChoice:
         assert clusters(plan_in_one_class([EU, US], job, "", {"a-n": record(EU)}, _on(job))) == {"a"}
         records = {"a-n": record(EU, state=state)}
         assert clusters(plan_in_one_class([EU, US], job, "", records, _on(job))) == {"b"}
+
+    def test_the_clusters_judgement_of_a_slot_changes_it(self) -> None:
+        """§5.5: a slot whose instance underperforms counts with what it gives (ADR-0082)."""
+        fast, other = place("a", 1, speed={"stage": 2.0}), place("b", 1, speed={"stage": 1.5})
+        assert searched([fast, other]) == {"a"}
+        judged = place("a", 1, speed={"stage": 2.0}, condition="underperforming", performance=0.3)
+        assert searched([judged, other]) == {"b"}
 
     def test_only_slots_of_the_kind_are_used(self) -> None:
         mixed = place("a", 2)
