@@ -29,6 +29,7 @@ from entities import metrics
 from entities.cluster.cache_folders import CacheFolders
 from entities.cluster.capabilities.kept_measurements import default_folder
 from entities.cluster.capabilities.measurement import DeviceMeasurement
+from entities.cluster.capabilities.peer_links import LinkRegistration
 from entities.cluster.capabilities.slots import offer_slots, present_devices
 from entities.cluster.config import ClusterConfig
 from entities.cluster.context import NodeContext
@@ -111,7 +112,10 @@ class ClusterAgent:
         self._instances = NodeInstances(context, self._stores, self._code, self._instances_changed)
         self._workers = ShortLivedWorkers(context, self._code)
         topology = self._workers.topologies.get
-        self._judge = InstanceJudge(bus, context, self._instances, topology, self._changed.set)
+        self._links = LinkRegistration(bus, config.sid, config.times.links_s)
+        self._judge = InstanceJudge(
+            bus, context, self._instances, topology, self._changed.set, self._links.take
+        )
         self._units = UnitWorkers(context, self._code)
         self._files = NodeFileReader(context)
         self._measurement = DeviceMeasurement(context, self._workers.turn)
@@ -165,6 +169,7 @@ class ClusterAgent:
                 tasks.create_task(self._report_samples())
                 tasks.create_task(self._instances.watch_for_stopped(self._judge.stopped))
                 tasks.create_task(self._judge.run())
+                tasks.create_task(self._links.run(lambda links: presence.update(links=links)))
                 tasks.create_task(self._follow_renewals())
                 tasks.create_task(self._tend_caches())
                 if ready is not None:

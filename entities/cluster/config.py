@@ -57,6 +57,8 @@ class ClusterTimes:
     """How often the instances' progress is judged; samples come as often."""
     slow_slot_s: float = 600.0
     """How long a slot counts as slow after its slow instance has left, unless another one does well in it."""
+    links_s: float = 5.0
+    """How often links that jobs have measured are registered, if they have changed."""
     last_reports_s: float = 2.0
     """Limit for reporting the last instances' ends to the registry at shutdown."""
 

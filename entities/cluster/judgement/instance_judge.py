@@ -37,6 +37,7 @@ class InstanceJudge:
         instances: the node's.
         topology: of a job that this node analysed, or None.
         on_change: called when a slot's condition has changed.
+        on_sample: called with each sample of an instance.
     """
 
     def __init__(
@@ -46,12 +47,14 @@ class InstanceJudge:
         instances: NodeInstances,
         topology: Callable[[str], ModelTopology | None],
         on_change: Callable[[], None],
+        on_sample: Callable[[InstanceSample], None],
     ) -> None:
         self._config = context.config
         self._context = context
         self._instances = instances
         self._topology = topology
         self._on_change = on_change
+        self._on_each = on_sample
         self._detector = ChainDetector(context.config.chains)
         self._feed = InstanceSubscriptions(bus, subjects.INSTANCE_SAMPLE, self._on_sample)
         self._slots: dict[int, tuple[InstanceCondition, float]] = {}
@@ -86,6 +89,7 @@ class InstanceJudge:
         if instance is not None:
             expected_ms = self._expected_ms(instance)
             self._detector.observe(sample, expected_ms, asyncio.get_running_loop().time())
+            self._on_each(sample)
 
     def _expected_ms(self, instance: LocalIncarnation) -> float:
         """Of a microbatch, by the plan: the analysis' time, at this slot's speed and share of the cores."""

@@ -19,7 +19,6 @@ from schemas.cluster import Cordon, NodeStatus
 from schemas.envelope import EntityKind
 from schemas.errors import DmscError, Unavailable
 from schemas.fault import ClusterReport
-from schemas.names import agent_name
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import NodeRegistration, QosReport
 from schemas.step import Member
@@ -167,6 +166,8 @@ class MeshView:
             if before is not None and before.job and before.incarnation != change.message.incarnation:
                 self._departed[before.sid] = before  # replaced: others still ask how it ended
             self.records[change.message.sid] = change.message
+            if change.message.kind is EntityKind.CLUSTER:
+                self.links.take(change.message)
             if change.message.state in (InstanceState.GONE, InstanceState.FAULTED):
                 self._left(change.message.sid)
             if change.message.state in LEAVING and change.message.job is not None:
@@ -192,15 +193,6 @@ class MeshView:
         """Notes a Type 5 report of a gateway or router: the quality of a job's traffic in its cluster."""
         if report.job is not None:
             self.quality[report.sid, report.job] = report
-            self.links.take(report, self._node_of)
-
-    def _node_of(self, sid: str) -> str | None:
-        """The agent of the node on which an instance runs, or ran last."""
-        record = self.records.get(sid) or self._departed.get(sid)
-        if record is None:
-            return None
-        agent = agent_name(record.endpoint.cluster, record.endpoint.node)
-        return agent if agent in self.nodes else None
 
     def forget_job(self, job: str) -> None:
         for key in [key for key in self.quality if key[1] == job]:
