@@ -209,6 +209,11 @@ def is_label_tag(tag: str) -> bool:
     return tag.startswith(_LABEL)
 
 
+def service_tag(service: str) -> str:
+    """The tag of an entity that does this for others: a gateway's `entry`, for instance."""
+    return f"service:{service}"
+
+
 class Resolve(Message, wire="registry.resolve", version=(1, 2)):
     """Discovery by content: every given field must match; `prefix` matches its descendants too.
 

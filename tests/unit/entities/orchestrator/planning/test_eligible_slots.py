@@ -24,7 +24,7 @@ from entities.planner.search.plan_search import search_plan
 from schemas.cluster import NodeStatus
 from schemas.envelope import EntityKind
 from schemas.job import JobSpec
-from schemas.registry import InstanceState, ServiceRecord, label_tag
+from schemas.registry import InstanceState, ServiceRecord, TensorSchema, label_tag
 from schemas.task_graph import TaskGraph
 from tests.builders import jobs
 from tests.builders.graphs import node, topology
@@ -85,6 +85,28 @@ class TestTheChoice:
         other = place("b", 2, labels={"region": "eu"})
         records = {"a-n": record(EU, tags=()), "b-n": record(other)}
         assert clusters(plan_in_one_class([EU, other], job, "", records, _on(job))) == {"b"}
+
+    def test_units_that_make_data_are_found_in_the_same_way(self) -> None:
+        """Readers and functions of preprocessing take no slot, and go where the job's query leads."""
+        chain = [{"name": "noise", "function": "users:noise", "replicas": 2}]
+        job = spec(labels={"region": "eu"}).model_copy(
+            update={"data": jobs.spec(data={"preprocess": chain}).data}
+        )
+        row = (TensorSchema(name="inputs", shape=(), dtype="float32"),)
+        found = topology(records=((),), batch=row)
+
+        def making(records: dict[str, ServiceRecord]) -> set[str]:
+            there = [EU, place("b", 2, labels={"region": "eu"})]
+            graph = plan_in_one_class(
+                there, job, "", records, lambda these: plan("j", job, found, these, {}, {})
+            )
+            assert isinstance(graph, TaskGraph), graph
+            return {each.cluster for each in graph.placements if each.slot < 0}
+
+        both = {"a-n": record(EU), "b-n": record(EU, tags=record(EU).tags)}
+        assert making(both) == {"a", "b"}
+        assert making(both | {"a-n": record(EU, tags=())}) == {"b"}
+        assert making(both | {"b-n": record(EU, tags=())}) == {"a"}
 
     def test_a_capability_that_is_taken_away_changes_it(self) -> None:
         job = spec(precision="bf16")
