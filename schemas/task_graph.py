@@ -240,6 +240,9 @@ class TaskGraph(Part):
     compiler: str = Field("", description="as analysed; instances check their own")
     layer_count: int = 0
     parameters: int = Field(0, description="of the whole model; 0: not known")
+    measured_speed: float = Field(
+        1.0, gt=0, description="of the device that measured the units' cost_ms, relative to the reference"
+    )
     batch: tuple[TensorSchema, ...] = Field(
         (), description="what travels of a batch, in order; empty: inputs and targets, tokens both"
     )

@@ -22,7 +22,7 @@ from entities.planner.plan_request import (
     PlanRequest,
     UnitPlace,
 )
-from entities.planner.windows import held
+from entities.planner.windows import held, in_flight
 
 MOST_STEPS = 12_500
 """Of the exact cut's innermost loop: some 10 ms."""
@@ -179,10 +179,8 @@ class _StageCosts:
     def memory(self, stage: int, first: int, last: int) -> int:
         """Bytes of one instance."""
         flying = held(
-            len(self._replicas),
-            stage,
-            self._replicas[stage],
             self._request.microbatches,
+            in_flight(self._replicas, stage),
             self._request.most_held,
         )
         kept = self._kept[last] - self._kept[first] + 2 * self._live[last]
@@ -255,10 +253,12 @@ class _StageCosts:
             for first, last in cuts
         ]
         reduction = max(self.reduction_ms(stage, *cuts[stage]) for stage in stages)
-        fill = sum(fills) - fills[times.index(max(times))]
+        # each stage has its own microbatches to do, and waits for the others' part of one: the latest counts
+        worst = max(stages, key=lambda stage: times[stage] - fills[stage])
+        fill = sum(fills) - fills[worst]
         return PlannedStep(
-            step_ms=max(times) + fill + reduction + self._request.constant_ms,
-            bottleneck_ms=max(times),
+            step_ms=times[worst] + fill + reduction + self._request.constant_ms,
+            bottleneck_ms=times[worst],
             fill_ms=fill,
             reduction_ms=reduction,
             constant_ms=self._request.constant_ms,

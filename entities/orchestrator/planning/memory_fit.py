@@ -47,9 +47,7 @@ class _Stages:
     @property
     def busy(self) -> int:
         """Microbatches of a step that keep all instances at work: what the first stage may hold at once."""
-        return max(
-            in_flight(len(self.cuts), stage, count) * count for stage, count in enumerate(self._replicas)
-        )
+        return max(in_flight(self._replicas, stage) * count for stage, count in enumerate(self._replicas))
 
     def needs(self, samples: int, again: Collection[int] = ()) -> list[int]:
         """Bytes of an instance of each stage, with microbatches of so many samples.
@@ -70,7 +68,7 @@ class _Stages:
             estimate = estimate_stage(
                 layers,
                 spec,
-                in_flight=min(count, in_flight(len(self.cuts), stage, self._replicas[stage])),
+                in_flight=min(count, in_flight(self._replicas, stage)),
                 replicas=self._replicas[stage] + self._standbys[stage],
                 optimizer_bytes_per_parameter=self._topology.optimizer_bytes,
             )

@@ -12,16 +12,14 @@ from entities.orchestrator.planning.placement import OpenRoom
 from entities.orchestrator.planning.segmentation import cut_edges
 from entities.planner.plan_request import PlanAnswer, PlanLayer, PlanRequest, PlanSlot
 from schemas.job import JobSpec
+from schemas.limits import SPEEDS_ALIKE
 from schemas.memory_estimate import estimate_stage
 from schemas.task_graph import ModelTopology
 
-ALIKE = 1.25
-"""Speeds within this factor of the slowest of a group count as one: measurements of a second are no finer."""
 STAGE = "stage"
 """The kind of work (`Capability.speed`) by which a stage's time is compared."""
 SUMS_BYTES = {True: 9, False: 4}
-"""Of each trained parameter, as replicas exchange their sums: exact ones packed (ADR-0066), others as floats.
-Of each trained parameter, as replicas exchange their sums: exact ones packed (ADR-0066), others as floats."""
+"""Bytes of a trained parameter, as replicas exchange their sums: exact ones packed (ADR-0066), or floats."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +100,7 @@ def alike_speeds(speeds: Iterable[float]) -> dict[float, float]:
     """The speed that each measured one counts as: the mean of its group."""
     groups: list[list[float]] = []
     for speed in sorted(set(speeds)):
-        if groups and speed <= groups[-1][0] * ALIKE:
+        if groups and speed <= groups[-1][0] * SPEEDS_ALIKE:
             groups[-1].append(speed)
         else:
             groups.append([speed])

@@ -13,7 +13,7 @@ from entities.orchestrator.planning.placement import (
     placement,
     with_data_units,
 )
-from entities.orchestrator.planning.plan_requests import request_for
+from entities.orchestrator.planning.plan_requests import STAGE, request_for
 from entities.planner.plan_at_once import cut_at_once, plan_at_once
 from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest
 from entities.planner.windows import in_flight, pull_window, window
@@ -188,6 +188,7 @@ def graph_for(
         compiler=topology.compiler,
         layer_count=len(topology.layers),
         parameters=topology.parameters,
+        measured_speed=topology.speed.get(STAGE, 1.0),
         batch=topology.batch,
         sources=topology.sources,
         tied_stages=tied_stages(topology.shared, cuts),
@@ -211,7 +212,7 @@ def _estimate(
     return estimate_stage(
         topology.layers[cut[0] : cut[1]],
         spec,
-        in_flight=in_flight(len(replicas), stage, replicas[stage]),
+        in_flight=in_flight(replicas, stage),
         replicas=replicas[stage] + standbys[stage],
         optimizer_bytes_per_parameter=topology.optimizer_bytes,
     )
@@ -289,6 +290,8 @@ def first_policy(
     def workers(stage: int) -> int:
         return sum(not unit.standby for unit in graph.stage(stage))
 
+    replicas = [workers(stage) for stage in stages]
+
     return CommunicationPolicy(
         job=job,
         revision=revision,
@@ -298,7 +301,8 @@ def first_policy(
             StagePolicy(
                 stage=stage,
                 weights={unit.sid: float(not unit.standby) for unit in graph.stage(stage)},
-                window=window(len(stages), stage, workers(stage - 1), workers(stage)),
+                window=window(replicas, stage, workers(stage - 1)),
+                reference_ms=graph.stage(stage)[0].requirements.cost_ms * graph.measured_speed,
             )
             for stage in stages
         )

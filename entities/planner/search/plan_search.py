@@ -283,7 +283,7 @@ def _why_not(chosen: _Candidate, other: _Candidate) -> str:
 def _nothing_fits(request: PlanRequest, fine: StepCost, kinds: Sequence[InstanceKind]) -> NoPlan:
     """Which layer, or else which cut, has no room, and by how much."""
     largest = max(kind.memory_bytes for kind in kinds)
-    needs = [(fine.memory_bytes(1, 0, piece, piece + 1, 1), piece) for piece in range(fine.pieces)]
+    needs = [(fine.memory_bytes(piece, piece + 1, 1), piece) for piece in range(fine.pieces)]
     need, piece = max(needs)
     if need > largest:
         name = fine.chain.names[fine.chain.edges[piece]]
