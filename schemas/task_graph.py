@@ -134,6 +134,9 @@ class ComputeRequirements(Part):
     cost_ms: float = 0.0
     device: str = "any"
     compute_threads: int = 1
+    labels: tuple[str, ...] = Field(
+        (), description="of its slot: `key=value`, `@node=NAME`, `@cluster=NAME`, `@memory=BYTES` at least"
+    )
 
 
 class TaskUnit(Part):
@@ -183,11 +186,19 @@ class TaskEdge(Part):
 
 
 class Constraint(Part):
-    """A constraint. `spread`: different clusters; `together`: same cluster; `order`: first before second."""
+    """A constraint on units: `spread`, `apart`: different places; `together`: one; `order`: first before
+    second.
+
+    What the job's owner says of layers holds for `stages`, whatever instances they have by now.
+    """
 
     kind: str
     sids: tuple[Token, ...]
     reason: str = ""
+    scope: str = Field("", description="`node` or `cluster`: of what places it speaks")
+    stages: tuple[tuple[int, ...], ...] = Field((), description="of an owner's rule: its stages, by group")
+    label: str = Field("", description="of a pin that is preferred")
+    hard: bool = False
 
 
 class Placement(Part):

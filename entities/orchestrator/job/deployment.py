@@ -47,7 +47,7 @@ class Deployment:
         self._unfit: tuple[object, str] | None = None
         """Of which nodes it has been found that they have no room for it, were they empty; and why."""
         self._only: frozenset[str] | None = None  # nodes that the queue leaves it; None: all
-        self._tried: set[PlanRequest] = set()
+        self._tried: dict[PlanRequest, NoRoom | None] = {}
         self._found: dict[PlanRequest, PlanAnswer] = {}
         self._search: asyncio.Task[None] | None = None
 
@@ -153,11 +153,11 @@ class Deployment:
         nodes, cordoned = job.mesh.open_nodes(), job.mesh.cordons.places()
         graph = self._planned(topology, nodes, job.queue.occupied(job.name), cordoned, only)
         if isinstance(graph, NoRoom) and self._search is not None:
-            return graph
+            return NoRoom(graph.reason)
         if isinstance(graph, NoRoom):
             alone = self._planned(topology, emptied(nodes), {}, cordoned, None)
             if isinstance(alone, TaskGraph) or self._search is not None:
-                return graph
+                return NoRoom(graph.reason)
             if alone.never:
                 return alone
             reason = f"the whole mesh has no room for it, others go first: {alone.reason}"
@@ -177,8 +177,8 @@ class Deployment:
     ) -> TaskGraph | NoRoom:
         """The plan that is made at once, on slots of one class of bits. `_improve` searches for a better one.
 
-        Slots of unequal memory may be enough for a cut that only a search finds: it is begun, and the queue
-        asks again when it has ended.
+        Slots of unequal memory, or constraints, may need a plan that only a search finds: it is begun, and
+        the queue asks again when it has ended.
         """
         job = self._job
 
@@ -186,23 +186,33 @@ class Deployment:
             room = room_for(job.spec, _within(open_nodes, only), occupied, cordoned)
             if isinstance(room, NoRoom):
                 return room
-            request = request_for(job.spec, topology, room)
+            try:
+                request = request_for(job.spec, topology, room)
+            except NoPlan as refused:
+                return NoRoom(str(refused), never=refused.never)
             if (answer := self._found.get(request)) is not None:
                 return graph_for(job.name, job.spec, topology, room, request, answer)
             graph = plan_in(job.name, job.spec, topology, room, request)
             unequal = len({slot.memory_bytes for slot in request.slots}) > 1
-            if isinstance(graph, TaskGraph) or not unequal or request in self._tried:
+            if isinstance(graph, TaskGraph) or not (unequal or request.is_constrained):
                 return graph
+            if request in self._tried:
+                return self._tried[request] or graph
             if self._search is None:
                 self._search = asyncio.create_task(self._search_for(request))
-            return NoRoom(f"a cut for slots of unequal memory is searched, since at once: {graph.reason}")
+            what = "places that keep the constraints" if request.is_constrained else "slots of unequal memory"
+            return NoRoom(f"a plan for {what} is searched, since at once: {graph.reason}")
 
         return plan_in_one_class(nodes, job.spec, job.store.record.bits_class, job.mesh.records, on)
 
     async def _search_for(self, request: PlanRequest) -> None:
-        with contextlib.suppress(NoPlan):  # what the plan at once says is true
+        refusal = None
+        try:
             self._found[request] = await searched(request, PlanningConfig(deadline_s=self._times.plan_s))
-        self._tried.add(request)
+        except NoPlan as refused:
+            if request.is_constrained:  # else what the plan at once says is as true
+                refusal = NoRoom(str(refused), never=refused.never)
+        self._tried[request] = refusal
         self._search = None
         self._job.queue.again()
 
@@ -214,8 +224,8 @@ class Deployment:
         room = self._room(graph)
         if isinstance(room, NoRoom):
             return graph
-        request = request_for(job.spec, topology, room)
         try:
+            request = request_for(job.spec, topology, room)
             answer = await searched(request, PlanningConfig(deadline_s=self._times.plan_s))
         except NoPlan:
             return graph  # only with less memory than all that windows may hold

@@ -18,6 +18,7 @@ from entities.orchestrator.job_state.quarantine import Quarantine
 from entities.orchestrator.job_state.retry_limits import RetryLimits
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.eligible_slots import eligible, query_of
+from entities.orchestrator.planning.plan_rules import open_to
 from entities.orchestrator.queue.job_queue import JobQueue
 from schemas.cluster import NodeStatus
 from schemas.job import JobSpec
@@ -189,7 +190,7 @@ class JobContext:
 def eligible_nodes(job: JobContext) -> list[NodeStatus]:
     """The nodes with the slots that a job may use: one class of bits, once it was planned."""
     query = query_of(job.spec, job.store.record.bits_class)
-    return eligible(job.mesh.open_nodes(), query, job.mesh.records)
+    return open_to(job.spec, eligible(job.mesh.open_nodes(), query, job.mesh.records))
 
 
 def why_not_eligible(job: JobContext) -> str:

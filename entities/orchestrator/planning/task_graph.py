@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
+from entities.orchestrator.planning.kept_apart import owners_constraints
 from entities.orchestrator.planning.placement import (
     Cordoned,
     NoRoom,
@@ -14,6 +15,7 @@ from entities.orchestrator.planning.placement import (
     with_data_units,
 )
 from entities.orchestrator.planning.plan_requests import request_for
+from entities.orchestrator.planning.plan_rules import open_to
 from entities.planner.plan_at_once import cut_at_once, plan_at_once
 from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest
 from entities.planner.windows import in_flight, pull_window, window
@@ -53,7 +55,11 @@ def plan(
     room = room_for(spec, nodes, occupied, cordoned)
     if isinstance(room, NoRoom):
         return room
-    return plan_in(job, spec, topology, room, request_for(spec, topology, room))
+    try:
+        request = request_for(spec, topology, room)
+    except NoPlan as refused:
+        return NoRoom(str(refused), never=refused.never)
+    return plan_in(job, spec, topology, room, request)
 
 
 def plan_in(
@@ -78,6 +84,7 @@ def room_for(
 ) -> OpenRoom | NoRoom:
     """What is free for a job, if that is enough for its instances."""
     wanted = sum(spec.parallel.replicas_per_stage()) + sum(spec.parallel.standbys_per_stage())
+    nodes = open_to(spec, nodes)
     return open_room(nodes, wanted, clusters=spec.parallel.clusters, occupied=occupied, cordoned=cordoned)
 
 
@@ -125,6 +132,9 @@ def graph_for(
             memory_bytes=min(memory.state + memory.activations, answer.forecast.memory_bytes[stage]),
             cost_ms=sum(layer.forward_ms + layer.backward_ms for layer in layers),
             compute_threads=spec.training.compute_threads,
+            labels=tuple(
+                sorted({label for layer in request.layers[first:last] for label in layer.pinned_to})
+            ),
         )
         count = replicas[stage] + standbys[stage]
         sids = tuple(f"{job}-s{stage}-r{replica}" for replica in range(count))
@@ -156,6 +166,7 @@ def graph_for(
                     reason="layer-wise propagation",
                 )
             )
+    constraints += owners_constraints(request.rules, cuts, units)
     edges = [
         TaskEdge(upstream=stage, downstream=stage + 1, bytes_per_microbatch=topology.input_bytes)
         for stage in range(units[0].stage, 0)

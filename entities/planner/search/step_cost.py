@@ -133,6 +133,7 @@ class StepCost:
         kinds: of instances; groups count them in this order.
         settings: of the step.
         pins: of each layer, labels that its instances must have; empty: none.
+        parted: as of `PlanRequest`.
     """
 
     def __init__(
@@ -141,6 +142,7 @@ class StepCost:
         kinds: Sequence[InstanceKind],
         settings: StepSettings,
         pins: Sequence[Sequence[str]] = (),
+        parted: Sequence[tuple[int, int, str]] = (),
     ) -> None:
         self.chain, self.kinds, self.settings = chain, tuple(kinds), settings
         self._edges = np.array(chain.edges)
@@ -153,6 +155,9 @@ class StepCost:
         self._live = chain.crossing_bytes[self._edges]
         self._both = self._live[:, None] + self._live[None, :]
         self._barred = [self._barred_for(kind, pins) for kind in self.kinds]
+        self._both_parted = np.zeros_like(self._work, dtype=bool)
+        for lower, upper, _ in parted:
+            self._both_parted |= (self._edges[:, None] <= lower) & (self._edges[None, :] > upper)
         self._matrices: dict[tuple[int, int, Group], tuple[Floats, Floats]] = {}
         self.calls = 0
 
@@ -250,6 +255,8 @@ class StepCost:
         rooms = [kind.memory_bytes for kind, count in zip(self.kinds, group, strict=True) if count]
         room = min((room for room in rooms if room), default=0)
         excess: Floats = need / room if room else np.where(np.isfinite(need), 0.0, np.inf)
+        if self._both_parted.any():
+            excess = np.where(self._both_parted, np.inf, excess)
         for barred, count in zip(self._barred, group, strict=True):
             if count and barred is not None:
                 excess = np.where(barred > 0, np.inf, excess)

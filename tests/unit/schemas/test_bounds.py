@@ -90,6 +90,7 @@ ALLOWED: dict[str, set[str]] = {
     "parallel.stages": set(),
     "parallel.replicas": set(),
     "parallel.slots": set(),
+    "plan.constraints[0].gib": set(),
     "parallel.replicas[0]": set(),
     "parallel.standbys": {"zero"},
     "parallel.standbys[0]": {"zero"},
@@ -117,6 +118,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "groups[0]": {"match": ["x"]},
     "preprocess[0]": {"name": "x", "function": "extract"},
     "sets[0]": {"name": "validation"},
+    "constraints[0]": {"kind": "memory"},
     "until": {"metric": "loss"},
 }
 """What is needed beside a number, by the part that has both."""
