@@ -323,7 +323,7 @@ class NodeCut(Part):
     reason: str
 
 
-class JobRecord(Message, wire="job.record", version=(1, 17)):
+class JobRecord(Message, wire="job.record", version=(1, 18)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -371,7 +371,7 @@ class JobRecord(Message, wire="job.record", version=(1, 17)):
     ends_because: str = ""
     held: str = Field("", description="by whom it was parked, and why; it waits until it is resumed")
     usage: JobUsage = JobUsage()
-    resumed_slot_s: float = Field(0.0, ge=0, description="of `usage`, before a person last resumed it")
+    resumed_held_s: float = Field(0.0, ge=0, description="of `usage`, before a person last resumed it")
 
     @property
     def last_step(self) -> int:

@@ -224,6 +224,9 @@ class PlanForecast(Part):
     busiest_link_ms: float = Field(0.0, description="of a topology, for a step; 0: there is none")
     planned_by: str = ""
     alternatives: tuple[PlanAlternative, ...] = ()
+    by_replicas: tuple[float, ...] = Field(
+        (), description="a step with min, …, max replicas, where the job gives that range"
+    )
 
 
 class TaskGraph(Part):

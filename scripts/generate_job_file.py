@@ -124,6 +124,7 @@ training:
 """,
     "parallel": """
 parallel: {stages: 4, replicas: [2, 2, 2, 1], standbys: 1}
+# or, for the queue to choose: {stages: 2, replicas: {min: 1, want: 2, max: 4}}
 """,
     "requires": """
 requires: {device: cuda, precision: bf16, labels: {region: eu}}

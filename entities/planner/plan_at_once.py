@@ -133,6 +133,11 @@ def cut_at_once(request: PlanRequest) -> tuple[Cut, ...]:
     return tuple((costs.exact() if is_small(request) else None) or costs.equal_shares())
 
 
+def steps_ms(request: PlanRequest, cuts: Sequence[Cut], counts: Sequence[int]) -> tuple[float, ...]:
+    """The forecast step of the same cut with each of these numbers of replicas of every stage."""
+    return tuple(_StageCosts(request, (count,) * len(cuts)).forecast(cuts, ()).step_ms for count in counts)
+
+
 def _shape(request: PlanRequest) -> tuple[Sequence[int], Sequence[int]]:
     if request.replicas is not None:
         replicas = request.replicas

@@ -17,14 +17,15 @@ from entities.orchestrator.planning.eligible_slots import class_of, eligible, pl
 from entities.orchestrator.planning.placement import Cordoned, NoRoom, OpenRoom
 from entities.orchestrator.planning.plan_requests import request_for, still_open
 from entities.orchestrator.planning.task_graph import graph_for, plan_in, room_for, why_inexact
-from entities.orchestrator.queue.mesh_slots import emptied, job_request, ran_s, work_left_s
+from entities.orchestrator.queue.job_queue import SlotGrant
+from entities.orchestrator.queue.mesh_slots import emptied, job_request, ran_s, shaped, work_left_s
 from entities.planner.plan_at_once import EXACT
 from entities.planner.plan_request import BY_SEARCH, NoPlan, PlanAnswer, PlanRequest
 from entities.planner.planning_process import PlanningConfig, searched
 from entities.queue.queued_job import QueuedJob
 from schemas.cluster import NodeStatus
 from schemas.errors import BadJob
-from schemas.job import JobState
+from schemas.job import JobRecord, JobSpec, JobState
 from schemas.task_graph import ModelTopology, Placement, TaskGraph
 
 log = get_logger("orchestrator")
@@ -47,6 +48,8 @@ class Deployment:
         self._unfit: tuple[object, str] | None = None
         """Of which nodes it has been found that they have no room for it, were they empty; and why."""
         self._only: frozenset[str] | None = None  # nodes that the queue leaves it; None: all
+        self._asked: tuple[tuple[JobRecord, JobSpec, str] | tuple[()], QueuedJob | None] = (), None
+        self._shaped = job.spec  # with as many replicas as it got slots for
         self._tried: set[PlanRequest] = set()
         self._found: dict[PlanRequest, PlanAnswer] = {}
         self._search: asyncio.Task[None] | None = None
@@ -60,14 +63,20 @@ class Deployment:
         held = record.held
         if not held and self._unfit is not None and self._unfit[0] == self._there():
             held = self._unfit[1]
-        return QueuedJob(
-            request=job_request(record, self._job.spec, held),
-            since=record.submitted_at,
-            work_s=work_left_s(record, self._job.spec, record.checkpoint_step or 0),
-            attained_slot_s=record.usage.slot_s,
-            ran_s=ran_s(record, self._job.spec, time.time()),
-            parked=self._has_trained,
-        )
+        spec = self._job.spec
+        known, job = self._asked
+        if job is None or not _same(known, (record, spec, held)):
+            request = job_request(record, spec, held)
+            job = QueuedJob(
+                request=request,
+                since=record.submitted_at,
+                work_s=work_left_s(record, spec, record.checkpoint_step or 0, request),
+                attained_slot_s=record.usage.slot_s,
+                ran_s=ran_s(record, time.time()),
+                parked=self._has_trained,
+            )
+            self._asked = (record, spec, held), job
+        return job
 
     def _there(self) -> object:
         """Nodes and cordons: what an empty mesh consists of."""
@@ -147,11 +156,23 @@ class Deployment:
             self._tried.clear()
             self._found.clear()
 
-    def _placed(self, topology: ModelTopology, only: frozenset[str] | None) -> TaskGraph | NoRoom:
-        """Places the job now, on these nodes only; if there is no room, says whether there ever may be."""
-        job, self._only = self._job, only
+    def _placed(self, topology: ModelTopology, grant: SlotGrant) -> TaskGraph | NoRoom:
+        """Places the job now; if there is no room, says whether there ever may be.
+
+        It may get fewer replicas than it was given slots for, where no plan has room for so many.
+        """
+        job, only = self._job, grant.nodes
+        self._only = only
         nodes, cordoned = job.mesh.open_nodes(), job.mesh.cordons.places()
-        graph = self._planned(topology, nodes, job.queue.occupied(job.name), cordoned, only)
+        occupied = job.queue.occupied(job.name)
+        within = job.spec.parallel.replica_range
+        least = 1 if within is None else within.min
+        graph: TaskGraph | NoRoom = NoRoom("")
+        for replicas in dict.fromkeys((max(least, grant.replicas), least)):
+            self._shaped = job.spec if within is None else shaped(job.spec, replicas)
+            graph = self._planned(topology, nodes, occupied, cordoned, only)
+            if isinstance(graph, TaskGraph) or self._search is not None:
+                break
         if isinstance(graph, NoRoom) and self._search is not None:
             return graph
         if isinstance(graph, NoRoom):
@@ -183,13 +204,13 @@ class Deployment:
         job = self._job
 
         def on(open_nodes: Sequence[NodeStatus]) -> TaskGraph | NoRoom:
-            room = room_for(job.spec, _within(open_nodes, only), occupied, cordoned)
+            room = room_for(self._shaped, _within(open_nodes, only), occupied, cordoned)
             if isinstance(room, NoRoom):
                 return room
-            request = request_for(job.spec, topology, room)
+            request = request_for(self._shaped, topology, room)
             if (answer := self._found.get(request)) is not None:
-                return graph_for(job.name, job.spec, topology, room, request, answer)
-            graph = plan_in(job.name, job.spec, topology, room, request)
+                return graph_for(job.name, self._shaped, topology, room, request, answer)
+            graph = plan_in(job.name, self._shaped, topology, room, request)
             unequal = len({slot.memory_bytes for slot in request.slots}) > 1
             if isinstance(graph, TaskGraph) or not unequal or request in self._tried:
                 return graph
@@ -214,7 +235,7 @@ class Deployment:
         room = self._room(graph)
         if isinstance(room, NoRoom):
             return graph
-        request = request_for(job.spec, topology, room)
+        request = request_for(self._shaped, topology, room)
         try:
             answer = await searched(request, PlanningConfig(deadline_s=self._times.plan_s))
         except NoPlan:
@@ -222,7 +243,7 @@ class Deployment:
         now = self._room(graph)
         if isinstance(now, NoRoom) or not still_open(now, request, answer):
             return graph
-        better = graph_for(job.name, job.spec, topology, room, request, answer)
+        better = graph_for(job.name, self._shaped, topology, room, request, answer)
         if isinstance(better, NoRoom):
             return graph
         job.instances.graph = better
@@ -234,7 +255,7 @@ class Deployment:
         nodes = job.mesh.open_nodes()
         bits_class = job.store.record.bits_class or class_of(nodes, graph, job.spec)
         within = _within(eligible(nodes, query_of(job.spec, bits_class), job.mesh.records), self._only)
-        return room_for(job.spec, within, job.queue.occupied(job.name), job.mesh.cordons.places())
+        return room_for(self._shaped, within, job.queue.occupied(job.name), job.mesh.cordons.places())
 
     async def _start(self, graph: TaskGraph) -> None:
         instances = self._job.instances
@@ -264,6 +285,11 @@ class Deployment:
         await self._job.store.tell("fault", text=f"{why}; planned again")
         await self._job.instances.stop(now=True)
         self._job.instances.deployed = None
+
+
+def _same(before: Sequence[object], now: Sequence[object]) -> bool:
+    """Whether these are the same objects: the queue asks often, and records are large."""
+    return len(before) == len(now) and all(old is new for old, new in zip(before, now, strict=True))
 
 
 def _within(nodes: Sequence[NodeStatus], only: frozenset[str] | None) -> Sequence[NodeStatus]:

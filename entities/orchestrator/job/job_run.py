@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Sequence
 
 from bus.logs import bind, get_logger
@@ -32,11 +31,11 @@ from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
 from entities.orchestrator.job_state.quarantine import Quarantine
 from entities.orchestrator.job_state.retry_limits import Parked, RetryLimits
+from entities.orchestrator.membership.slot_holding import SlotHolding
 from entities.orchestrator.planning.memory_fit import fixed_by_memory
 from entities.orchestrator.planning.shape_choice import with_shape
 from entities.orchestrator.queue.job_queue import JobQueue
-from entities.orchestrator.queue.mesh_slots import job_request, ran_s, work_left_s
-from entities.queue.queued_job import ActiveJob, QueuedJob
+from entities.orchestrator.queue.mesh_slots import shaped
 from schemas.errors import BadInput, Conflict, DmscError, Fenced, NewerRecord, Unavailable
 from schemas.fault import FaultReport
 from schemas.job import JobRecord, JobSpec, JobState, WeightsManifest
@@ -98,6 +97,15 @@ class JobRun:
         self._deployment = Deployment(job, self._outages, waits=waits)
         self.parked: Parked | None = None
         self.parking = Parking(job, self.training, self._interrupt, parked)
+        self.holding = SlotHolding(
+            job,
+            self.training,
+            self.parking,
+            waiting=lambda: self._deployment.waiting,
+            placed_at=lambda: self._deployment.placed_at,
+            leaving=lambda: self.training.changes.leaving,
+            over=lambda: self.over,
+        )
         self._reported: set[tuple[str, str, str]] = set()
         self._cancelled: str | None = None
         self._cancelling = asyncio.Lock()
@@ -117,38 +125,6 @@ class JobRun:
     @property
     def placements(self) -> Sequence[Placement]:
         return self.job.instances.placements
-
-    @property
-    def finds_room(self) -> bool:
-        return self.training.finds_room
-
-    @property
-    def waiting(self) -> QueuedJob | None:
-        """What it asks of the queue; None: it has instances, or is held back for another reason than room."""
-        return None if self.over else self._deployment.waiting
-
-    @property
-    def active(self) -> ActiveJob:
-        """What the queue has to know of it while it holds slots, but for these."""
-        record, spec, now = self.job.store.record, self.job.spec, time.time()
-        return ActiveJob(
-            request=job_request(record, spec),
-            replicas=1,
-            slots=(),
-            started_at=self._deployment.placed_at,
-            work_s=0.0 if self.over else work_left_s(record, spec, self.step),
-            attained_slot_s=record.usage.held(record.usage.slots, now).slot_s,
-            ran_s=0.0 if self.over else ran_s(record, spec, now),
-        )
-
-    def give_way(self, why: str, *, held: bool) -> bool:
-        """Has it park for another job, or for good (`held`); returns False if it can't be parked now."""
-        if self.over:
-            return False
-        if held:
-            self.job.tasks.spawn(self.parking.park(why))
-            return True
-        return self.parking.give_way(why)
 
     @property
     def step(self) -> int:
@@ -220,14 +196,21 @@ class JobRun:
             raise Conflict(
                 f"job {self.job.name} is {self.job.store.record.state}; only a running one can be scaled"
             )
-        stages = [*range(self.job.spec.parallel.stages)] if stage is None else [stage]
+        stages = range(self.job.spec.parallel.stages) if stage is None else range(stage, stage + 1)
         if unit:
             units = self.job.instances.units
-            stages = [each.stage for each in units if each.scaled_as == unit][:1]
-            if not stages:
+            found = [each.stage for each in units if each.scaled_as == unit]
+            if not found:
                 there = sorted({each.scaled_as for each in units if each.scaled_as})
                 raise BadInput(f"job {self.job.name} has no unit {unit}; it has {', '.join(there)}")
-        return "; ".join(self.training.scale(index, replicas) for index in stages)
+            stages = range(found[0], found[0] + 1)
+        return self.training.scale(stages, replicas)
+
+    async def prefer(self, replicas: int) -> None:
+        """What a person scales a job to whose size the queue chooses is what it wants from now on."""
+        within = self.job.spec.parallel.replica_range
+        if within is not None and within.want != replicas:
+            await self._settle(shaped(self.job.spec, replicas))
 
     async def departure(self, record: ServiceRecord) -> None:
         """The registry says that an instance drains, has failed, or is gone.
@@ -467,6 +450,7 @@ class JobRun:
     async def _train(self) -> None:
         steps = self.job.store.record.last_step
         await self.job.store.move(JobState.RUNNING, f"step {self.training.step} of {length_text(steps)}")
+        self.job.queue.again()  # from now on it can be told to change its size, or to park
         await self.training.run()
         await self.training.events_written()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
 
@@ -105,12 +105,12 @@ class Training:
         """Members with the state of the present version, by stage."""
         return self._step_owner.stages
 
-    def scale(self, stage: int, replicas: int) -> str:
+    def scale(self, stages: Sequence[int], replicas: int) -> str:
         """See `MembershipChanges.scale`."""
         if self.rebalancing.under_way:
             raise Conflict(f"{self.rebalancing.under_way} is changing its stage: ask again in a moment")
         self.rebalancing.disturbed()
-        said = self.changes.scale(stage, replicas)
+        said = self.changes.scale(stages, replicas)
         self._arrivals.wake()
         return said
 
@@ -317,6 +317,7 @@ class Training:
         resume_point = self._step_owner.afresh(members, closed.attempt, closed.generation)
         await self._open(resume_point)
         self._joining.introduce(resume_point)
+        self._job.queue.again()  # it can be told something again
         self._decided_at = time.monotonic()
 
     async def _restore(

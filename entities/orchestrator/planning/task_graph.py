@@ -14,7 +14,7 @@ from entities.orchestrator.planning.placement import (
     with_data_units,
 )
 from entities.orchestrator.planning.plan_requests import request_for
-from entities.planner.plan_at_once import cut_at_once, plan_at_once
+from entities.planner.plan_at_once import cut_at_once, plan_at_once, steps_ms
 from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest
 from entities.planner.windows import in_flight, pull_window, window
 from schemas.cluster import NodeStatus
@@ -115,6 +115,7 @@ def graph_for(
     """
     replicas = answer.replicas
     standbys = spec.parallel.standbys_per_stage()
+    within = spec.parallel.replica_range
     cuts = answer.cuts
     units = making_units(job, spec, topology, data_replicas=max(1, min(len(room.order), replicas[0])))
     constraints: list[Constraint] = []
@@ -195,6 +196,7 @@ def graph_for(
             **asdict(answer.forecast),
             planned_by=answer.planned_by,
             alternatives=tuple(PlanAlternative(**asdict(other)) for other in answer.alternatives),
+            by_replicas=() if within is None else steps_ms(request, cuts, range(within.min, within.max + 1)),
         ),
     )
 

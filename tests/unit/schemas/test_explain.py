@@ -72,8 +72,16 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         (
             "parallel.replicas",
             "two",
-            "parallel.replicas: 'two' does not fit; give a whole number ≥ 1 or a list of whole numbers ≥ 1",
+            "parallel.replicas: 'two' does not fit; give a whole number ≥ 1 or a list of whole numbers ≥ 1 "
+            "or a mapping with min, want, max",
         ),
+        (
+            "parallel.replicas",
+            {"min": 3, "want": 2, "max": 4},
+            "parallel.replicas: min 3, want 2, max 4: give min ≤ want ≤ max",
+        ),
+        ("parallel.replicas", {"min": 1}, "parallel.replicas.want: missing; give a whole number ≥ 1"),
+        ("parallel.replicas", {"want": 0}, "parallel.replicas.want: 0 does not fit; give a whole number ≥ 1"),
         ("parallel", {"stages": 3, "replicas": [1, 2]}, "parallel: replicas names 2 stages, but stages is 3"),
         (
             "parallel.clusters",
