@@ -17,7 +17,7 @@ from entities.orchestrator.planning.eligible_slots import class_of, eligible, pl
 from entities.orchestrator.planning.placement import Cordoned, NoRoom, OpenRoom
 from entities.orchestrator.planning.plan_requests import request_for, still_open
 from entities.orchestrator.planning.task_graph import graph_for, plan_in, room_for, why_inexact
-from entities.orchestrator.queue.job_queue import SlotGrant
+from entities.orchestrator.queue.job_queue import QueueTurn, SlotGrant
 from entities.orchestrator.queue.mesh_slots import emptied, job_request, ran_s, shaped, work_left_s
 from entities.planner.plan_at_once import EXACT
 from entities.planner.plan_request import BY_SEARCH, NoPlan, PlanAnswer, PlanRequest
@@ -78,6 +78,11 @@ class Deployment:
             self._asked = (record, spec, held), job
         return job
 
+    def forget_shape(self) -> None:
+        """The job was given another shape: what was found out about the former one no longer counts."""
+        self._unfit = None
+        self._job.queue.again()
+
     def _there(self) -> object:
         """Nodes and cordons: what an empty mesh consists of."""
         mesh = self._job.mesh
@@ -118,7 +123,7 @@ class Deployment:
         began = time.monotonic()
         placed = partial(self._placed, topology)
         with self._searching(), self._job.queue.turn(self._job.name, placed) as turn:
-            while isinstance(graph := await turn.news(), NoRoom):
+            while isinstance(graph := await self._told(turn), NoRoom):
                 if graph.never and not self._has_trained:  # what has trained waits for the nodes that it had
                     raise BadJob(graph.reason)
                 waits_as = JobState.PARKED if self._has_trained else JobState.QUEUED
@@ -143,6 +148,20 @@ class Deployment:
             inexact_because=because,
         )
         return graph
+
+    async def _told(self, turn: QueueTurn) -> TaskGraph | NoRoom:
+        """What the queue says.
+
+        Raises:
+            BadJob: the job can't be planned at all.
+            Parked: it can't, but has trained: it waits to be given another shape.
+        """
+        try:
+            return await turn.news()
+        except BadJob as refused:
+            if not self._has_trained:
+                raise
+            raise Parked(refused.text, for_room=False) from None
 
     @contextlib.contextmanager
     def _searching(self) -> Iterator[None]:

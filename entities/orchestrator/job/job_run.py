@@ -20,7 +20,7 @@ from entities.orchestrator.job.teardown import Teardown
 from entities.orchestrator.job.term import TermContext
 from entities.orchestrator.job.training import Training
 from entities.orchestrator.job.weight_export import export_weights
-from entities.orchestrator.job_state.context import JobContext, eligible_nodes
+from entities.orchestrator.job_state.context import JobContext, eligible_nodes, settle
 from entities.orchestrator.job_state.decision_record import DecisionRecord
 from entities.orchestrator.job_state.event_writer import EventWriter
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
@@ -31,14 +31,14 @@ from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
 from entities.orchestrator.job_state.quarantine import Quarantine
 from entities.orchestrator.job_state.retry_limits import Parked, RetryLimits
+from entities.orchestrator.membership.job_shape import JobShape
 from entities.orchestrator.membership.slot_holding import SlotHolding
 from entities.orchestrator.planning.memory_fit import fixed_by_memory
 from entities.orchestrator.planning.shape_choice import with_shape
 from entities.orchestrator.queue.job_queue import JobQueue
-from entities.orchestrator.queue.mesh_slots import shaped
-from schemas.errors import BadInput, Conflict, DmscError, Fenced, NewerRecord, Unavailable
+from schemas.errors import Conflict, DmscError, Fenced, NewerRecord, Unavailable
 from schemas.fault import FaultReport
-from schemas.job import JobRecord, JobSpec, JobState, WeightsManifest
+from schemas.job import JobRecord, JobState, WeightsManifest
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.stage_move import MoveForecast
 from schemas.step import Member
@@ -106,6 +106,7 @@ class JobRun:
             leaving=lambda: self.training.changes.leaving,
             over=lambda: self.over,
         )
+        self.shape = JobShape(job, self.training.scale, lambda: self._deployment.forget_shape())
         self._reported: set[tuple[str, str, str]] = set()
         self._cancelled: str | None = None
         self._cancelling = asyncio.Lock()
@@ -185,32 +186,6 @@ class JobRun:
         """The job's record, with a changed graph that is not written yet."""
         record, graph = self.job.store.record, self.job.instances.deployed
         return record if graph is None else record.model_copy(update={"graph": graph})
-
-    def scale(self, stage: int | None, replicas: int, unit: str = "") -> str:
-        """See `Training.scale`; without a stage, all of them. `unit` names units that make batches instead.
-
-        Raises:
-            BadInput: There are no such units.
-        """
-        if self.job.store.record.state is not JobState.RUNNING:
-            raise Conflict(
-                f"job {self.job.name} is {self.job.store.record.state}; only a running one can be scaled"
-            )
-        stages = range(self.job.spec.parallel.stages) if stage is None else range(stage, stage + 1)
-        if unit:
-            units = self.job.instances.units
-            found = [each.stage for each in units if each.scaled_as == unit]
-            if not found:
-                there = sorted({each.scaled_as for each in units if each.scaled_as})
-                raise BadInput(f"job {self.job.name} has no unit {unit}; it has {', '.join(there)}")
-            stages = range(found[0], found[0] + 1)
-        return self.training.scale(stages, replicas)
-
-    async def prefer(self, replicas: int) -> None:
-        """What a person scales a job to whose size the queue chooses is what it wants from now on."""
-        within = self.job.spec.parallel.replica_range
-        if within is not None and within.want != replicas:
-            await self._settle(shaped(self.job.spec, replicas))
 
     async def departure(self, record: ServiceRecord) -> None:
         """The registry says that an instance drains, has failed, or is gone.
@@ -394,26 +369,21 @@ class JobRun:
         samples = samples_of(self.job.spec, topology.epoch_samples, topology.data_tokens)
         settled = with_steps(self.job.spec, samples)
         if settled != self.job.spec:
-            await self._settle(settled)
+            await settle(self.job, settled)
 
     async def _choose_shape(self, topology: ModelTopology) -> None:
         """Replaces `auto` stages and replicas by the planner's choice; the record keeps it."""
         chosen, because = await with_shape(
             self.job.spec, topology, eligible_nodes(self.job), deadline_s=self.job.times.run.plan_s
         )
-        await self._settle(chosen)
+        await settle(self.job, chosen)
         await self.job.store.reason(because)
 
     async def _fix_by_memory(self, topology: ModelTopology) -> None:
         """Replaces what says `auto` by values; the record keeps them, for whoever goes on with the job."""
         fixed, because = fixed_by_memory(self.job.spec, topology, eligible_nodes(self.job))
-        await self._settle(fixed)
+        await settle(self.job, fixed)
         await self.job.store.reason(because)
-
-    async def _settle(self, spec: JobSpec) -> None:
-        self.job.spec = spec
-        self.job.instances.settle(spec)
-        await self.job.store.note(now=True, spec=spec)
 
     async def _until_resumed(self) -> None:
         if self.parking.waits:

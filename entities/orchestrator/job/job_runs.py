@@ -22,6 +22,7 @@ from entities.orchestrator.job_state.retry_limits import Parked
 from entities.orchestrator.membership.slot_holding import SlotHolding
 from entities.orchestrator.queue.admission import JobAdmission
 from entities.orchestrator.queue.job_queue import JobQueue
+from entities.orchestrator.queue.mesh_slots import reshaped
 from schemas import names
 from schemas.envelope import Envelope
 from schemas.errors import Ack, Conflict, DmscError, Fenced, NotFound, Unavailable
@@ -227,9 +228,9 @@ class JobRuns:
         async with self.admission.turn:  # a job that is being submitted counts, too
             run = self._running(message.job)
             self.admission.scaling(message, run.present_record())
-            note = run.scale(message.stage, message.replicas, message.unit)
+            note = run.shape.scale(message.stage, message.replicas, message.unit)
             if message.stage is None and not message.unit:
-                await run.prefer(message.replicas)
+                await run.shape.prefer(message.replicas)
             return Ack(note=note)
 
     async def change_stage(self, message: ChangeStage, envelope: Envelope) -> Ack:
@@ -248,8 +249,15 @@ class JobRuns:
         return run.job.store.record
 
     async def unpark(self, message: ResumeJob, envelope: Envelope) -> JobRecord:
-        run = self._unended(message.job)
-        await run.parking.resume(f"resumed by {message.user}")
+        run, shape = self._unended(message.job), ""
+        if message.stages is not None or message.replicas is not None:
+            async with self.admission.turn:  # a job that is being submitted counts, too
+                spec = reshaped(run.job.spec, message.stages, message.replicas)
+                self.admission.reshaping(message, run.present_record(), spec)
+                await run.shape.reshape(spec)
+            parallel = spec.parallel
+            shape = f" with {parallel.stages} stages, replicas {parallel.replicas_per_stage()}"
+        await run.parking.resume(f"resumed by {message.user}{shape}")
         await self._term.mesh.nudge()  # one that was held in the queue may start
         return run.job.store.record
 

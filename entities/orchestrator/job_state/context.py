@@ -160,7 +160,7 @@ class JobTimes:
 class JobContext:
     """One run of one job, in one epoch. It holds references and does nothing.
 
-    `spec` changes once: when the analysis has told how many steps `training.until` comes to.
+    `spec` changes by `settle`: an analysis has told what the job left open, or a person gives it a shape.
     """
 
     bus: Bus
@@ -184,6 +184,13 @@ class JobContext:
     claims: Claims
     """The term's; the job's step loop enters itself."""
     times: JobTimes = JobTimes()
+
+
+async def settle(job: JobContext, spec: JobSpec) -> None:
+    """From now on this is the job, for instances that start and for whoever goes on with it."""
+    job.spec = spec
+    job.instances.settle(spec)
+    await job.store.note(now=True, spec=spec)
 
 
 def eligible_nodes(job: JobContext) -> list[NodeStatus]:

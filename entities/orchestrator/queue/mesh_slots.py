@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from pydantic import ValidationError
+
 from entities.orchestrator.planning.placement import Cordoned, is_cordoned
 from entities.queue.decision import Hold
 from entities.queue.queue_rules import QueueOrder, QueueRules
@@ -15,6 +17,7 @@ from entities.queue.queued_job import GROWTH, ActiveJob, JobRequest, QueuedJob, 
 from entities.queue.slot_pools import Labels, MeshSlot, SlotNeeds, SlotTable
 from schemas.cluster import NodeStatus, Slot
 from schemas.errors import BadInput
+from schemas.explain import explain
 from schemas.job import JobRecord, JobSpec
 from schemas.job_file.parallel import ParallelSpec, ReplicaRange
 from schemas.queue import QueuePlace
@@ -232,6 +235,21 @@ def _speeds_by_rounds(within: ReplicaRange, microbatches: int) -> tuple[float, .
 def shaped(spec: JobSpec, replicas: int) -> JobSpec:
     """The job with so many replicas of each stage."""
     return spec.model_copy(update={"parallel": spec.parallel.with_replicas(replicas)})
+
+
+def reshaped(spec: JobSpec, stages: int | None, replicas: int | None) -> JobSpec:
+    """The job in another shape; what is not given stays.
+
+    Raises:
+        BadInput: the rest of `parallel` does not fit to it.
+    """
+    parallel = spec.parallel if replicas is None else spec.parallel.with_replicas(replicas)
+    asked = parallel.model_dump() | ({} if stages is None else {"stages": stages, "auto": (), "slots": None})
+    try:
+        return spec.model_copy(update={"parallel": ParallelSpec.model_validate(asked)})
+    except ValidationError as error:
+        (line, *_) = explain(error, ParallelSpec)
+        raise BadInput(f"{line}: give --replicas and --stages that fit") from None
 
 
 def replicas_of(graph: TaskGraph) -> int:

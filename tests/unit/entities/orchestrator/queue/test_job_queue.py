@@ -21,12 +21,14 @@ from entities.orchestrator.queue.mesh_slots import (
     emptied,
     job_request,
     queue_rules,
+    reshaped,
     slot_facts,
 )
 from entities.queue import scheduling
 from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob, Replicas
 from schemas.errors import BadInput, Conflict
 from schemas.job import JobState
+from schemas.job_file.parallel import ReplicaRange
 from schemas.task_graph import Placement, PlanForecast
 from tests.builders import jobs
 from tests.builders.graphs import graph, node, placement, unit
@@ -248,6 +250,18 @@ def test_a_job_with_a_range_asks_for_a_number_of_replicas_and_says_how_fast_each
     assert request.speeds == (0.5, 1.0, 10 / 9, 2.0)
     rigid = jobs.spec(parallel={"stages": 2, "replicas": [1, 2]})
     assert job_request(jobs.job("j", spec=rigid), rigid).slots(1) == 3
+
+
+def test_a_shape_that_does_not_fit_to_the_rest_is_refused_in_one_line() -> None:
+    spec = jobs.spec(parallel={"stages": 2, "replicas": {"min": 1, "want": 2, "max": 3}, "standbys": [0, 1]})
+    assert reshaped(spec, None, 4).parallel.replicas == ReplicaRange(min=1, want=4, max=4)
+    with pytest.raises(BadInput) as refused:
+        reshaped(spec, 3, None)
+    assert "standbys names 2 stages, but stages is 3: give --replicas" in refused.value.text
+    listed = jobs.spec(parallel={"stages": 2, "replicas": [1, 2]})
+    assert reshaped(listed, 1, 3).parallel.replicas_per_stage() == (3,)
+    with pytest.raises(BadInput):
+        reshaped(listed, 1, None)
 
 
 def forecast(**more: Any) -> PlanForecast:
