@@ -74,7 +74,7 @@ async def trained(client: AsyncClient, spec: JobSpec, kills: int = 0) -> tuple[J
     began, done_kills = time.monotonic(), 0
     every = spec.training.steps // (kills + 2)
     parallel = spec.parallel
-    replicas = parallel.replicas if isinstance(parallel.replicas, int) else min(parallel.replicas)
+    replicas = min(parallel.replicas_per_stage())
     victims = [f"s{stage}-r{replica}" for replica in range(replicas) for stage in range(parallel.stages)]
     job = (await client.submit(spec)).job
     async for event in client.events(job):

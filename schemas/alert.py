@@ -14,6 +14,8 @@ class AlertKind(StrEnum):
     GRADIENT_NORM = "gradient_norm"
     STRAGGLER = "straggler"
     TEMPERATURE = "temperature"
+    UNDERPERFORMING = "underperforming"
+    """Slower than the plan expects, by the agent of its node; a straggler became slower than it was."""
 
 
 class Alert(Part):

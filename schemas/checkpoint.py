@@ -74,7 +74,8 @@ class CheckpointManifest(Part):
     """The whole checkpoint. `version` is the number of steps applied; `written_at` is in seconds since 1970.
 
     `spec_sha256` has one digest per section of the job that the state depends on. `progress` is what
-    validations had decided by then.
+    validations had decided by then. `bits_class` is that of the slots that computed it (`Capability`); empty:
+    not known, or of several.
     """
 
     format: int = MANIFEST_FORMAT
@@ -87,6 +88,7 @@ class CheckpointManifest(Part):
     stages: tuple[StageCheckpoint, ...]
     progress: RecipeProgress = RecipeProgress()
     account: DataAccount | None = Field(None, description="of the data that was seen by then")
+    bits_class: str = ""
 
     @property
     def size_bytes(self) -> int:
@@ -110,6 +112,8 @@ class CheckpointManifest(Part):
         body = self.model_dump(mode="json")
         if self.progress == RecipeProgress():
             del body["progress"]  # as it was before there was one, for software of that time
+        if not self.bits_class:
+            del body["bits_class"]
         return json.dumps({**body, "sha256": _digest(body)}, indent=1).encode()
 
 

@@ -32,6 +32,12 @@ class Slot(Part):
     emulated: bool = False
     labels: Labels = {}
     busy_with: Token | None = None
+    condition: Literal["", "stalled", "underperforming"] = Field(
+        "", description="the agent's judgement of the instance in it, or of the last one"
+    )
+    performance: float = Field(
+        1.0, gt=0, description="share of its speed that it was judged to give; 1: as registered"
+    )
 
     def capability(self, compute_threads: int = 1) -> Capability:
         """What an instance in this slot registers (Type 1)."""
@@ -51,7 +57,7 @@ class Slot(Part):
         )
 
 
-class NodeStatus(Message, wire="cluster.node.status", version=(1, 2)):
+class NodeStatus(Message, wire="cluster.node.status", version=(1, 3)):
     """A node agent's report of its state; also its registration at the orchestrator."""
 
     sid: Token
@@ -127,8 +133,8 @@ class Judge(Message, wire="cluster.judge"):
     incarnation: Token
 
 
-class Judgement(Message, wire="cluster.judgement", version=(1, 1)):
-    """The judgement on an instance. `process` is its state by the operating system.
+class Judgement(Message, wire="cluster.judgement", version=(1, 2)):
+    """The judgement on an instance: `process` is its state by the operating system, `condition` how it does.
 
     `scope` is the instance alone or the whole node; `kind` is transient (it lives and may go on) or
     structural (it will not come back by itself).
@@ -142,6 +148,10 @@ class Judgement(Message, wire="cluster.judgement", version=(1, 1)):
     broken: tuple[str, ...] = Field((), description="dependencies of the topology that it broke")
     evidence: str = ""
     log: tuple[str, ...] = Field((), description="the last lines that it wrote to its log")
+    condition: Literal["", "well", "stalled", "underperforming"] = Field(
+        "", description="as of `ClusterReport`; empty: it has said nothing yet"
+    )
+    waiting: tuple[Token, ...] = Field((), description="instances of the node that wait for it")
 
 
 class Strike(Message, wire="cluster.strike"):

@@ -43,6 +43,8 @@ def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
         own = details["loc"]
         if details["type"] == "too_short" and any(loc[: len(own)] == own != loc for loc in places):
             continue  # caused by invalid items, which have lines of their own
+        if details["type"] == "default_factory_not_called":
+            continue  # it follows another value, which has a line of its own
         path, field, owner = _locate(details["loc"], model)
         grouped.setdefault(path, ([], field, owner))[0].append(details)
     return [_line(path, found, field, owner, model) for path, (found, field, owner) in grouped.items()]
@@ -92,13 +94,17 @@ def _locate(
     owner, field = model, None
     inside: type[BaseModel] | None = model
     named = False  # whether the next part is the name of an entry of a mapping
+    tagged = False  # whether it is known which alternative of a union this is about
     for part in loc:
         if isinstance(part, int):
             path += f"[{part}]"
             continue
         if named:
             path, named = f"{path}.{part}", False
-        elif inside is not None:
+        elif inside is not None and part == inside.__name__:
+            tagged = True  # the tag of a union: the rest is about this alternative
+        elif inside is not None and (tagged or not _is_tag(part, inside, field)):
+            tagged = False
             owner, field = inside, inside.model_fields.get(part)
             path += f".{part}" if path else part
             inside = _submodel(field.annotation) if field is not None else None
@@ -109,6 +115,14 @@ def _locate(
         else:
             break  # the tag of a union: the rest is about the alternative that was tried
     return path, field, owner
+
+
+def _is_tag(part: str, inside: type[BaseModel], field: FieldInfo | None) -> bool:
+    """Whether pydantic names the alternative of a union here that it has tried, and no key."""
+    if field is None or part in inside.model_fields:
+        return False
+    alternatives = [each for each in get_args(field.annotation) if each is not type(None)]
+    return get_origin(field.annotation) in (Union, types.UnionType) and len(alternatives) > 1
 
 
 def _suggest(path: str, owner: type[BaseModel], root: type[BaseModel]) -> str:

@@ -12,7 +12,16 @@ from schemas.registry import Culprit
 from schemas.step import Member
 
 FaultKind = Literal[
-    "instance", "link", "unreachable", "request", "microbatch", "device", "node", "entity", "slow"
+    "instance",
+    "link",
+    "unreachable",
+    "request",
+    "microbatch",
+    "device",
+    "node",
+    "entity",
+    "slow",
+    "stalled",
 ]
 
 
@@ -46,11 +55,13 @@ class DeviceErrors(Part):
         return f"{self.device}: {', '.join(parts) or 'no errors'}"
 
 
-class FaultReport(Message, wire="fault.report", version=(1, 3)):
+class FaultReport(Message, wire="fault.report", version=(1, 4)):
     """MG or SR → SMO. `evidence` says what was seen; `device` has errors of the instance's device, if any.
 
+    The orchestrator makes one itself of what a node agent judges stalled (`ClusterReport`).
     Kinds: `link`: a link broke, and a new one may work; `unreachable`: new links failed; `slow`: the instance
-    lives but takes a multiple of its former time, as `evidence` says, and gets less work. `witness` is the
+    lives but takes a multiple of its former time, as `evidence` says, and gets less work; `stalled`: it has
+    work and gets on with none. `witness` is the
     instance that saw the fault: a report by a fenced witness does not count. For `silent` see `LinkFault`.
     """
 
@@ -58,7 +69,7 @@ class FaultReport(Message, wire="fault.report", version=(1, 3)):
     job: Token | None
     sid: Token
     incarnation: Token
-    kind: Literal["instance", "link", "unreachable", "node", "request", "device", "slow"]
+    kind: Literal["instance", "link", "unreachable", "node", "request", "device", "slow", "stalled"]
     evidence: str
     device: DeviceErrors | None = None
     witness: Member | None = None
@@ -69,7 +80,7 @@ VerdictKind = Literal["transient", "structural", "unfounded"]
 FaultScope = Literal["none", "instance", "node"]
 
 
-class FaultVerdict(Message, wire="fault.verdict", version=(1, 2)):
+class FaultVerdict(Message, wire="fault.verdict", version=(1, 3)):
     """The SMO's verdict, reached with SRD and MIC, and its action; on the stream `FAULTS`."""
 
     job: Token | None
@@ -82,6 +93,46 @@ class FaultVerdict(Message, wire="fault.verdict", version=(1, 2)):
     culprit: Culprit | None = None
     log: tuple[str, ...] = Field((), description="the last lines of the instance's log")
     broken: tuple[str, ...] = Field((), description="dependencies of the topology that it broke, by the MIC")
+    judged: str = Field("", description="the judgement of the MIC in words; empty: it gave none")
+
+
+ChainCondition = Literal["well", "stalled", "underperforming"]
+
+
+class Chain(Part):
+    """An instance's place in its job's pipeline, as the agent of its node sees it.
+
+    `waiting`: instances of the same node that wait for it; `waits_for`: those, on whichever node, that it
+    waits for; `broken`: dependencies of the topology that stand still with it.
+    """
+
+    stage: int
+    replica: int
+    waiting: tuple[Token, ...] = ()
+    waits_for: tuple[Token, ...] = ()
+    broken: tuple[str, ...] = ()
+
+
+class ClusterReport(Message, wire="fault.cluster"):
+    """MIC → SMO (§5.5): the condition of an instance of its node has changed; with the chain around it.
+
+    `stalled`: it has work, and gets on with none for many times as long as that takes; with scope `none` it
+    is the one that waits, and what it waits for is elsewhere. `underperforming`: it takes `slowness` times as
+    long as the plan expects of its slot. `kind` is structural if it will not go on by itself.
+    """
+
+    agent: Token
+    cluster: Token
+    node: Token
+    job: Token
+    sid: Token
+    incarnation: Token
+    condition: ChainCondition
+    scope: FaultScope
+    kind: Literal["transient", "structural"]
+    chain: Chain
+    slowness: float = 1.0
+    evidence: str
 
 
 class FaultState(StrEnum):
@@ -123,7 +174,7 @@ class FaultTask(Part):
     device: str | None = None
 
 
-class FaultRecord(Message, wire="fault.record", version=(1, 1)):
+class FaultRecord(Message, wire="fault.record", version=(1, 2)):
     """One fault's present state; later records of the same `id` replace it. On the stream `FAULT_QUEUE`.
 
     `attempts` counts how often the task failed like this until now; after more than `limit` retries the
@@ -139,6 +190,7 @@ class FaultRecord(Message, wire="fault.record", version=(1, 1)):
     verdict: Literal["transient", "structural", "unfounded"] | None = None
     scope: str = ""
     reason: str = Field("", description="why the verdict is what it is")
+    judged: str = Field("", description="as of `FaultVerdict`")
     action: str = Field("", description="what was done")
     attempts: int = 1
     limit: int = Field(description="retries allowed")

@@ -11,7 +11,7 @@ from schemas.base import CallerSpan, Message, Part, Token
 from schemas.cluster import Cordon, NodeStatus
 from schemas.fault import FaultRecord
 from schemas.job import JobRecord, JobSpec
-from schemas.job_file.parallel import MOST_INSTANCES
+from schemas.job_file.parallel import MOST_INSTANCES, MOST_STAGES
 from schemas.marks import HOLDS_USER_VALUES, Secret, Url
 from schemas.module_status import OrderBody, QuestionBody
 from schemas.observation import Observation
@@ -125,11 +125,14 @@ class ParkJob(Message, wire="job.park"):
     reason: str = ""
 
 
-class ResumeJob(Message, wire="job.resume"):
-    """MG → SMO: a parked job goes on as soon as there is room."""
+class ResumeJob(Message, wire="job.resume", version=(1, 1)):
+    """MG → SMO: a parked job goes on as soon as there is room, in another shape if one is given."""
 
     job: Token
     user: str
+    stages: int | None = Field(None, ge=1, le=MOST_STAGES)
+    replicas: int | None = Field(None, ge=1, le=MOST_INSTANCES)
+    quota: Quota | None = Field(None, description="the user's, as Type 3 told it")
 
 
 class JobQuery(Message, wire="job.query"):

@@ -20,6 +20,7 @@ from schemas.job_file.data import DataSpec
 from schemas.job_file.initial_weights import InitialWeightsField
 from schemas.job_file.model import ModelSpec
 from schemas.job_file.parallel import ParallelSpec
+from schemas.job_file.plan import PlanSpec
 from schemas.job_file.queue import QueueSpec
 from schemas.job_file.recovery import RecoverySpec
 from schemas.job_file.requires import RequiresSpec
@@ -56,6 +57,7 @@ class JobSpec(Part):
     training: TrainingSpec
     parallel: ParallelSpec = ParallelSpec()
     requires: RequiresSpec = RequiresSpec()
+    plan: PlanSpec = PlanSpec()
     queue: QueueSpec = QueueSpec()
     recovery: RecoverySpec = RecoverySpec()
     routing: RoutingSpec = RoutingSpec()
@@ -323,7 +325,7 @@ class NodeCut(Part):
     reason: str
 
 
-class JobRecord(Message, wire="job.record", version=(1, 17)):
+class JobRecord(Message, wire="job.record", version=(1, 18)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -371,7 +373,7 @@ class JobRecord(Message, wire="job.record", version=(1, 17)):
     ends_because: str = ""
     held: str = Field("", description="by whom it was parked, and why; it waits until it is resumed")
     usage: JobUsage = JobUsage()
-    resumed_slot_s: float = Field(0.0, ge=0, description="of `usage`, before a person last resumed it")
+    resumed_held_s: float = Field(0.0, ge=0, description="of `usage`, before a person last resumed it")
 
     @property
     def last_step(self) -> int:

@@ -11,6 +11,10 @@ LEAST_BYTES_PER_S = 64e3
 MOST_MS = 1e7
 """The longest credible time of one transfer or microbatch, almost three hours; a report above is ignored."""
 
+SPEEDS_ALIKE = 1.25
+"""Slots whose measured speeds differ by less than this factor count as equally fast: measurements of a second
+are no finer."""
+
 ALIKE = 0.15
 """Service times within this share of the stage's median count as equal to it, so that noise does not matter.
 

@@ -15,7 +15,7 @@ from schemas.fault import FaultRecord
 from schemas.job import JobRecord
 from schemas.marks import Url
 from schemas.module_status import ModuleStatus
-from schemas.registry import ServiceRecord
+from schemas.registry import PeerLink, ServiceRecord
 
 
 class Page(Part):
@@ -107,10 +107,11 @@ class ClusterPage(Page):
 
 
 class NodeView(Part):
-    """A node agent with its slots and its cordons."""
+    """A node agent with its slots, its cordons, and its links to other nodes, as far as they are measured."""
 
     status: NodeStatus
     cordons: tuple[Cordon, ...] = ()
+    links: tuple[PeerLink, ...] = ()
 
 
 class NodePage(Page):

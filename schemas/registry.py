@@ -114,7 +114,18 @@ class Endpoint(Part):
     metrics: str = ""
 
 
-class ServiceRecord(Message, wire="registry.record", version=(1, 3)):
+class PeerLink(Part):
+    """A node's link to another one, as the transfers of jobs have measured it; None: not measured.
+
+    `peer` is the SID of the other node's agent. A transfer takes the latency and its size at the bandwidth.
+    """
+
+    peer: Token
+    latency_ms: float | None = None
+    bandwidth_bytes_per_s: float | None = None
+
+
+class ServiceRecord(Message, wire="registry.record", version=(1, 4)):
     """A leased registration, as the registry keeps it. Its key in the bucket is the SID.
 
     `prefix` is the service's content name (`train/<job>/stage/0`); callers resolve by prefix, schema,
@@ -129,6 +140,7 @@ class ServiceRecord(Message, wire="registry.record", version=(1, 3)):
     endpoint: Endpoint
     capability: Capability = Capability()
     offers: tuple[Capability, ...] = Field((), description="of a node agent: its slots' different ones")
+    links: tuple[PeerLink, ...] = Field((), description="of a node agent: to the nodes it has sent to")
     input_schema: tuple[TensorSchema, ...] = ()
     output_schema: tuple[TensorSchema, ...] = ()
     tags: tuple[str, ...] = ()
@@ -195,6 +207,11 @@ def label_tag(key: str, value: str) -> str:
 
 def is_label_tag(tag: str) -> bool:
     return tag.startswith(_LABEL)
+
+
+def service_tag(service: str) -> str:
+    """The tag of an entity that does this for others: a gateway's `entry`, for instance."""
+    return f"service:{service}"
 
 
 class Resolve(Message, wire="registry.resolve", version=(1, 2)):

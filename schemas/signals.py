@@ -177,6 +177,9 @@ class StagePolicy(Part):
     stage: int
     weights: dict[str, float] = {}
     window: int = Field(ge=1, description="microbatches one sender may have open at one receiver")
+    reference_ms: float = Field(
+        0.0, ge=0, description="of a microbatch at speed 1, by the plan, until it is measured; 0: not known"
+    )
 
 
 class CommunicationPolicy(Message, wire="signal.qos.policy"):

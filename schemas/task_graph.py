@@ -128,12 +128,19 @@ def is_before_entry(stage: int) -> bool:
 
 
 class ComputeRequirements(Part):
-    """A unit's requirements for its slot. Bytes; FLOP-equivalent milliseconds per microbatch."""
+    """A unit's requirements for its slot. Bytes; FLOP-equivalent milliseconds per microbatch.
+
+    `measured_speed` is that of the place where `cost_ms` was measured (`Capability.speed`, kind `stage`).
+    """
 
     memory_bytes: int = 0
     cost_ms: float = 0.0
+    measured_speed: float = Field(1.0, gt=0)
     device: str = "any"
     compute_threads: int = 1
+    labels: tuple[str, ...] = Field(
+        (), description="of its slot: `key=value`, `@node=NAME`, `@cluster=NAME`, `@memory=BYTES` at least"
+    )
 
 
 class TaskUnit(Part):
@@ -183,11 +190,19 @@ class TaskEdge(Part):
 
 
 class Constraint(Part):
-    """A constraint. `spread`: different clusters; `together`: same cluster; `order`: first before second."""
+    """A constraint on units: `spread`, `apart`: different places; `together`: one; `order`: first before
+    second.
+
+    What the job's owner says of layers holds for `stages`, whatever instances they have by now.
+    """
 
     kind: str
     sids: tuple[Token, ...]
     reason: str = ""
+    scope: str = Field("", description="`node` or `cluster`: of what places it speaks")
+    stages: tuple[tuple[int, ...], ...] = Field((), description="of an owner's rule: its stages, by group")
+    label: str = Field("", description="of a pin that is preferred")
+    hard: bool = False
 
 
 class Placement(Part):
@@ -224,6 +239,9 @@ class PlanForecast(Part):
     busiest_link_ms: float = Field(0.0, description="of a topology, for a step; 0: there is none")
     planned_by: str = ""
     alternatives: tuple[PlanAlternative, ...] = ()
+    by_replicas: tuple[float, ...] = Field(
+        (), description="a step with min, …, max replicas, where the job gives that range"
+    )
 
 
 class TaskGraph(Part):
@@ -240,6 +258,9 @@ class TaskGraph(Part):
     compiler: str = Field("", description="as analysed; instances check their own")
     layer_count: int = 0
     parameters: int = Field(0, description="of the whole model; 0: not known")
+    measured_speed: float = Field(
+        1.0, gt=0, description="of the device that measured the units' cost_ms, relative to the reference"
+    )
     batch: tuple[TensorSchema, ...] = Field(
         (), description="what travels of a batch, in order; empty: inputs and targets, tokens both"
     )

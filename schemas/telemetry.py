@@ -105,12 +105,14 @@ class LinkSample(Part):
     figures: LinkFigures | None = None
 
 
-class InstanceSample(Message, wire="telemetry.instance", version=(1, 3)):
+class InstanceSample(Message, wire="telemetry.instance", version=(1, 4)):
     """An instance's load and speed; sent once a second and after each step.
 
     `service_ms` is a moving average of compute per microbatch, forward plus backward, without pauses.
     `stage_cost_ms` is the same by the analysis, which measured all stages on one machine; `state_bytes` is
-    the size of the state that a newcomer of its stage would receive.
+    the size of the state that a newcomer of its stage would receive. `computed` counts what its compute
+    thread has done, passes and orders alike; `computing_ms` is how long that thread is at its present task, 0
+    if it has none; `obeys`: that task is an order of the orchestrator, which has its own deadline.
     """
 
     job: Token
@@ -134,6 +136,12 @@ class InstanceSample(Message, wire="telemetry.instance", version=(1, 3)):
     resident_bytes: int = 0
     stage_cost_ms: float = 0.0
     state_bytes: int = 0
+    computed: int = 0
+    computing_ms: float = 0.0
+    obeys: bool = False
+    waits_for: tuple[Token, ...] = Field(
+        (), description="instances that have microbatches of this one, or that it was promised some by"
+    )
     links: tuple[LinkSample, ...] = ()
     device: DeviceSample | None = None
 

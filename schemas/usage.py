@@ -22,6 +22,7 @@ class JobUsage(Part):
     """What a job has used up to `counted_at`."""
 
     slot_s: Amount = Field(0.0, description="slots held × seconds: stages' replicas and standbys")
+    held_s: Amount = Field(0.0, description="seconds in which it held slots, however many")
     slots: int = Field(0, ge=0, description="held since `counted_at`")
     counted_at: Time | None = None
     energy_j: Amount = Field(0.0, description="of its devices, where they measure it, by the routers")
@@ -33,9 +34,14 @@ class JobUsage(Part):
     def held(self, slots: int, now: float) -> Self:
         """Count up to `now` with the slots held so far; from then on `slots` are held."""
         since = now if self.counted_at is None else self.counted_at
-        spent = self.slots * max(0.0, now - since)
+        passed_s = max(0.0, now - since)
         return self.model_copy(
-            update={"slot_s": self.slot_s + spent, "slots": slots, "counted_at": max(since, now)}
+            update={
+                "slot_s": self.slot_s + self.slots * passed_s,
+                "held_s": self.held_s + (passed_s if self.slots else 0.0),
+                "slots": slots,
+                "counted_at": max(since, now),
+            }
         )
 
     def stepped(self, step_s: float, attempt: int, *, redone: bool) -> Self:

@@ -124,6 +124,17 @@ training:
 """,
     "parallel": """
 parallel: {stages: 4, replicas: [2, 2, 2, 1], standbys: 1}
+# or, for the queue to choose: {stages: 2, replicas: {min: 1, want: 2, max: 4}}
+""",
+    "plan": """
+plan:
+  by: business                              # each task head is a stage; parallel.stages counts them
+  privacy: {embed*: trust=high}             # these layers only on nodes with this label
+  constraints:
+    - {kind: apart, layers: [heads.a, heads.b], scope: node}
+    - {kind: memory, layers: [heads.c], gib: 16}
+    - {kind: pin, layers: ["*"], label: region=eu, hard: false}
+  tabu: {nodes: [old-1]}
 """,
     "requires": """
 requires: {device: cuda, precision: bf16, labels: {region: eu}}

@@ -112,7 +112,7 @@ ADMIN = Effects(
         *OPERATOR.says,
         *("signal.>", "access.>", "registry.>", "mesh.>", "cluster.>", "step.>", "state.>", "data.>"),
         *("telemetry.>", "topology.>", "policy.>", "log.*", "dead_letter.*", "job.command.*"),
-        *("fault.link.*.*", "fault.report.*", "fault.verdict.*"),
+        *("fault.link.*.*", "fault.report.*", "fault.verdict.*", "fault.cluster.*.*"),
     ),
     learns=OPERATOR.learns,
 )
@@ -140,9 +140,9 @@ AGENT = Effects(
         *("registry.instance_record.a-n.*", "registry.instance_state.a-n.*"),
         *("log.a-n", "dead_letter.a-n", "mesh.node.a-n", "telemetry.node.a-n"),
         *("topology.model.a-n.*", "topology.failed.a-n.*", "topology.sample.a-n.*", "broker.cluster.a.a-n"),
-        "data.prepared.a-n.*",
+        *("data.prepared.a-n.*", "fault.cluster.a-n.*"),
     ),
-    learns=("cluster.a-n.*", "mesh.leader", *_EVERYBODY),
+    learns=("cluster.a-n.*", "mesh.leader", "telemetry.instance.*.*", *_EVERYBODY),
 )
 MODULE = Effects(
     "suggests and scores as itself; asks instances' stores; takes orders and questions for itself",

@@ -13,7 +13,8 @@ from entities.planner.plan_at_once import plan_at_once
 from entities.planner.plan_request import PlanLayer, PlanRequest, PlanSlot
 from entities.planner.search.link_placement import link_loads
 from entities.planner.search.network_topology import NetworkTopology, dragonfly, fat_tree
-from entities.planner.search.plan_search import link_problem, search_plan
+from entities.planner.search.plan_places import link_problem
+from entities.planner.search.plan_search import search_plan
 
 SHAPES = ((4, 12), (2, 24), (8, 6))
 NETWORKS = {

@@ -56,6 +56,7 @@ _SAID: dict[Subject, dict[str, tuple[str | _Follows, ...]]] = {
     subjects.ANALYSIS_FAILED: {"agent": (_SENDER,), "job": ("job",)},
     subjects.SAMPLE_WRITTEN: {"agent": (_SENDER,), "job": ("job",)},
     subjects.FAULT_REPORT: {"sid": ("reporter", _SENDER)},
+    subjects.CLUSTER_REPORT: {"agent": ("agent", _SENDER, _AGENT), "sid": ("sid",)},
     subjects.STEP_CLAIM: {"job": ("job",), "sid": ("owner.sid", _SENDER)},
     subjects.NOTICE: {"job": ("job",)},
     subjects.BLOCKS_KEPT: {"job": ("job",), "sid": ("member.sid", _SENDER)},

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bus.subject_row import Names, Subject
-from bus.subjects.table import AAM, ALL, CLIENT, MG, MI, SMO, SR, SRD, STREAM
+from bus.subjects.table import AAM, ALL, CLIENT, MG, MI, MIC, SMO, SR, SRD, STREAM
 from schemas import fault, telemetry, unreadable
 from schemas.errors import Ack
 
 __all__ = [
+    "CLUSTER_REPORT",
     "DEAD_LETTER",
     "FAULT_RECORD",
     "FAULT_REPORT",
@@ -34,6 +35,16 @@ FAULT_REPORT = Subject(
     MG | SR,
     SMO,
     "§4.4(5): an abnormal state",
+    reply=Ack,
+    names=Names.SENDER,
+)
+CLUSTER_REPORT = Subject(
+    "cluster report",
+    "fault.cluster.{agent}.{sid}",
+    fault.ClusterReport,
+    MIC,
+    SMO,
+    "§5.5: an instance of the node is stalled, or slower than the plan expects, with its chain",
     reply=Ack,
     names=Names.SENDER,
 )

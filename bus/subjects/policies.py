@@ -32,7 +32,7 @@ INSTANCE_SAMPLE = Subject(
     "telemetry.instance.{job}.{sid}",
     telemetry.InstanceSample,
     MI,
-    SR | MG | FM,
+    SR | MG | FM | MIC,
     "an instance's load and speed",
     stream="TELEMETRY",
 )

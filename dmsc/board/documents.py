@@ -19,7 +19,10 @@ ROUTES_PARTS: tuple[OverviewPart, ...] = ("instances", "routes")
 LINKS_PARTS: tuple[OverviewPart, ...] = (*ROUTES_PARTS, "links")
 
 _job = ("job", "state", "step", "steps", "step_s", "tokens_per_s", "loss", "route_changes_per_min", "reason")
-_node = ("cluster", "node", "cpu", "memory", "instances", "devices")
+_node = (
+    *("cluster", "node", "slots", "taken", "speed", "slot_bytes", "bits", "judged"),
+    *("cpu", "memory", "instances", "devices"),
+)
 _instance = (
     *("sid", "job", "stage", "cluster", "node", "state", "busy", "queue", "service_ms", "share"),
     *("sent_bytes", "received_bytes", "transfer_ms"),

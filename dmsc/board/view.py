@@ -82,12 +82,17 @@ JOB_COLUMNS = (
 NODE_COLUMNS = (
     _text("cluster", "cluster"),
     _text("node", "node"),
+    Column("slots", lambda row: _of(row["taken"], row["slots"]), right=True),
+    _number("speed", "speed", ".2f"),
+    Column("GiB", lambda row: _figure((row["slot_bytes"] or 0) / (1 << 30) or None, ".1f"), right=True),
     _number("cpu", "cpu", ".0%"),
     _number("memory", "memory", ".0%"),
     Column(
         "devices", lambda row: " ".join(_figure(busy, ".0%") for busy in row["devices"]) or "–", right=True
     ),
     _number("instances", "instances", "d"),
+    Column("bits", lambda row: " ".join(row["bits"] or ()) or "–"),
+    Column("judged", lambda row: ", ".join(map(_judgement, row["judged"] or ()))),
 )
 INSTANCE_COLUMNS = (
     _text("instance", "sid"),
@@ -161,6 +166,15 @@ def _table(columns: Sequence[Column], rows: Sequence[Row]) -> Table:
         cells = (column.cell(row) for column in columns)
         table.add_row(*(Text(plain(cell), _colours.get(cell, "")) for cell in cells))
     return table
+
+
+def _of(part: int | None, whole: int | None) -> str:
+    return "–" if whole is None else f"{part}/{whole}"
+
+
+def _judgement(judged: Row) -> str:
+    share = f" ({judged['performance']:.0%})" if judged["performance"] < 1 else ""
+    return f"{judged['sid'] or 'slot ' + str(judged['slot'])} {judged['condition']}{share}"
 
 
 def _by_cluster(values: dict[str, str]) -> str:

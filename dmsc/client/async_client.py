@@ -160,9 +160,13 @@ class AsyncClient(TrainCalls, DataCalls, AccessCalls, FeedCalls):
         """
         return await self._post(JobRecord, f"/v1/jobs/{segment(job)}/park", reason=reason)
 
-    async def resume(self, job: str) -> JobRecord:
-        """Continue a parked job as soon as slots are free. Raises `Conflict` if it is not parked."""
-        return await self._post(JobRecord, f"/v1/jobs/{segment(job)}/resume")
+    async def resume(self, job: str, *, stages: int | None = None, replicas: int | None = None) -> JobRecord:
+        """Continue a parked job as soon as slots are free; with another shape, to the same bits.
+
+        Raises `Conflict` if it is not parked.
+        """
+        path = f"/v1/jobs/{segment(job)}/resume"
+        return await self._post(JobRecord, path, stages=stages, replicas=replicas)
 
     # --- the mesh -------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from entities.orchestrator.planning.placement import OpenRoom
-from entities.orchestrator.planning.plan_requests import request_for
+from entities.orchestrator.planning.plan_requests import OpenShape, request_for
 from entities.orchestrator.planning.shape_choice import one_stage
 from entities.planner.plan_at_once import is_exact, is_small, plan_at_once
 from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest
@@ -70,7 +70,7 @@ def plan_chosen(
         BadInput: it does not fit whatever its shape.
     """
     whole = one_stage(spec, max(1, sum(offer.count for offer in offers)))
-    request = replace(_request(whole, model, offers, options), stages=None, replicas=None, standbys=())
+    request = _request(whole, model, offers, options, OpenShape())
     return _priced(request, _answer(request), options)
 
 
@@ -104,7 +104,11 @@ def counts_between(least: int, most: int) -> list[int]:
 
 
 def _request(
-    spec: JobSpec, model: ModelTopology, offers: Sequence[SlotOffer], options: PlanOptions
+    spec: JobSpec,
+    model: ModelTopology,
+    offers: Sequence[SlotOffer],
+    options: PlanOptions,
+    shape: OpenShape | None = None,
 ) -> PlanRequest:
     slots = [
         Slot(index=0, device="cpu", memory_bytes=offer.memory_bytes, speed={"stage": offer.speed})
@@ -128,7 +132,10 @@ def _request(
         for number, slot in enumerate(slots)
     ]
     room = OpenRoom(nodes, [cluster], {node.sid: node.slots for node in nodes}, nodes)
-    request = request_for(spec, model, room)
+    try:
+        request = request_for(spec, model, room, shape=shape)
+    except NoPlan as refused:
+        raise BadInput(str(refused)) from refused
     if options.network is None:
         return request
     named = tuple(replace(slot, host=host) for slot, host in zip(request.slots, hosts, strict=False))

@@ -106,7 +106,7 @@ class StageInstance(SimulatedInstance):
             member, epoch=epoch, stage=stage, last=last, binder=self.binder
         )
         self.last = last
-        self.speed = speed
+        self.speed = self.planned_speed = speed
         self.summed: list[int] = []
         self.generation = -1
         self.busy_s = 0.0

@@ -18,7 +18,7 @@ from dmsc.simulation.scenarios.service_times import Draw, draws
 from entities.service_registry.core import RegistryCore
 from schemas.data_plane import RouteTable
 from schemas.envelope import EntityKind
-from schemas.registry import READY, Endpoint, InstanceState, ServiceRecord
+from schemas.registry import READY, Capability, Endpoint, InstanceState, ServiceRecord
 from schemas.step import Member
 from schemas.task_graph import is_data
 from schemas.telemetry import InstanceSample
@@ -105,9 +105,9 @@ class JobMembers(ABC):
         )
         assert isinstance(instance, StageInstance)
         if speed is not None:
-            instance.speed = speed
+            instance.speed = instance.planned_speed = speed
         elif stage.speeds:
-            instance.speed = stage.speeds[replica % len(stage.speeds)]
+            instance.speed = instance.planned_speed = stage.speeds[replica % len(stage.speeds)]
         return instance.member
 
     def _spawn(self, sid: str, stage: int, cluster: str, node: str | None = None) -> SimulatedInstance:
@@ -159,6 +159,9 @@ class JobMembers(ABC):
             job=self.name,
             stage=instance.stage,
             reason=READY if state is InstanceState.PENDING else "",
+            capability=Capability(speed={"stage": instance.planned_speed})
+            if isinstance(instance, StageInstance)
+            else Capability(),
         )
         self.registry.register(record, self.kernel.now)
 

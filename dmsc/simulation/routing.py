@@ -38,7 +38,7 @@ def new_binder(cluster: str, place: int, microbatches: int, clock: Callable[[], 
 def windows(replicas: Sequence[int], data_instances: int) -> list[int]:
     """The window of each stage, as the orchestrator plans it."""
     senders = [data_instances, *replicas[:-1]]
-    return [window(len(replicas), stage, senders[stage], count) for stage, count in enumerate(replicas)]
+    return [window(replicas, stage, senders[stage]) for stage in range(len(replicas))]
 
 
 @dataclass

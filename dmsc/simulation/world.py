@@ -165,7 +165,10 @@ class World:
             revision=1,
             entry_gateway=f"gateway-{clusters[0]}",
             clusters=clusters,
-            stages=tuple(StagePolicy(stage=number, window=size) for number, size in enumerate(sizes)),
+            stages=tuple(
+                StagePolicy(stage=number, window=size, reference_ms=stage.planned_ms)
+                for number, (size, stage) in enumerate(zip(sizes, spec.all_stages(), strict=True))
+            ),
             algorithm=self.scenario.routing.algorithm,
             reason="initial: equal weights",
         )

@@ -8,6 +8,8 @@ and never opens a job's URL itself.
 - `agent`: the entity; `config` its settings, `context` what its parts share
 - `core`: its decisions, pure
 - `instances`: starts, watches and stops instances
+- `capabilities`: what its devices can do, measured once
+- `judgement`: how its instances get on, and which chains stand still
 - `model_tasks`: short-lived workers that analyse a model or write a sample
 - `job_code`: code that travels with jobs, fetched and unpacked in workers
 - `file_requests`: reads and removes files for the control plane, in workers

@@ -29,21 +29,17 @@ from entities import metrics
 from entities.cluster.cache_folders import CacheFolders
 from entities.cluster.capabilities.kept_measurements import default_folder
 from entities.cluster.capabilities.measurement import DeviceMeasurement
+from entities.cluster.capabilities.peer_links import LinkRegistration
 from entities.cluster.capabilities.slots import offer_slots, present_devices
 from entities.cluster.config import ClusterConfig
 from entities.cluster.context import NodeContext
-from entities.cluster.core import judge_process
 from entities.cluster.data_builds.unit_workers import UnitWorkers
 from entities.cluster.file_reach import FileRules
 from entities.cluster.file_requests import NodeFileReader
-from entities.cluster.fork_server_client import (
-    ForkServerClient,
-    ForkServerReady,
-    last_lines,
-    probe_process,
-)
+from entities.cluster.fork_server_client import ForkServerClient, ForkServerReady
 from entities.cluster.instances import NodeInstances
 from entities.cluster.job_code.code_folders import CodeFolders
+from entities.cluster.judgement.instance_judge import InstanceJudge
 from entities.cluster.model_tasks import ShortLivedWorkers
 from entities.cluster.store_folders import StoreFolders
 from entities.presence.entity_record import entity_record
@@ -54,8 +50,6 @@ from schemas.cluster import (
     InstanceStart,
     InstanceStarted,
     InstanceStop,
-    Judge,
-    Judgement,
     NodeStatus,
     Strike,
     Struck,
@@ -72,7 +66,6 @@ from schemas.urls import UrlRules
 
 log = get_logger("cluster")
 
-_LOG_LINES = 12  # of a judged instance, in the answer
 _FAULT_SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "resume": signal.SIGCONT}
 
 
@@ -116,8 +109,13 @@ class ClusterAgent:
             send=self._send,
         )
         self._code = CodeFolders(context)
-        self._instances = NodeInstances(context, self._stores, self._code, self._changed.set)
+        self._instances = NodeInstances(context, self._stores, self._code, self._instances_changed)
         self._workers = ShortLivedWorkers(context, self._code)
+        topology = self._workers.topologies.get
+        self._links = LinkRegistration(bus, config.sid, config.times.links_s)
+        self._judge = InstanceJudge(
+            bus, context, self._instances, topology, self._changed.set, self._links.take
+        )
         self._units = UnitWorkers(context, self._code)
         self._files = NodeFileReader(context)
         self._measurement = DeviceMeasurement(context, self._workers.turn)
@@ -169,7 +167,9 @@ class ClusterAgent:
                 await self._bus.subscribe(subjects.LEADER, self._on_leader)
                 tasks.create_task(self._report_status())
                 tasks.create_task(self._report_samples())
-                tasks.create_task(self._instances.watch_for_stopped())
+                tasks.create_task(self._instances.watch_for_stopped(self._judge.stopped))
+                tasks.create_task(self._judge.run())
+                tasks.create_task(self._links.run(lambda links: presence.update(links=links)))
                 tasks.create_task(self._follow_renewals())
                 tasks.create_task(self._tend_caches())
                 if ready is not None:
@@ -211,21 +211,6 @@ class ClusterAgent:
             return Ack(note=f"{order.sid} {order.incarnation} is not on {self._config.sid}")
         await self._instances.end(instance, 0.0 if order.now else self._config.stop_grace_s)
         return Ack()
-
-    async def _judge(self, question: Judge, envelope: Envelope) -> Judgement:
-        instance = self._instances.ledger.find(question.sid, question.incarnation)
-        judgement = judge_process(
-            question.sid,
-            question.incarnation,
-            ledger=self._instances.ledger,
-            observation=probe_process(instance.pid)
-            if instance is not None and instance.pid is not None
-            else None,
-            warm=self._processes.ready is not None,
-            topology=self._workers.topologies.get(question.job) if question.job is not None else None,
-        )
-        tail = await asyncio.to_thread(last_lines, self._config.logs / f"{question.sid}.log", _LOG_LINES)
-        return judgement.model_copy(update={"log": tail})
 
     async def _strike(self, order: Strike, envelope: Envelope) -> Struck:
         """Inject a fault. It is detected and reported like any other fault.
@@ -277,7 +262,7 @@ class ClusterAgent:
             cluster=self._config.cluster,
             node=self._config.node,
             incarnation=self._bus.sender.incarnation,
-            slots=self._instances.ledger.slots,
+            slots=self._judge.marked(self._instances.ledger.slots),
             address=self._config.address,
             warm=self._offered.is_set(),
             sealing_key=self._bus.keyring.public,
@@ -395,7 +380,7 @@ class ClusterAgent:
         subscriptions = [
             await self._bus.serve(subjects.START_INSTANCE, self._start, agent=agent),
             await self._bus.serve(subjects.STOP_INSTANCE, self._stop, agent=agent),
-            await self._bus.serve(subjects.JUDGE, self._judge, agent=agent),
+            await self._bus.serve(subjects.JUDGE, self._judge.judge, agent=agent),
             await self._bus.serve(subjects.STRIKE, self._strike, agent=agent),
             await self._bus.serve(subjects.ANALYSE, self._analyse, agent=agent),
             await self._bus.serve(subjects.WRITE_SAMPLE, self._write_sample, agent=agent),
@@ -435,6 +420,10 @@ class ClusterAgent:
             work.close()
             raise Unavailable(f"{self._config.sid} is ending")
         return self._tasks.create_task(work)
+
+    def _instances_changed(self) -> None:
+        self._judge.refresh()
+        self._changed.set()
 
     def _fork_server_changed(self) -> None:
         """The fork server became ready (offer its devices) or was lost (report the node as not warm)."""

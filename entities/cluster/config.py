@@ -53,8 +53,43 @@ class ClusterTimes:
     beyond it is offered without figures."""
     measuring_look_s: float = 0.05
     """Pause before an agent looks again whether another one of this node has measured."""
+    chain_check_s: float = 1.0
+    """How often the instances' progress is judged; samples come as often."""
+    slow_slot_s: float = 600.0
+    """How long a slot counts as slow after its slow instance has left, unless another one does well in it."""
+    links_s: float = 5.0
+    """How often links that jobs have measured are registered, if they have changed."""
     last_reports_s: float = 2.0
     """Limit for reporting the last instances' ends to the registry at shutdown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainConfig:
+    """When an instance is called stalled, or underperforming (`judgement.chain_detector`)."""
+
+    stalled_times: float = 20.0
+    """Times the usual time of a microbatch without progress: garbage collection, a page-in and a busy machine
+    take a few."""
+    stalled_least_s: float = 10.0
+    """But no sooner than this; samples come once a second."""
+    first_s: float = 300.0
+    """Likewise before the first microbatch: layers may be compiled in it."""
+    hung_times: float = 6.0
+    """After so many times that limit it will not go on by itself, even if it computes."""
+    silent_s: float = 10.0
+    """A process that runs and has sent no sample for so long is stalled, if it had work."""
+    slow: float = 3.0
+    """Times what the plan expects: below it, windows and routes compensate."""
+    well: float = 2.0
+    """Below this it is well again; the gap to `slow` is the hysteresis."""
+    confirm: int = 5
+    """Samples in a row, each with new work, for a change."""
+    least_excess_ms: float = 10.0
+    """Less than this beyond what is expected makes nobody slow: calls, clocks and the system take that."""
+
+    def __post_init__(self) -> None:
+        if not 1 < self.well < self.slow:
+            raise ValueError(f"well {self.well} must be between 1 and slow {self.slow}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +148,8 @@ class ClusterConfig:
     """`module:NAME` of kinds of devices beside CPU and CUDA (`workers.devices.device_kind`)."""
     capabilities: Path | None = None
     """Where measurements of devices are kept; None: in the user's cache (XDG_CACHE_HOME)."""
+    chains: ChainConfig = field(default_factory=ChainConfig)
+    """When an instance is judged stalled, or slower than the plan expects."""
     times: ClusterTimes = ClusterTimes()
 
     def __post_init__(self) -> None:

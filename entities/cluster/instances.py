@@ -145,8 +145,11 @@ class NodeInstances:
     async def _watch(self, instance: LocalIncarnation, child: Spawned) -> None:
         self._settle(instance, await asyncio.shield(child.exit))
 
-    async def watch_for_stopped(self) -> None:
-        """Report instances whose process the system shows as stopped, until cancelled."""
+    async def watch_for_stopped(self, judge: Callable[[LocalIncarnation], None]) -> None:
+        """Report instances whose process the system shows as stopped, until cancelled.
+
+        `judge` hears of each before the registry does.
+        """
         while True:
             await asyncio.sleep(self._config.times.process_check_s)
             running = {
@@ -163,6 +166,7 @@ class NodeInstances:
                     log.warning(
                         "instance stopped", node=self._config.sid, sid=instance.sid, evidence=evidence
                     )
+                    judge(instance)
                     change = StateChange(
                         sid=instance.sid,
                         incarnation=instance.incarnation,

@@ -299,8 +299,12 @@ class Gateway:
             node=config.node,
             cluster=config.cluster,
             address=self.url or "",
+            services=self._services,
         )
 
+    @property
+    def _services(self) -> tuple[str, ...]:
+        return ("entry", "aggregation", "door") + (("http",) if self.url else ())
+
     def _registration(self) -> NodeRegistration:
-        services = ("entry", "aggregation", "door") + (("http",) if self.url else ())
-        return registration_of(self._record(), *services)
+        return registration_of(self._record(), *self._services)

@@ -20,6 +20,7 @@ from entities import metrics
 from entities.election.leadership import LeaderCandidate
 from entities.election.lease import LeadershipLeaseConfig
 from entities.orchestrator.data_builds.builds import Builds, BuildsConfig
+from entities.orchestrator.faults.fault_location import stall_of
 from entities.orchestrator.faults.fault_queue import FaultQueue
 from entities.orchestrator.job.job_runs import JobRuns
 from entities.orchestrator.job.term import TermContext, insistently
@@ -39,7 +40,7 @@ from schemas.base import Message
 from schemas.cluster import AnalysisFailed, NodeStatus, SampleWritten
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, DmscError, NewerRecord
-from schemas.fault import FaultReport
+from schemas.fault import ClusterReport, FaultReport
 from schemas.gateway_api import (
     JobSummary,
     MeshQuery,
@@ -222,6 +223,7 @@ class Leader:
             (subjects.ANALYSIS_FAILED, self._analysis_failed),
             (subjects.SAMPLE_WRITTEN, self._sample_written),
             (subjects.FAULT_REPORT, self._fault),
+            (subjects.CLUSTER_REPORT, self._judged),
             (subjects.MODULE_LIFECYCLE, self._policies.lifecycle),
             (subjects.DIRECT_MODULE, self._direct),
             (subjects.PROMOTE_MODULE, self._promotions.promote),
@@ -363,6 +365,18 @@ class Leader:
         if run is not None:
             self._spawn(run.fault(message))
         return Ack(note="taken up" if run else "no such job runs")
+
+    async def _judged(self, message: ClusterReport, envelope: Envelope) -> Ack:
+        """What a node agent says of one of its instances: a stalled one is located like any fault."""
+        self.mesh.judged(message)
+        run = self._runs.get(message.job)
+        if run is None:
+            return Ack(note="no such job runs")
+        if message.condition == "stalled" and message.scope != "none":
+            self._spawn(run.fault(stall_of(message)))
+        else:
+            run.training.reported(message)
+        return Ack(note="taken up")
 
     def _leaving(self, record: ServiceRecord) -> None:
         run = self._runs.get(record.job) if record.job else None

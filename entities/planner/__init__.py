@@ -9,5 +9,6 @@ plan_at_once.py      the plan of a small job, or one to fall back on, for the le
 planning_process.py  asks a process of its own, which `search/` is for
 first_placement.py   a slot for each unit, spread, within memory
 windows.py           how many microbatches are held and open
-constraints.py       spread, together, apart, pin; which of them contradict each other
+layer_rules.py       what users say of layers; which of it contradicts what
+constraints.py       what that says of instances: spread, together, apart, pin
 """

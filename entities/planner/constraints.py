@@ -1,27 +1,24 @@
-"""What a placement must or should keep: `spread`, `together`, `apart`, `pin` (draft §4.5(2)).
+"""What a placement must or should keep: `spread`, `together`, `apart`, `pin` on the instances of a plan.
 
-`order` and memory are no matter of places: the cut keeps the order, and `StepCost` and `first_placement` the
-memory. Hard constraints are kept or there is no plan; preferred ones are priced before the busiest link.
+They are made of what users say of layers (`layer_rules`). Hard ones are kept or there is no plan; preferred
+ones are priced before the busiest link.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Literal, Protocol, SupportsInt
 
-from entities.planner.plan_request import NoPlan
+from entities.planner.layer_rules import in_words
+from entities.planner.plan_request import LayerRule, PlanRequest, UnitPlace
 
 
 class HostOf(Protocol):
     """The host of each unit: a list, or an array."""
 
     def __getitem__(self, unit: int, /) -> SupportsInt: ...
-
-
-ConstraintKind = Literal["spread", "together", "apart", "pin"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +28,15 @@ class PlaceConstraint:
     `spread` and `apart`: different places; `together`: one place; `pin`: places with a label.
     """
 
-    kind: ConstraintKind
+    kind: Literal["spread", "together", "apart", "pin"]
     units: tuple[int, ...]
     scope: Literal["node", "cluster"] = "node"
     label: str = ""
     hard: bool = False
     name: str = ""
     """What the user called it, for messages; empty: its kind."""
+    groups: tuple[tuple[int, ...], ...] = ()
+    """Of `apart`: only units of different groups have to be in different places; empty: all have to."""
 
     @property
     def shown(self) -> str:
@@ -53,6 +52,8 @@ class PlaceFacts:
 
     def breach(self, constraint: PlaceConstraint, host_of: HostOf) -> int:
         """How far a placement is from a constraint: pairs in one place, units elsewhere; 0: it is kept."""
+        if constraint.groups:
+            return self._mixed(constraint, host_of)
         hosts = [int(host_of[unit]) for unit in constraint.units]
         if constraint.kind == "pin":
             return sum(constraint.label not in self.labels[host] for host in hosts)
@@ -61,40 +62,78 @@ class PlaceFacts:
             return len(hosts) - max(places.values(), default=0)
         return sum(count * (count - 1) // 2 for count in places.values())
 
+    def _mixed(self, constraint: PlaceConstraint, host_of: HostOf) -> int:
+        """Pairs of units of different groups in one place."""
+        all_units, alike = Counter[int | str](), 0
+        for group in constraint.groups:
+            mine = Counter[int | str]()
+            for unit in group:
+                host = int(host_of[unit])
+                mine[host if constraint.scope == "node" else self.cluster[host]] += 1
+            alike += sum(count * (count - 1) // 2 for count in mine.values())
+            all_units.update(mine)
+        return sum(count * (count - 1) // 2 for count in all_units.values()) - alike
 
-def check_constraints(constraints: Sequence[PlaceConstraint], facts: PlaceFacts) -> None:
-    """Finds what can't be kept whatever is placed where.
 
-    Raises:
-        NoPlan: a pin names a label that no host has; or two hard constraints contradict each other, both
-            named.
-    """
-    have = frozenset[str]().union(*facts.labels) if facts.labels else frozenset()
-    hard = [constraint for constraint in constraints if constraint.hard]
-    for constraint in hard:
-        if constraint.kind == "pin" and constraint.label not in have:
-            shown = ", ".join(sorted(have)) or "none"
-            raise NoPlan(
-                f"{constraint.shown} wants the label {constraint.label}, which no node has (labels here: "
-                f"{shown}): "
-                "name one of these, or give it to a node"
+def constraints_on_units(
+    rules: Iterable[LayerRule], cuts: Sequence[tuple[int, int]], units: Sequence[UnitPlace]
+) -> list[PlaceConstraint]:
+    """What rules on layers say of the instances of a plan, which are numbered as `units`."""
+    members: dict[int, list[int]] = defaultdict(list)
+    for at, unit in enumerate(units):
+        members[unit.stage].append(at)
+
+    def units_of(layers: Iterable[int]) -> tuple[int, ...]:
+        chosen = set(layers)
+        stages = [
+            stage for stage, (first, last) in enumerate(cuts) if not chosen.isdisjoint(range(first, last))
+        ]
+        return tuple(at for stage in stages for at in members[stage])
+
+    found = []
+    for rule in rules:
+        if rule.kind == "order" or rule.scope == "stage":
+            continue
+        mine = units_of(rule.layers)
+        if rule.kind == "spread":
+            groups: tuple[tuple[int, ...], ...] = ()
+            parts = [tuple(at for at in mine if units[at].stage == stage) for stage in range(len(cuts))]
+            split = [(part, groups) for part in parts if len(part) > 1]
+        else:
+            groups = tuple(map(units_of, rule.groups)) if rule.kind == "apart" else ()
+            split = [(mine, groups)]
+        found += [
+            PlaceConstraint(
+                kind=rule.kind,
+                units=part,
+                scope=rule.scope,
+                label=rule.label,
+                hard=rule.hard,
+                name=rule.name,
+                groups=groups,
             )
-    for first, second in combinations(hard, 2):
-        if reason := _contradiction(first, second, facts):
-            raise NoPlan(
-                f"{first.shown} and {second.shown} contradict each other: {reason}: drop one, or prefer it"
-            )
+            for part, groups in split
+        ]
+    return found
 
 
-def _contradiction(first: PlaceConstraint, second: PlaceConstraint, facts: PlaceFacts) -> str:
-    shared = set(first.units) & set(second.units)
-    if first.kind == second.kind == "pin":
-        if shared and not any({first.label, second.label} <= labels for labels in facts.labels):
-            return f"no node has both {first.label} and {second.label}"
-        return ""
-    kinds = {first.kind, second.kind}
-    if "together" in kinds and kinds & {"apart", "spread"} and len(shared) > 1:
-        together, other = (first, second) if first.kind == "together" else (second, first)
-        if together.scope == "node" or other.scope == "cluster":
-            return f"{len(shared)} units would be in one {together.scope} and in different {other.scope}s"
+def broken_by(request: PlanRequest, cuts: Sequence[tuple[int, int]], units: Sequence[UnitPlace]) -> str:
+    """What of the request's hard rules these cuts and places do not keep, in words; empty: nothing."""
+    for first, last in cuts:
+        for lower, upper, name in request.parted:
+            if first <= lower and upper < last:
+                return f"{name} parts {request.layers[lower].name} and {request.layers[upper].name}"
+    for unit in units:
+        labels = set(request.slots[unit.slot].labels)
+        for layer in request.layers[slice(*cuts[unit.stage])]:
+            if missing := [label for label in layer.pinned_to if label not in labels]:
+                return f"{layer.name} is pinned to {in_words(missing[0])}"
+    nodes = sorted({(slot.node, slot.cluster) for slot in request.slots})
+    facts = PlaceFacts(tuple(cluster for _, cluster in nodes), (frozenset(),) * len(nodes))
+    number = {node: at for at, (node, _) in enumerate(nodes)}
+    hosts = [number[request.slots[unit.slot].node] for unit in units]
+    hard = [rule for rule in request.rules if rule.hard]
+    for constraint in constraints_on_units(hard, cuts, units):
+        if facts.breach(constraint, hosts):
+            return constraint.shown
     return ""

@@ -12,7 +12,7 @@ import heapq
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class NeededPlace:
     stage: int
     replica: int
     memory_bytes: int = 0
+    labels: frozenset[str] = frozenset()
+    """That its slot must have."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,18 @@ class NodeRoom:
     sid: str
     cluster: str
     slots: tuple[tuple[int, int], ...]
+    labels: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    """Of slots, by index."""
+
+    def only(self, labels: frozenset[str], taken: Collection[int]) -> NodeRoom:
+        """Its slots that have these labels and are not taken."""
+        none = frozenset[str]()
+        left = [
+            (index, memory)
+            for index, memory in self.slots
+            if index not in taken and labels <= self.labels.get(index, none)
+        ]
+        return NodeRoom(self.sid, self.cluster, tuple(left), self.labels)
 
 
 @dataclass(frozen=True)
@@ -76,6 +90,8 @@ def place_first(
     Returns:
         (number of the node, index of the slot) of each unit.
     """
+    if any(unit.labels for unit in units):
+        return _place_by_labels(units, nodes, order, siblings or {})
     free = [_Free(room) for room in nodes]
     search = _ClusterHeaps(free, order, siblings or {})
     placed: list[tuple[int, int]] = [(-1, -1)] * len(units)
@@ -90,6 +106,34 @@ def place_first(
             left = [slot for entry in free for slot, _ in entry.slots]
             return NothingFits(at, int(max(left, default=0)))
         placed[at] = (node, free[node].take(units[at].memory_bytes))
+    return placed
+
+
+def _place_by_labels(
+    units: Sequence[NeededPlace],
+    nodes: Sequence[NodeRoom],
+    order: Sequence[str],
+    siblings: Mapping[int, Collection[tuple[str, str]]],
+) -> list[tuple[int, int]] | NothingFits:
+    """Units for which fewest slots have the labels go first; the others get what is left."""
+    known = defaultdict(list, {stage: list(places) for stage, places in siblings.items()})
+    taken: dict[str, set[int]] = defaultdict(set)
+    placed: list[tuple[int, int]] = [(-1, -1)] * len(units)
+
+    def slots_with(labels: frozenset[str]) -> int:
+        return sum(len(room.only(labels, ()).slots) for room in nodes)
+
+    for labels in sorted({unit.labels for unit in units}, key=lambda each: (slots_with(each), sorted(each))):
+        mine = [at for at, unit in enumerate(units) if unit.labels == labels]
+        rooms = [room.only(labels, taken[room.sid]) for room in nodes]
+        bare = [replace(units[at], labels=frozenset()) for at in mine]
+        found = place_first(bare, rooms, order, known)
+        if isinstance(found, NothingFits):
+            return NothingFits(mine[found.unit], found.largest_bytes)
+        for at, (node, slot) in zip(mine, found, strict=True):
+            placed[at] = node, slot
+            taken[nodes[node].sid].add(slot)
+            known[units[at].stage].append((nodes[node].cluster, nodes[node].sid))
     return placed
 
 

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
+from entities.planner.constraints import broken_by
 from entities.planner.first_placement import NeededPlace, NodeRoom, NothingFits, place_first
+from entities.planner.layer_rules import barred, in_words
 from entities.planner.plan_request import (
     Alternative,
     NoPlan,
@@ -22,7 +24,7 @@ from entities.planner.plan_request import (
     PlanRequest,
     UnitPlace,
 )
-from entities.planner.windows import held
+from entities.planner.windows import held, in_flight
 
 MOST_STEPS = 12_500
 """Of the exact cut's innermost loop: some 10 ms."""
@@ -38,7 +40,7 @@ Cut = tuple[int, int]
 def is_small(request: PlanRequest) -> bool:
     """Whether the plan at once is the best one: slots alike, nothing left to choose but the cut, and that
     cheap."""
-    if request.stages is None or request.replicas is None or request.wishes or request.hosts:
+    if request.stages is None or request.replicas is None or request.rules or request.hosts:
         return False
     if any(layer.pinned_to for layer in request.layers):
         return False
@@ -70,19 +72,23 @@ def plan_at_once(request: PlanRequest) -> PlanAnswer:
     how = EXACT if exact else BY_SHARES
     memory = [costs.memory(stage, first, last) for stage, (first, last) in enumerate(cuts)]
     try:
-        places = _places(request, replicas, standbys, memory)
+        places = _places(request, cuts, replicas, standbys, memory)
     except NoPlan as refused:
         # another cut may fit: only a layer that fits nowhere is without hope
-        raise NoPlan(str(refused), never=refused.never and costs.hopeless()) from None
+        never = refused.never and costs.hopeless()
+        raise NoPlan(str(refused), never=never, needs_bytes=refused.needs_bytes) from None
+    if broken := broken_by(request, cuts, places):
+        raise NoPlan(f"{broken}, which the places that are free do not keep as they come", never=False)
     forecast = costs.forecast(cuts, memory)
     others = _others(request, forecast) if exact else ()
     times = ", ".join(f"stage {stage} {time:.1f} ms" for stage, time in enumerate(forecast.stage_ms))
+    unkept = f"; not kept: {', '.join(request.unkept)}" if request.unkept else ""
     return PlanAnswer(
         cuts=tuple(cuts),
         replicas=tuple(replicas),
         places=places,
         forecast=forecast,
-        reason=f"cut by measured time ({how}): {times} of a step of {forecast.step_ms:.0f} ms",
+        reason=f"cut by measured time ({how}): {times} of a step of {forecast.step_ms:.0f} ms{unkept}",
         alternatives=others,
         planned_by=how,
     )
@@ -133,6 +139,11 @@ def cut_at_once(request: PlanRequest) -> tuple[Cut, ...]:
     return tuple((costs.exact() if is_small(request) else None) or costs.equal_shares())
 
 
+def steps_ms(request: PlanRequest, cuts: Sequence[Cut], counts: Sequence[int]) -> tuple[float, ...]:
+    """The forecast step of the same cut with each of these numbers of replicas of every stage."""
+    return tuple(_StageCosts(request, (count,) * len(cuts)).forecast(cuts, ()).step_ms for count in counts)
+
+
 def _shape(request: PlanRequest) -> tuple[Sequence[int], Sequence[int]]:
     if request.replicas is not None:
         replicas = request.replicas
@@ -179,10 +190,8 @@ class _StageCosts:
     def memory(self, stage: int, first: int, last: int) -> int:
         """Bytes of one instance."""
         flying = held(
-            len(self._replicas),
-            stage,
-            self._replicas[stage],
             self._request.microbatches,
+            in_flight(self._replicas, stage),
             self._request.most_held,
         )
         kept = self._kept[last] - self._kept[first] + 2 * self._live[last]
@@ -226,12 +235,26 @@ class _StageCosts:
         if stages > len(edges) - 1:
             raise NoPlan(f"{stages} stages, but the model can be cut into {len(edges) - 1}: set fewer stages")
         shares = [0.0, *accumulate(1 / rounds for rounds in self._rounds)]
+        walls = self._walls()
         chosen = [0]
         for stage in range(1, stages):
             wanted = self._work[-1] * shares[stage] / shares[-1]
-            candidates = range(chosen[-1] + 1, len(edges) - (stages - stage))
+            ahead = [at for at in walls if at > chosen[-1]]
+            most = ahead[0] if ahead else len(edges) - 1
+            if len(ahead) >= stages - stage:  # each wall that is left needs a boundary
+                candidates = range(most, most + 1)
+            else:
+                candidates = range(chosen[-1] + 1, min(most + 1, len(edges) - (stages - stage)))
             chosen.append(min(candidates, key=lambda at: abs(self._work[edges[at]] - wanted)))
         return list(pairwise([*(edges[at] for at in chosen), edges[-1]]))
+
+    def _walls(self) -> list[int]:
+        """Edges that part all parted layers, by number, ascending; as few as do."""
+        found: list[int] = []
+        for lower, upper, _ in sorted(self._request.parted, key=lambda pair: pair[1]):
+            if not found or self._edges[found[-1]] <= lower:
+                found.append(max(at for at, edge in enumerate(self._edges) if edge <= upper))
+        return found
 
     def hopeless(self) -> bool:
         """Whether some piece that can't be cut needs more than any slot has, in whichever stage."""
@@ -243,7 +266,8 @@ class _StageCosts:
         )
 
     def _fits(self, stage: int, first: int, last: int) -> bool:
-        return self.memory(stage, first, last) <= self._room
+        parted = self._request.parted
+        return self.memory(stage, first, last) <= self._room and not barred(parted, first, last)
 
     def forecast(self, cuts: Sequence[Cut], memory: Sequence[int]) -> PlannedStep:
         stages = range(len(cuts))
@@ -255,10 +279,12 @@ class _StageCosts:
             for first, last in cuts
         ]
         reduction = max(self.reduction_ms(stage, *cuts[stage]) for stage in stages)
-        fill = sum(fills) - fills[times.index(max(times))]
+        # each stage has its own microbatches to do, and waits for the others' part of one: the latest counts
+        worst = max(stages, key=lambda stage: times[stage] - fills[stage])
+        fill = sum(fills) - fills[worst]
         return PlannedStep(
-            step_ms=max(times) + fill + reduction + self._request.constant_ms,
-            bottleneck_ms=max(times),
+            step_ms=times[worst] + fill + reduction + self._request.constant_ms,
+            bottleneck_ms=times[worst],
             fill_ms=fill,
             reduction_ms=reduction,
             constant_ms=self._request.constant_ms,
@@ -268,10 +294,18 @@ class _StageCosts:
 
 
 def _places(
-    request: PlanRequest, replicas: Sequence[int], standbys: Sequence[int], memory: Sequence[int]
+    request: PlanRequest,
+    cuts: Sequence[Cut],
+    replicas: Sequence[int],
+    standbys: Sequence[int],
+    memory: Sequence[int],
 ) -> tuple[UnitPlace, ...]:
+    labels = [
+        frozenset(label for layer in request.layers[first:last] for label in layer.pinned_to)
+        for first, last in cuts
+    ]
     units = [
-        NeededPlace(stage, replica, memory[stage])
+        NeededPlace(stage, replica, memory[stage], labels[stage])
         for stage, count in enumerate(replicas)
         for replica in range(count + standbys[stage])
     ]
@@ -288,7 +322,11 @@ def places_of(request: PlanRequest, units: Sequence[NeededPlace]) -> tuple[UnitP
     by_node: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for slot in request.slots:
         by_node[slot.node, slot.cluster].append((slot.index, slot.memory_bytes))
-    nodes = [NodeRoom(sid, cluster, tuple(slots)) for (sid, cluster), slots in sorted(by_node.items())]
+    labels = {(slot.node, slot.index): frozenset(slot.labels) for slot in request.slots}
+    nodes = [
+        NodeRoom(sid, cluster, tuple(slots), {index: labels[sid, index] for index, _ in slots})
+        for (sid, cluster), slots in sorted(by_node.items())
+    ]
     found = place_first(units, nodes, request.clusters)
     if isinstance(found, NothingFits):
         raise too_small(units[found.unit], found.largest_bytes, request)
@@ -300,13 +338,22 @@ def places_of(request: PlanRequest, units: Sequence[NeededPlace]) -> tuple[UnitP
 
 def too_small(unit: NeededPlace, largest_left: int, request: PlanRequest) -> NoPlan:
     """Why a unit has no slot: which, how much it needs, and what there is."""
+    if unit.labels:
+        wanted = " and ".join(map(in_words, sorted(unit.labels)))
+        have = sum(unit.labels <= set(slot.labels) for slot in request.slots)
+        return NoPlan(
+            f"stage {unit.stage} is pinned to {wanted}: {have} free slots have that, and its instances need "
+            "more, or larger ones: wait, set fewer replicas of it, or give the label to more nodes",
+            never=False,
+        )
     largest = max((slot.memory_bytes for slot in request.slots), default=0)
     need, never = unit.memory_bytes, unit.memory_bytes > largest
-    shown = largest if never else largest_left
+    room = largest if never else largest_left
     where = "the largest slot" if never else "the largest slot that is left"
     return NoPlan(
-        f"stage {unit.stage} needs {need / 2**30:.2f} GiB in each instance, {where} has "
-        f"{shown / 2**30:.2f} GiB ({(need - shown) / 2**30:.2f} GiB too little): set more parallel.stages "
-        "or fewer training.microbatch_samples, join a larger node, or have fewer slots share its memory",
+        f"stage {unit.stage} needs {need / 2**30:.3g} GiB in each instance, {where} has "
+        f"{room / 2**30:.3g} GiB ({(need - room) / 2**30:.3g} GiB too little): set more parallel.stages "
+        "or fewer training.microbatch_samples, or join a larger node",
         never=never,
+        needs_bytes=need,
     )

@@ -15,12 +15,14 @@ BY_SEARCH = "search"
 class NoPlan(Exception):
     """There is no such plan: one line with what stands against it, where, and a remedy.
 
-    `never`: nor would there be one if all slots were free.
+    `never`: nor would there be one if all slots were free. `needs_bytes`: what one instance needs that fits
+    into no slot; 0: that is not why.
     """
 
-    def __init__(self, text: str, *, never: bool = True) -> None:
+    def __init__(self, text: str, *, never: bool = True, needs_bytes: int = 0) -> None:
         super().__init__(text)
         self.never = never
+        self.needs_bytes = needs_bytes
 
 
 @dataclass(frozen=True)
@@ -57,16 +59,35 @@ class PlanSlot:
     """What a topology calls the node; empty: as `node`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlacementWish:
-    """A constraint on stages, as a job names it. `kind` and `scope` as of `constraints.PlaceConstraint`."""
+RuleKind = Literal["spread", "together", "apart", "pin", "order"]
+RuleScope = Literal["stage", "node", "cluster"]
 
-    kind: Literal["spread", "together", "apart", "pin"]
-    stages: tuple[int, ...]
-    scope: Literal["node", "cluster"] = "node"
+
+@dataclass(frozen=True, kw_only=True)
+class LayerRule:
+    """A constraint on layers, which the stages that get them have to keep, or should.
+
+    `apart` and `order` are between groups. The others are of all their layers: `together` of all stages that
+    have some, `spread` and `pin` of each of these. What scopes mean is in `constraints`.
+    """
+
+    kind: RuleKind
+    groups: tuple[tuple[int, ...], ...]
+    """Indices of layers, ascending."""
+    scope: RuleScope = "node"
     label: str = ""
-    hard: bool = False
+    """Of a pin: a slot's label."""
+    hard: bool = True
     name: str = ""
+    """Where the user wrote it, for messages; empty: its kind."""
+
+    @property
+    def shown(self) -> str:
+        return self.name or f"{self.kind} ({self.scope})"
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return tuple(sorted({layer for group in self.groups for layer in group}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +107,12 @@ class PlanRequest:
     standbys: tuple[int, ...] = ()
     edges: tuple[int, ...] = ()
     """Where it may be cut, in front of which layers; empty: everywhere."""
-    wishes: tuple[PlacementWish, ...] = ()
+    rules: tuple[LayerRule, ...] = ()
+    """On places; `layer_rules.with_rules` has made those on cuts `edges`, `parted` and `pinned_to`."""
+    parted: tuple[tuple[int, int, str], ...] = ()
+    """Layers that no stage has both of, the lower first, and which rule says so."""
+    unkept: tuple[str, ...] = ()
+    """Preferred rules that no plan keeps, for the reason."""
     hosts: tuple[str, ...] = ()
     """Of the topology; empty: there is none."""
     links: tuple[tuple[str, str, float], ...] = ()
@@ -104,6 +130,11 @@ class PlanRequest:
     """How long is searched, relative to the usual."""
     seed: int = 0
 
+    @property
+    def is_constrained(self) -> bool:
+        """Whether there are hard rules, which slots as they come need not keep."""
+        return any(rule.hard for rule in self.rules) or any(layer.pinned_to for layer in self.layers)
+
     def relaxed(self) -> PlanRequest:
         """The request where memory has to hold the state and one microbatch: what is certainly needed."""
         return replace(self, most_held=1)
@@ -118,11 +149,11 @@ class PlanRequest:
             **{
                 name: _tuples(value)
                 for name, value in body.items()
-                if name not in ("layers", "slots", "wishes")
+                if name not in ("layers", "slots", "rules")
             },
             layers=tuple(PlanLayer(**_fields(layer)) for layer in body["layers"]),
             slots=tuple(PlanSlot(**_fields(slot)) for slot in body["slots"]),
-            wishes=tuple(PlacementWish(**_fields(wish)) for wish in body["wishes"]),
+            rules=tuple(LayerRule(**_fields(rule)) for rule in body["rules"]),
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import psutil
@@ -14,7 +14,7 @@ from bus.connection import Bus
 from bus.mesh.registration import RegistrationClient
 from schemas.envelope import EntityKind
 from schemas.errors import DmscError
-from schemas.registry import Capability, Endpoint, InstanceState, ServiceRecord
+from schemas.registry import Capability, Endpoint, InstanceState, ServiceRecord, service_tag
 
 
 def entity_record(
@@ -26,9 +26,12 @@ def entity_record(
     cluster: str = "",
     state: InstanceState = InstanceState.ACTIVE,
     reason: str = "",
+    services: Iterable[str] = (),
     **endpoint: Any,
 ) -> ServiceRecord:
     """The record of a service of `cluster`, or of the whole mesh; `endpoint` has further fields of that.
+
+    `services`: what it does for others, by which it is found (tags).
 
     Its capability is what the node has (draft §4.4(1)): it shares that with whatever else runs there.
     """
@@ -44,6 +47,7 @@ def entity_record(
             memory_bytes=psutil.virtual_memory().total,
             cores=os.cpu_count() or 1,
         ),
+        tags=tuple(map(service_tag, services)),
         reason=reason,
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from bus.connection import Bus
 from bus.logs import get_logger
@@ -15,7 +15,6 @@ from bus.messaging.handlers import Subscription
 from bus.subject_row import Subject
 from schemas.envelope import Envelope
 from schemas.errors import DmscError
-from schemas.registry import ServiceRecord
 
 log = get_logger("instance-feed")
 
@@ -24,6 +23,15 @@ TOGETHER = 16
 With more at once, nothing else on the event loop would run meanwhile."""
 
 Handler = Callable[[Any, Envelope], Awaitable[None]]
+
+
+class FollowedInstance(Protocol):
+    """What is followed: a record of the registry, or an agent's own note of an instance."""
+
+    @property
+    def job(self) -> str | None: ...
+    @property
+    def sid(self) -> str: ...
 
 
 class InstanceSubscriptions:
@@ -41,7 +49,7 @@ class InstanceSubscriptions:
         self._lock = asyncio.Lock()
         self._due = asyncio.Event()
 
-    async def run(self, instances: Callable[[], Iterable[ServiceRecord]]) -> None:
+    async def run(self, instances: Callable[[], Iterable[FollowedInstance]]) -> None:
         """Follow the instances that `instances` returns, again after each `refresh`, until cancelled."""
         while True:
             await self._due.wait()
@@ -63,7 +71,7 @@ class InstanceSubscriptions:
     def followed(self) -> frozenset[tuple[str, str]]:
         return frozenset(self._subscriptions)
 
-    async def follow(self, records: Iterable[ServiceRecord]) -> None:
+    async def follow(self, records: Iterable[FollowedInstance]) -> None:
         """Subscribe to exactly these instances from now on."""
         targets = {(record.job, record.sid) for record in records if record.job is not None}
         async with self._lock:

@@ -109,6 +109,14 @@ class RegistryView:
             record for record in self.instances(job=job, stage=stage) if record.state is InstanceState.ACTIVE
         )
 
+    def resolve(self, query: Resolve) -> tuple[ServiceRecord, ...]:
+        """What the registry would answer this query with, in order of SID (draft §1)."""
+        if query.job is None:
+            records: Iterable[ServiceRecord] = (self.records[sid] for sid in sorted(self.records))
+        else:
+            records = self.instances(job=query.job, stage=query.stage)
+        return tuple(record for record in records if query.matches(record))
+
     def clusters(self) -> frozenset[str]:
         """The clusters in which instances of jobs are."""
         return frozenset(self._clusters)

@@ -49,8 +49,8 @@ def returns(
                     at = min(ends_at, job.leaves_at) if slot in job.leaving else ends_at
                     found.append((at, pool_of[number], 1))
             continue
-        if resize and request.elastic and not job.parking:
-            surplus = (job.replicas - request.replicas.least) * request.replica_slots
+        if resize and request.elastic and not job.parking and not job.fixed:
+            surplus = max(0, job.replicas - request.replicas.least) * request.replica_slots
         firm = len(job.slots) - surplus
         if one_pool:
             found.append((ends_at, 0, firm))

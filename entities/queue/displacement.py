@@ -36,7 +36,8 @@ class RunChanges:
     @property
     def changeable(self) -> bool:
         """Whether it may still be told to do something else."""
-        return self.parks is None and not self.job.parking and not self.job.leaving
+        job = self.job
+        return self.parks is None and not job.parking and not job.leaving and not job.fixed
 
 
 class Displacement:
@@ -72,7 +73,7 @@ class Displacement:
         for job in active:
             if job.leaving or job.parks_at is not None:
                 self._comes(job)
-            elif rules.resize and job.request.elastic:
+            elif rules.resize and job.request.elastic and not job.fixed:
                 self._elastic.append(job)
         self._beyond_want: Counter[int] = Counter()
         self._beyond_least: Counter[int] = Counter()
@@ -188,13 +189,14 @@ class Displacement:
             return None
         if self._parkable is None:
             ripe_at, standing = self._now - self._rules.cool_down_s, self._standing
-            holds = [
-                standing(job)
-                for job in self._active
-                if job.started_at <= ripe_at and job.parked_at <= ripe_at and job.parks_at is None
-            ]
+            holds = [standing(job) for job in self._active if self._is_ripe(job, ripe_at)]
             return max(holds, default=None)
         return next((hold for hold, state in self._candidates(self._parkable)), None)
+
+    @staticmethod
+    def _is_ripe(job: ActiveJob, ripe_at: float) -> bool:
+        rested = job.started_at <= ripe_at and job.parked_at <= ripe_at
+        return rested and job.parks_at is None and not job.fixed
 
     def park(
         self,
@@ -258,7 +260,7 @@ class Displacement:
             ripe = [
                 (-self._standing(job), job.request.priority, self._lost_slot_s(job), -job.started_at, number)
                 for number, job in enumerate(self._active)
-                if job.started_at <= ripe_at and job.parked_at <= ripe_at and job.parks_at is None
+                if self._is_ripe(job, ripe_at)
             ]
             ripe.sort()
             self._parkable = [(-rank[0], self.state_of(self._active[rank[-1]])) for rank in ripe]

@@ -1,8 +1,8 @@
 """What is done with slots that no waiting job can use now: running jobs grow.
 
 First those that have less than they want, by rank of their start; then whoever gains most from one replica
-more, until it saves less than `least_gain` of a step. What they grow by is given up when a waiting job comes
-for it, so that growth delays nobody by more than a change of size.
+more, or from the next number of them that helps, while each saves at least `least_gain` of a step. What they
+grow by is given up when a waiting job comes for it: growth delays nobody by more than a change of size.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable
 
 from entities.queue.displacement import RunChanges
 from entities.queue.queue_rules import QueueRules
-from entities.queue.queued_job import JobRequest
 from entities.queue.slot_pools import FreeSlots
+
+Turn = tuple[tuple[bool, float, float], int, int]
+"""Who grows first (below `want` by submission, beyond it by gain), its number, to how many replicas."""
 
 
 def grow(
@@ -35,17 +37,16 @@ def grow(
     if not any(free.counts):
         return
     states = list(states)
-    heap = [
-        (_turn(state.job.request, state.replicas), number)
-        for number, state in enumerate(states)
-        if state.job.request.elastic and _may_grow(state, rules, now)
-    ]
-    heapq.heapify(heap)
+    heap: list[Turn] = []
+    for number, state in enumerate(states):
+        if state.job.request.elastic and _may_grow(state, rules, now):
+            _push(heap, state, number, rules)
     given: dict[str, int] = {}
     while heap and any(free.counts):
-        _, number = heapq.heappop(heap)
+        _, number, larger = heapq.heappop(heap)
         state = states[number]
-        request, size = state.job.request, state.job.request.replica_slots
+        request = state.job.request
+        size = (larger - state.replicas) * request.replica_slots
         left = room(request.tenant)
         if left is not None and left - given.get(request.tenant, 0) < size:
             continue
@@ -57,10 +58,22 @@ def grow(
         given[request.tenant] = given.get(request.tenant, 0) + size
         state.takes += names
         state.slots += names
-        state.replicas += 1
+        state.replicas = larger
         state.reason = f"grows to {state.replicas} replicas into idle slots"
-        if _wants_more(request, state.replicas, rules):
-            heapq.heappush(heap, (_turn(request, state.replicas), number))
+        _push(heap, state, number, rules)
+
+
+def _push(heap: list[Turn], state: RunChanges, number: int, rules: QueueRules) -> None:
+    """Has a job take its turn among those that grow, if there is a number of replicas worth growing to."""
+    request, replicas = state.job.request, state.replicas
+    if replicas >= request.replicas.most:
+        return
+    larger = request.larger(replicas, rules.least_gain)
+    if larger is None:
+        return
+    below = replicas < request.replicas.want
+    rank = request.submitted_at if below else -request.gain(replicas, larger) / request.replica_slots
+    heapq.heappush(heap, ((not below, rank, request.submitted_at), number, larger))
 
 
 def _may_grow(state: RunChanges, rules: QueueRules, now: float) -> bool:
@@ -69,18 +82,4 @@ def _may_grow(state: RunChanges, rules: QueueRules, now: float) -> bool:
         and not state.leaves
         and not state.job.request.local
         and now - state.job.resized_at >= rules.resize_pause_s
-        and _wants_more(state.job.request, state.replicas, rules)
     )
-
-
-def _wants_more(request: JobRequest, replicas: int, rules: QueueRules) -> bool:
-    if replicas >= request.replicas.most:
-        return False
-    return replicas < request.replicas.want or request.gain(replicas) >= rules.least_gain
-
-
-def _turn(request: JobRequest, replicas: int) -> tuple[bool, float, float]:
-    """Who grows first: below `want` by submission, beyond it by the gain for each slot."""
-    below = replicas < request.replicas.want
-    gain = request.gain(replicas) / request.replica_slots
-    return not below, request.submitted_at if below else -gain, request.submitted_at

@@ -24,6 +24,8 @@ class Replicas:
 
 
 ONE = Replicas()
+GROWTH = 0.8
+"""What a replica beyond `want` adds where nobody knows, of what each of `want` contributes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,8 +33,9 @@ class JobRequest:
     """What one job asks for; it is the same before, during and after a run.
 
     `replica_slots`: slots of each replica, one per stage; `other_slots`: those that do not grow with the
-    replicas, such as standbys. `growth`: what a replica beyond `want` adds to the speed, of what each of
-    `want` replicas contributes; measured, or assumed. `after`: jobs that have to be done first.
+    replicas, such as standbys. `speeds`: with the least, …, the most replicas, 1 with `want`, as forecast;
+    empty: in proportion up to `want`; beyond it a replica adds `growth` of what each of `want` contributes.
+    `after`: jobs that have to be done first.
     `array`, `array_limit`: of jobs with the same name of an array that many run at a time (0: no limit).
     `apart`, `beside`: jobs on whose nodes it must not, or must, run.
     """
@@ -45,7 +48,8 @@ class JobRequest:
     replica_slots: int = 1
     other_slots: int = 0
     needs: SlotNeeds = ANY_SLOT
-    growth: float = 0.8
+    growth: float = GROWTH
+    speeds: tuple[float, ...] = ()
     deadline: float | None = None
     after: tuple[str, ...] = ()
     held: str = ""
@@ -75,14 +79,40 @@ class JobRequest:
 
     def speed(self, replicas: int) -> float:
         """Its speed with so many replicas; 1 with `want`."""
+        if self.speeds:
+            return self.speeds[min(max(0, replicas - self.replicas.least), len(self.speeds) - 1)]
         want = self.replicas.want
         if replicas <= want:
             return replicas / want
         return 1.0 + self.growth * (replicas - want) / want
 
-    def gain(self, replicas: int) -> float:
-        """The share of a step's time that one replica more would save."""
-        return 1.0 - self.speed(replicas) / self.speed(replicas + 1)
+    def gain(self, replicas: int, larger: int) -> float:
+        """The share of a step's time that each replica would save, had it `larger` instead of `replicas`."""
+        return (1.0 - self.speed(replicas) / self.speed(larger)) / (larger - replicas)
+
+    def larger(self, replicas: int, least_gain: float) -> int | None:
+        """The next number of replicas worth its slots: up to `want` any that helps, beyond it by its gain.
+
+        With four microbatches three replicas take as long as two; four take half of that.
+        """
+        want = self.replicas.want
+        if replicas < want and self.speeds:
+            present = self.speed(replicas)
+            return next((count for count in range(replicas + 1, want) if self.speed(count) > present), want)
+        if replicas < want:
+            return replicas + 1
+        if not self.speeds:
+            worth = replicas < self.replicas.most and self.gain(replicas, replicas + 1) >= least_gain
+            return replicas + 1 if worth else None
+        counts = range(replicas + 1, self.replicas.most + 1)
+        return next((count for count in counts if self.gain(replicas, count) >= least_gain), None)
+
+    def no_faster(self, replicas: int) -> int:
+        """The fewest replicas that are as fast as so many."""
+        if not self.speeds:
+            return replicas
+        counts = range(min(replicas, self.replicas.least), replicas)
+        return next((count for count in counts if self.speed(count) >= self.speed(replicas)), replicas)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +145,8 @@ class ActiveJob:
     `slots`: ids of those that it holds, until the exit from them is seen; `leaving`: those among them that it
     was told to leave, free at about `leaves_at`. `replicas`: those that it has, or is told to have.
     `parks_at`: when it will park, once that is decided. `started_at`: of this run. `parked_at`, `resized_at`:
-    the last time that it parked, and changed its size. `step_s`: of one step.
+    the last time that it parked, and changed its size. `step_s`: of one step. `fixed`: it can be told nothing
+    now, since it is starting, ending, or being brought back.
     """
 
     request: JobRequest
@@ -131,6 +162,7 @@ class ActiveJob:
     parked_at: float = -math.inf
     resized_at: float = -math.inf
     step_s: float = 0.0
+    fixed: bool = False
 
     @property
     def parking(self) -> bool:

@@ -292,7 +292,8 @@ class _Deciding:
     ) -> Hold | None:
         """Starts the job with as many replicas as there is room for, unless that delays the head."""
         request = job.request
-        replicas = self._affordable(request, min(request.replicas.want, self._fitting(request, free)))
+        fitting = min(request.replicas.want, self._fitting(request, free))
+        replicas = request.no_faster(self._affordable(request, fitting))
         if replicas < request.replicas.want and rival is None and self._moves.grown:
             wanted = request.slots(self._affordable(request, request.replicas.want))
             self._moves.shrink(wanted - free, pools, below_want=False, for_job=request.job)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
+from statistics import median
 from typing import Literal
 
 from entities.router.link_statistics import LinkStatistics, in_words
@@ -17,7 +19,7 @@ from entities.router.load_statistics import LoadStatistics, relative, usual
 from entities.router.memo import Memo
 from entities.router.outlier_ejection import WELL, InstanceHealth
 from schemas.data_plane import RouteEntry
-from schemas.limits import ALIKE
+from schemas.limits import ALIKE, SPEEDS_ALIKE
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import CommunicationPolicy, ComputeEntry, StagePolicy
 from schemas.step import Member
@@ -62,9 +64,10 @@ def decide_table(
     Active instances of all clusters take part with their weight in the policy (1 where it names none, 0 for a
     standby) times their health. Draining ones stay with weight 0, so that microbatches bound to them can
     still finish; pending, faulted and gone ones are left out. Health is ignored if it would leave no
-    instance. Transfer times are those reported by this cluster's senders, or else those of all transfers that
-    an instance receives. `memo` (of `route_entry`) has the earlier entries, so that only changed ones are
-    built anew.
+    instance. What an instance takes before it is measured follows from the plan and its slot's speed; one on
+    a slower slot than another has a smaller window (ADR-0076). Transfer times are those reported by this
+    cluster's senders, or else those of all transfers that an instance receives. `memo` (of `route_entry`) has
+    the earlier entries, so that only changed ones are built anew.
     """
     measured, health, links = measured or LoadStatistics(), health or {}, links or LinkStatistics()
     memo = memo or Memo(route_entry)
@@ -85,7 +88,11 @@ def decide_table(
     if not any(weight and states.get(sid, WELL).factor > 0 for _, sid, weight in takers):
         states = {}
     figures = {sid: measured.of(sid, record.incarnation) for record, sid, _ in takers}
-    times = relative({sid: known.service_ms for sid, known in figures.items() if known}, ALIKE)
+    measured_ms = {sid: known.service_ms for sid, known in figures.items() if known is not None}
+    speeds = {record.sid: record.capability.speed.get("stage", 1.0) for record, _, weight in takers if weight}
+    service_ms = {**expected_ms(stage.reference_ms, speeds, measured_ms), **_above_zero(measured_ms)}
+    windows = _windows(stage.window, speeds)
+    times = relative(service_ms, ALIKE)
     entries, open_entries = [], 0
     for record, sid, weight in takers:
         measurement, health_of = figures[sid], states.get(sid, WELL)
@@ -99,11 +106,12 @@ def decide_table(
                 sid,
                 incarnation=record.incarnation,
                 cluster=record.endpoint.cluster,
-                window=window,
+                window=windows.get(sid, window),
                 revision=revision,
                 weight=weight,
                 health=health_of,
-                service_ms=measurement.service_ms if measurement is not None else 0.0,
+                service_ms=service_ms.get(sid, 0.0),
+                expected=sid in service_ms and not measured_ms.get(sid),
                 link_ms=link_ms,
                 part=times.get(sid, 1.0),
                 slow_link=slow_link,
@@ -133,6 +141,7 @@ def route_entry(
     weight: float | None,
     health: InstanceHealth,
     service_ms: float,
+    expected: bool,
     link_ms: float,
     part: float,
     slow_link: str,
@@ -140,7 +149,7 @@ def route_entry(
     """A table's entry of one instance.
 
     `weight` is its weight by the policy's `revision`, None if it is draining; `part` is its service
-    time as a multiple of the median.
+    time as a multiple of the median; `expected`: it was not measured yet.
     """
     if weight is None:
         weight = 0.0
@@ -148,7 +157,7 @@ def route_entry(
     else:
         reasons = [f"policy {revision}: weight {weight:g}" + ("" if weight else ", standby")]
     if service_ms > 0:
-        reasons.append(f"{service_ms:.1f} ms per microbatch")
+        reasons.append(f"{service_ms:.1f} ms per microbatch{' expected' if expected else ''}")
         if part != 1.0:
             reasons[-1] += f", {part:.1f}× the stage's median"
     if health.reason:
@@ -163,6 +172,41 @@ def route_entry(
         link_ms=round(link_ms, 3),
         reason="; ".join(reasons) + slow_link,
     )
+
+
+def expected_ms(
+    reference_ms: float, speeds: Mapping[str, float], measured_ms: Mapping[str, float]
+) -> dict[str, float]:
+    """What a microbatch will take at each instance that was not measured yet; empty where nothing is planned.
+
+    Args:
+        reference_ms: at speed 1, by the plan; 0: not known.
+        speeds: of the instances' slots.
+        measured_ms: of those that were measured. If these take longer than planned, so will the others.
+    """
+    if not reference_ms:
+        return {}
+    planned = {sid: reference_ms / speed for sid, speed in speeds.items() if speed > 0}
+    known = [measured_ms[sid] / ms for sid, ms in planned.items() if measured_ms.get(sid)]
+    if len(known) == len(planned):
+        return {}
+    longer = median(known) if known else 1.0
+    return {sid: ms * longer for sid, ms in planned.items() if not measured_ms.get(sid)}
+
+
+def _windows(window: int, speeds: Mapping[str, float]) -> dict[str, int]:
+    """Smaller windows of instances on slower slots: they would hold what faster ones could have done by then.
+
+    None is larger than the policy's, by which the plan counted memory.
+    """
+    if not speeds or max(speeds.values()) <= SPEEDS_ALIKE * min(speeds.values()):
+        return {}
+    fastest = max(speeds.values())
+    return {sid: max(1, ceil(window * speed / fastest)) for sid, speed in speeds.items()}
+
+
+def _above_zero(service_ms: Mapping[str, float]) -> dict[str, float]:
+    return {sid: ms for sid, ms in service_ms.items() if ms > 0}
 
 
 def worth_writing(before: TableDecision | None, after: TableDecision) -> Literal["no", "measured", "now"]:

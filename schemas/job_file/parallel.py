@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from schemas.base import Part, Token
 from schemas.job_file.training import Synchronous, or_words
@@ -17,8 +17,52 @@ Replicas = Annotated[int, Field(ge=1, le=MOST_INSTANCES)]
 Standbys = Annotated[int, Field(ge=0, le=MOST_INSTANCES)]
 
 
+class ReplicaRange(Part):
+    """How many replicas a job may have: the queue starts it with `min` to `want`, and gives it up to `max`.
+
+    The weights' bits do not depend on it. Each replica has an instance of every stage.
+    """
+
+    min: Replicas = Field(
+        1, description="so many are enough to start; to so many it shrinks for a waiting job"
+    )
+    want: Replicas = Field(description="best; the job counts with these, in quotas and forecasts")
+    max: Replicas = Field(
+        default_factory=lambda given: given.get("want", 1),
+        description="with so many it may use slots that nobody waits for; by default `want`",
+    )
+
+    @model_validator(mode="after")
+    def _in_order(self) -> ReplicaRange:
+        if not self.min <= self.want <= self.max:
+            raise ValueError(f"min {self.min}, want {self.want}, max {self.max}: give min ≤ want ≤ max")
+        return self
+
+    def around(self, want: int) -> ReplicaRange:
+        """The range with another `want`, wider where it has to be."""
+        return ReplicaRange(min=min(self.min, want), want=want, max=max(self.max, want))
+
+
+def _form(value: Any) -> str:
+    """Which form of `replicas` a value is to be, so that an error is one line and not one for each form."""
+    if isinstance(value, Mapping | ReplicaRange):
+        return "ReplicaRange"
+    return "list" if isinstance(value, list | tuple) else "number"
+
+
+AskedReplicas = Annotated[
+    Annotated[Replicas, Tag("number")]
+    | Annotated[tuple[Replicas, ...], Tag("list")]
+    | Annotated[ReplicaRange, Tag("ReplicaRange")],
+    Discriminator(_form),
+]
+
+
 class ParallelSpec(Part):
-    """How the model is cut into stages and replicated. `replicas` is one number or one per stage."""
+    """How the model is cut into stages and replicated.
+
+    `replicas` is one number, one per stage, or a range within which the queue chooses.
+    """
 
     stages: int = Field(
         1,
@@ -27,10 +71,11 @@ class ParallelSpec(Part):
         json_schema_extra=or_words("auto"),
         description="parts that the model is cut into; auto: the planner chooses them, and the replicas",
     )
-    replicas: Replicas | tuple[Replicas, ...] = Field(
+    replicas: AskedReplicas = Field(
         1,
         json_schema_extra=or_words("auto"),
-        description="instances of each stage: one number, or one per stage; auto: the planner chooses them",
+        description="instances of each stage: one number, one per stage, or {min, want, max} within which "
+        "the queue chooses; auto: the planner chooses them",
     )
     slots: int | None = Field(
         None, ge=1, le=MOST_INSTANCES, description="that the planner may use, with stages or replicas: auto"
@@ -100,7 +145,8 @@ class ParallelSpec(Part):
         standbys = self.standbys_per_stage()
         if len(standbys) != self.stages:
             raise ValueError(f"standbys names {len(standbys)} stages, but stages is {self.stages}")
-        if (total := sum(counts) + sum(standbys)) > MOST_INSTANCES:
+        most = sum(counts) if self.replica_range is None else self.stages * self.replica_range.max
+        if (total := most + sum(standbys)) > MOST_INSTANCES:
             raise ValueError(f"{total} replicas and standbys in all; give at most {MOST_INSTANCES}")
         return self
 
@@ -110,6 +156,17 @@ class ParallelSpec(Part):
         return self.standbys
 
     def replicas_per_stage(self) -> tuple[int, ...]:
-        if isinstance(self.replicas, int):
-            return (self.replicas,) * self.stages
-        return self.replicas
+        """Of each stage; of a range, what the job wants."""
+        if isinstance(self.replicas, tuple):
+            return self.replicas
+        return (self.replicas if isinstance(self.replicas, int) else self.replicas.want,) * self.stages
+
+    @property
+    def replica_range(self) -> ReplicaRange | None:
+        """Within which the queue chooses the number of replicas; None: the job says how many."""
+        return self.replicas if isinstance(self.replicas, ReplicaRange) else None
+
+    def with_replicas(self, replicas: int) -> ParallelSpec:
+        """The same with so many replicas of each stage; a range stays one around that number."""
+        within = self.replica_range
+        return self.model_copy(update={"replicas": replicas if within is None else within.around(replicas)})

@@ -84,7 +84,8 @@ def or_words(*words: str) -> Callable[[dict[str, Any]], None]:
     def extended(schema: dict[str, Any]) -> None:
         about = ("title", "description", "default")
         own = {key: schema.pop(key) for key in [*schema] if key not in about}
-        schema["anyOf"] = [own, {"enum": [*words]}]
+        forms = own.pop("oneOf", None)  # of a union that knows by itself which form a value has
+        schema["anyOf"] = [*([own] if forms is None else forms), {"enum": [*words]}]
 
     return extended
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from schemas.fault import FaultReport, FaultVerdict
+from schemas.fault import ClusterReport, FaultReport, FaultVerdict
 
 INSTANCE = {"job": "j", "sid": "j-s0-r0", "incarnation": "i1"}
 
@@ -17,3 +17,13 @@ def fault_report(kind: str = "instance", **more: Any) -> FaultReport:
 def fault_verdict(verdict: str = "structural", **more: Any) -> FaultVerdict:
     fields = {"scope": "instance", "action": "replace", "reason": "process gone"}
     return FaultVerdict.model_validate(INSTANCE | fields | {"verdict": verdict} | more)
+
+
+def cluster_report(
+    sid: str = "j-s0-r0", condition: str = "stalled", *, waits_for: tuple[str, ...] = (), **more: Any
+) -> ClusterReport:
+    """What agent `a-n` says of an instance of job `j`."""
+    chain = {"stage": 0, "replica": 0, "waits_for": waits_for}
+    fields = {"agent": "a-n", "cluster": "a", "node": "n", "job": "j", "sid": sid, "incarnation": "i"}
+    judged = {"condition": condition, "scope": "instance", "kind": "transient", "evidence": "looked at"}
+    return ClusterReport.model_validate(fields | judged | {"chain": chain} | more)

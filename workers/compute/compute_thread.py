@@ -37,6 +37,9 @@ class ComputeThread:
         self._order = itertools.count()
         self._stopping = False
         self._busy_s = 0.0
+        self._present: tuple[int, float] | None = None  # priority and begin of the task at hand
+        self.done = 0
+        """Tasks that it has finished, whether or not they failed."""
         self.computed = ThreadProgress()
         """The thread's computing time so far: the progress of an order while nothing else computes."""
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -82,6 +85,18 @@ class ComputeThread:
         """Seconds spent computing since the start."""
         return self._busy_s
 
+    @property
+    def computing_ms(self) -> float:
+        """How long it is at its present task; 0: it has none."""
+        present = self._present
+        return 0.0 if present is None else (time.perf_counter() - present[1]) * 1e3
+
+    @property
+    def obeys(self) -> bool:
+        """Whether its present task is an order of the orchestrator."""
+        present = self._present
+        return present is not None and present[0] == Priority.ORDER
+
     def _work(self) -> None:
         self.computed.begin()
         try:
@@ -96,13 +111,15 @@ class ComputeThread:
                     self._ready.wait()
                 if self._stopping:
                     return
-                _, _, task, future = heapq.heappop(self._heap)
+                priority, _, task, future = heapq.heappop(self._heap)
             began = time.perf_counter()
+            self._present = (priority, began)
             try:
                 result, error = task(), None
             except BaseException as caught:  # delivered to the awaiting task; this thread must live on
                 result, error = None, _harmless(caught)
             self._busy_s += time.perf_counter() - began
+            self._present, self.done = None, self.done + 1
             task = None  # type: ignore[assignment]  # drop the closure's tensors before waiting again
             self._loop.call_soon_threadsafe(_deliver, future, result, error)
             del result, error, future

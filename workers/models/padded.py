@@ -27,7 +27,7 @@ _emulated = [1.0]
 
 
 def emulate(speed: float) -> None:
-    """From here on, this process's padded layers wait 1/`speed` of their time."""
+    """From here on, this process's padded layers take 1/`speed` of their time."""
     _emulated[0] = speed
 
 
@@ -47,7 +47,11 @@ class _Wait(torch.autograd.Function):
 
 
 class Padded(nn.Module):
-    """A layer with a wait of `seconds` forward and 2 × `seconds` backward; its results are the layer's."""
+    """A layer with a wait of `seconds` forward and 2 × `seconds` backward; its results are the layer's.
+
+    On an emulated slot of speed s the layer and its waits together take 1/s of their time: what the layer
+    itself takes forward is measured, and taken for half of what it takes backward.
+    """
 
     def __init__(self, layer: nn.Module, seconds: float, pace: str | None) -> None:
         super().__init__()
@@ -56,8 +60,11 @@ class Padded(nn.Module):
         self.pace = pace
 
     def forward(self, x: Tensor) -> Tensor:
-        seconds = self.seconds * pace_of(self.pace) / _emulated[0]
-        padded: Tensor = _Wait.apply(self.layer(x), seconds)  # type: ignore[no-untyped-call]  # torch: unannotated
+        began = time.perf_counter()
+        y, speed = self.layer(x), _emulated[0]
+        own_s = time.perf_counter() - began if speed != 1.0 else 0.0
+        seconds = max(0.0, (self.seconds * pace_of(self.pace) + own_s) / speed - own_s)
+        padded: Tensor = _Wait.apply(y, seconds)  # type: ignore[no-untyped-call]  # torch: unannotated
         return padded
 
 

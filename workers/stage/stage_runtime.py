@@ -206,6 +206,10 @@ class StageRuntime(HopRuntime):
             "retained_bytes": sum(hop.retained_bytes for hop in hops),
             "stage_cost_ms": self.start.unit.requirements.cost_ms,
             "state_bytes": self.layers.state_bytes,
+            "computed": self.thread.done,
+            "computing_ms": self.thread.computing_ms,
+            "obeys": self.thread.obeys,
+            "waits_for": self.machine.waits_for(),
         }
 
     @property

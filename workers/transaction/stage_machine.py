@@ -28,6 +28,9 @@ from workers.transaction.microbatch import Hop, HopKey
 WINDOW_STEPS = 1
 """How many steps ahead of the open step a microbatch is kept: the next step begins while this one commits."""
 
+MOST_AWAITED = 8
+"""Neighbours that an instance names as those that it waits for."""
+
 IDLE, FORWARD_QUEUED, FORWARD_DONE, BACKWARD_QUEUED, ACCUMULATED = MicrobatchState
 """Bound as module names: a lookup in the enumeration takes several times as long."""
 
@@ -89,6 +92,16 @@ class StageMachine:
         """True once it is a member of its stage: its weights then change only by commits and restorations."""
         self.transfer = 0
         """The number of the state transfer that it accepted last as a newcomer."""
+
+    def waits_for(self) -> tuple[str, ...]:
+        """SIDs of neighbours that have to move before microbatches that are here can go on."""
+        awaited = {
+            neighbour.sid
+            for hop in self.hops.values()
+            if (neighbour := hop.downstream if hop.state is FORWARD_DONE else hop.upstream) is not None
+            and hop.state in (IDLE, FORWARD_DONE)
+        }
+        return tuple(sorted(awaited)[:MOST_AWAITED])
 
     # --- hops in ----------------------------------------------------------------------------------------
     def offered(self, notice: MicrobatchNotice) -> str:

@@ -74,13 +74,19 @@ def park(
 
 def resume(
     job: JobArgument,
+    stages: Annotated[
+        int | None, option("--stages", "Cut it into so many stages (as before).", min=1, show_default=False)
+    ] = None,
+    replicas: Annotated[
+        int | None, option("--replicas", "Instances of each stage (as before).", min=1, show_default=False)
+    ] = None,
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
-    """Continue a parked job from its last checkpoint, as soon as slots are free.
+    """Continue a parked job from its last checkpoint, as soon as slots are free; its bits know no shape.
 
-    Example: dmsc resume stdlib-gpt-1
+    Example: dmsc resume stdlib-gpt-1 --stages 1 --replicas 3
     """
-    record = mesh.ask(lambda client: client.resume(job))
+    record = mesh.ask(lambda client: client.resume(job, stages=stages, replicas=replicas))
     mesh.show(record, f"{record.job} {record.state.value}: {record.reason}")
 
 

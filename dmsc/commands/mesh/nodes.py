@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 from dmsc.console.command_app import argument, option
@@ -16,8 +17,12 @@ if TYPE_CHECKING:
     from dmsc.client.async_client import AsyncClient
     from schemas.cluster import Cordon, Slot
     from schemas.gateway_api import Cordons, MeshStatus
+    from schemas.registry import PeerLink
 
-COLUMNS = ("node", "cluster", "device", "name", "GiB", "speed", "bits", "labels", "runs", "cordoned")
+COLUMNS = (
+    *("node", "cluster", "device", "name", "GiB", "speed", "bits", "labels", "runs", "judged"),
+    *("links", "cordoned"),
+)
 _help = "The name of a node or of its agent, or NODE/SLOT for one slot; see `dmsc nodes`."
 PlaceArgument = Annotated[str, argument("NODE[/SLOT]", _help)]
 ReasonOption = Annotated[str, option("--reason TEXT", "Why; shown with the cordon.", show_default=False)]
@@ -29,16 +34,20 @@ def nodes(
     """List nodes and slots: what each slot can do, which instance runs there, and who cordoned what and why.
 
     Speed is relative to the reference of the standard stage, about a core of a server. Slots of one class of
-    bits compute the same bits.
+    bits compute the same bits. Judged: what the node's agent (MIC) says of the instance in a slot, or of the
+    last one. Links: latency and bandwidth to other nodes, as transfers of jobs have measured them; small ones
+    show no bandwidth.
 
     Example: dmsc nodes
     """
     status = mesh.ask(lambda client: client.mesh())
     whole = {cordon.agent: cordon for cordon in status.cordons if cordon.slot is None}
     single = {(cordon.agent, cordon.slot): cordon for cordon in status.cordons}
+    links = {record.sid: record.links for record in status.services}
     rows = []
     for node in sorted(status.nodes, key=lambda node: node.sid):
-        rows.append((node.sid, node.cluster, *[""] * 7, _cordon_text(whole.get(node.sid))))
+        reach = links_text(links.get(node.sid, ())) or ("not measured" if len(status.nodes) > 1 else "")
+        rows.append((node.sid, node.cluster, *[""] * 8, reach, _cordon_text(whole.get(node.sid))))
         rows += [
             (
                 f"{node.sid}/{slot.index}",
@@ -50,17 +59,20 @@ def nodes(
                 slot.bits_class,
                 labels_text(slot.labels),
                 slot.busy_with or "",
+                judged_text(slot),
+                "",
                 _cordon_text(single.get((node.sid, slot.index))),
             )
             for slot in node.slots
         ]
     here = {node.sid for node in status.nodes}
     rows += [
-        (agent, cordon.cluster, "away", *[""] * 6, _cordon_text(cordon))
+        (agent, cordon.cluster, "away", *[""] * 8, _cordon_text(cordon))
         for agent, cordon in sorted(whole.items())
         if agent not in here
     ]
-    document = {"nodes": status.nodes, "cordons": status.cordons}
+    measured = {node.sid: links.get(node.sid, ()) for node in status.nodes}
+    document = {"nodes": status.nodes, "cordons": status.cordons, "links": measured}
     mesh.show_table(document, COLUMNS, rows)
 
 
@@ -68,6 +80,22 @@ def speed_text(slot: Slot) -> str:
     """The relative speed of a slot, with a mark if it is emulated; empty: not measured."""
     speed = slot.speed.get("stage")
     return "" if speed is None else f"{speed:.2f}{' (emulated)' if slot.emulated else ''}"
+
+
+def judged_text(slot: Slot) -> str:
+    """The judgement of a slot's instance, with the share of its speed that it gives; empty: it is well."""
+    return f"{slot.condition} ({slot.performance:.0%})" if slot.performance < 1 else slot.condition
+
+
+def links_text(links: Iterable[PeerLink]) -> str:
+    """A node's measured links: `b-n 0.3 ms 950 MB/s`."""
+
+    def words(link: PeerLink) -> str:
+        latency = "" if link.latency_ms is None else f" {link.latency_ms:.2g} ms"
+        rate = link.bandwidth_bytes_per_s
+        return f"{link.peer}{latency}" + ("" if rate is None else f" {rate / 1e6:.3g} MB/s")
+
+    return ", ".join(words(link) for link in links)
 
 
 def labels_text(labels: dict[str, str]) -> str:

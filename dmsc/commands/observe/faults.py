@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from dmsc.client.async_client import AsyncClient
     from schemas.fault import FaultRecord, FaultTask
 
+COLUMNS = (
+    *("fault", "opened", "state", "kind", "task", "verdict", "tries", "done about it", "judged"),
+    "evidence",
+)
+
 
 def faults(
     job: Annotated[str | None, argument("[JOB]", "Only this job's faults.")] = None,
@@ -20,6 +25,8 @@ def faults(
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """List faults, oldest first, with their task, kind, verdict and remedy. --json also shows their logs.
+
+    The column "judged" has what the agent of the instance's node (MIC) said of it.
 
     Example: dmsc faults j1a2b3c --follow
     """
@@ -29,7 +36,18 @@ def faults(
     records = mesh.ask(lambda client: client.faults(job))
     mesh.show_table(
         records,
-        ("fault", "opened", "state", "kind", "task", "verdict", "tries", "done about it", "evidence"),
+        (
+            "fault",
+            "opened",
+            "state",
+            "kind",
+            "task",
+            "verdict",
+            "tries",
+            "done about it",
+            "judged",
+            "evidence",
+        ),
         [
             (
                 record.id,
@@ -40,6 +58,7 @@ def faults(
                 record.verdict or "",
                 f"{record.attempts} of {record.limit + 1}",
                 record.action,
+                record.judged,
                 record.log[0] if record.log else "",
             )
             for record in records

@@ -68,6 +68,9 @@ def top(
 ) -> None:
     """Show jobs, nodes and instances with their load, live, until Ctrl-C.
 
+    Of a node: the slots that are taken; the measured speed and the memory of all of them, and their class of
+    bits, as in `dmsc nodes`; and which instances its agent (MIC) judges stalled or underperforming.
+
     The mesh never waits for it: a gateway serves what travels anyway. If none answers, the command reads the
     bus. With --json, each line is one document.
 

@@ -103,6 +103,12 @@ class Stage(Part):
     speeds: tuple[float, ...] = ()
     clusters: tuple[Token, ...] = ()
 
+    @property
+    def planned_ms(self) -> float:
+        """What a plan says of a microbatch at speed 1; 0 where the service times come from elsewhere."""
+        means = self.forward_ms.mean_ms, self.backward_ms.mean_ms
+        return sum(mean for mean in means if mean is not None) if None not in means else 0.0
+
     @field_validator("speeds")
     @classmethod
     def _above_zero(cls, value: tuple[float, ...]) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import exp, inf, isfinite
 from typing import Any
 
-from schemas.cluster import Cordon, NodeStatus
+from schemas.cluster import Cordon, NodeStatus, Slot
 from schemas.data_plane import RouteEntry
 from schemas.fault import FaultRecord
 from schemas.gateway_api import JobSummary
@@ -219,6 +219,9 @@ def node_row(
         "taken": None if status is None else sum(slot.busy_with is not None for slot in status.slots),
         "warm": None if status is None else status.warm,
         "speed": None if status is None else rounded(_speed(status)),
+        "slot_bytes": None if status is None else sum(slot.memory_bytes for slot in status.slots),
+        "bits": [] if status is None else sorted({slot.bits_class for slot in status.slots} - {""}),
+        "judged": [] if status is None else [_judged(slot) for slot in status.slots if slot.condition],
         "labels": {} if status is None or not status.slots else status.slots[0].labels,
         "version": "" if status is None else status.version,
         "cpu": None if sample is None else rounded(sample.cpu),
@@ -238,6 +241,17 @@ def node_row(
             {"slot": cordon.slot, "reason": cordon.reason, "by": cordon.by, "progress": cordon.progress}
             for cordon in active
         ],
+    }
+
+
+def _judged(slot: Slot) -> Row:
+    """What the node's agent (MIC) says of a slot's instance, or of the last one in it."""
+    performance = rounded(slot.performance)
+    return {
+        "slot": slot.index,
+        "sid": slot.busy_with,
+        "condition": slot.condition,
+        "performance": performance,
     }
 
 
@@ -286,7 +300,7 @@ def fault_row(fault: FaultRecord) -> Row:
     return {
         **fault.model_dump(mode="json", include=_FAULT),
         **fault.task.model_dump(mode="json", include={"job", "sid", "stage", "step"}),
-        "warning": fault.kind == "slow",
+        "warning": fault.kind in ("slow", "stalled"),
         "opened_at": round(fault.opened_at, 3),
         "changed_at": round(fault.changed_at, 3),
     }

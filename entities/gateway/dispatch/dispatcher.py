@@ -17,7 +17,7 @@ from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.tasks import cancel
-from entities.gateway.dispatch.rules import EntryChoice, choose_entries
+from entities.gateway.dispatch.rules import EntryChoice, choose_entries, entry_query
 from entities.presence.registry_view import RegistryFollower
 from entities.qos.fault_reporter import FaultReporter
 from entities.qos.window import QosWindow
@@ -27,7 +27,6 @@ from schemas.fault import FaultReport
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import ComputeEntry
 from schemas.step import MicrobatchDispatch, StepBegin
-from schemas.task_graph import ENTRY
 
 log = get_logger("dispatcher")
 
@@ -145,12 +144,10 @@ class Dispatcher:
         return step
 
     async def _choose(self, job: str, microbatches: list[int]) -> EntryChoice:
-        view = self._follower.view
-        if not view.active(job=job, stage=ENTRY):
-            await self._follower.wait_for(
-                lambda view: bool(view.active(job=job, stage=ENTRY)), self._config.entry_wait_s
-            )
-        choice = choose_entries(view.active(job=job, stage=ENTRY), self._compute(), job, microbatches)
+        view, query = self._follower.view, entry_query(job)
+        if not view.resolve(query):
+            await self._follower.wait_for(lambda view: bool(view.resolve(query)), self._config.entry_wait_s)
+        choice = choose_entries(view.resolve(query), self._compute(), job, microbatches)
         if not choice.shares:
             raise Unavailable(f"{job}: {choice.reason} is registered; the step can't begin", job=job)
         if self._reasons.get(job) != choice.reason:

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from schemas.envelope import EntityKind
 from schemas.limits import ALIKE
-from schemas.registry import InstanceState, ServiceRecord
+from schemas.registry import InstanceState, Resolve, ServiceRecord
 from schemas.signals import ComputeEntry
 from schemas.task_graph import ENTRY
 
@@ -22,6 +23,18 @@ class EntryChoice:
 
     shares: dict[str, tuple[int, ...]]
     reason: str
+
+
+def entry_query(job: str) -> Resolve:
+    """What the registry is asked for: the units that hand batches to stage 0 of a job, by content."""
+    return Resolve(
+        prefix=f"train/{job}",
+        kind=EntityKind.INSTANCE,
+        job=job,
+        stage=ENTRY,
+        state=InstanceState.ACTIVE,
+        tags=(f"job:{job}",),
+    )
 
 
 def choose_entries(

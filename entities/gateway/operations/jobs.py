@@ -238,9 +238,12 @@ class JobOperations:
 
         return self._learning(self._command("job.park", job, subjects.PARK, message, frees=True))
 
-    def resume(self, job: str) -> Operation[JobRecord]:
+    def resume(
+        self, job: str, stages: int | None = None, replicas: int | None = None
+    ) -> Operation[JobRecord]:
         def message(access: AccessDecision) -> ResumeJob:
-            return ResumeJob(job=job, user=access.user)
+            user, quota = access.user, access.quota
+            return ResumeJob(job=job, user=user, stages=stages, replicas=replicas, quota=quota)
 
         return self._learning(self._command("job.resume", job, subjects.RESUME, message))
 

@@ -7,5 +7,6 @@ the bus the orchestrator opens no file: nodes read and remove, instances publish
 checkpoints.py          `Checkpoints`: takes them at boundaries, publishes beside the training, restores
 checkpoint_schedule.py  `choose`: when the next one is due, and why (Young, Daly); pure
 job_artifacts.py        `JobCheckpoints`: lists, publishes and removes a job's checkpoints
+named_checkpoint.py     `named_checkpoints`: what `resume_from` names, and its class of bits
 publishing.py           `publish_file`: has an instance write a file of the job
 """

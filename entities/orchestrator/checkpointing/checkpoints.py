@@ -15,12 +15,10 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from bus.files.artifacts import ReadableArtifacts
 from bus.logs import get_logger
 from bus.subjects import CHECKPOINT, CHECKPOINT_WAIT, STATE_RESTORE
 from bus.tasks import cancel
-from entities.job_files.checkpoint_catalog import CheckpointFolder, Opener, checkpoints_at, read_manifest
-from entities.job_files.node_files import files_of
+from entities.job_files.checkpoint_catalog import CheckpointFolder, Opener, read_manifest
 from entities.orchestrator.checkpointing.checkpoint_schedule import (
     RISK,
     TREND_STEPS,
@@ -29,9 +27,9 @@ from entities.orchestrator.checkpointing.checkpoint_schedule import (
     choose,
 )
 from entities.orchestrator.checkpointing.job_artifacts import JobCheckpoints, Unsure
+from entities.orchestrator.checkpointing.named_checkpoint import named_checkpoints
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.instances import MemberLost
-from entities.orchestrator.job_state.job_secrets import secrets_for
 from entities.orchestrator.job_state.retry_limits import Unrecoverable
 from entities.orchestrator.monitoring.hardware_risk import hardware_risk
 from schemas.checkpoint import (
@@ -43,7 +41,7 @@ from schemas.checkpoint import (
     spec_digests,
 )
 from schemas.data_account import DataAccount, account
-from schemas.errors import BadInput, Conflict, DamagedCheckpoint, DmscError
+from schemas.errors import Conflict, DamagedCheckpoint, DmscError
 from schemas.job import StepResult
 from schemas.recipe_progress import RecipeProgress
 from schemas.step import Member, StateRestore
@@ -269,6 +267,7 @@ class Checkpoints:
             stages=parts,
             progress=order.progress,
             account=order.account,
+            bits_class=self._job.store.record.bits_class,
         )
         await self._store.publish(order.folder, manifest, order.writers)
         write_s = time.monotonic() - order.began - order.stall_s
@@ -365,20 +364,7 @@ class Checkpoints:
 
     async def _restore_named(self, named: str) -> int:
         """Restores the checkpoint that `resume_from` names, which may be another job's; nodes read it."""
-        try:
-            secrets = await secrets_for(self._job.bus, self._job.spec)
-
-            def open_url(url: str) -> ReadableArtifacts:
-                return files_of(url, self._job.bus, self._store.agents, secrets=secrets)
-
-            urls = await checkpoints_at(open_url, named)
-        except BadInput as error:
-            raise Unrecoverable(f"resume_from {named}: {error.text}") from None
-        if not urls:
-            raise Unrecoverable(
-                f"resume_from {named}: there is no manifest.json of a checkpoint; "
-                "name the folder of one, or the folder 'checkpoints' of a job"
-            )
+        urls, open_url = await named_checkpoints(self._job.bus, self._job.spec, named, self._store.agents)
         for url in urls:
             if (manifest := await self._try(url, open_url)) is not None:
                 differing = _differing(manifest, spec_digests(self._job.spec))

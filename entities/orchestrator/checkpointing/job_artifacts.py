@@ -117,7 +117,7 @@ class JobCheckpoints:
 
     def agents(self) -> dict[str, str]:
         """The agents of all nodes, each with the key to which its secrets are sealed."""
-        return {sid: node.sealing_key for sid, node in self._job.mesh.nodes.items()}
+        return self._job.mesh.sealing_keys()
 
     def _near(self) -> Collection[str]:
         """The agents of nodes with instances of the job: they see what the instances write."""

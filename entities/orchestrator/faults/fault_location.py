@@ -7,12 +7,14 @@ from bus.subjects import FAULT_VERDICT, JUDGE, RESOLVE
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import Judge, Judgement
 from schemas.errors import NotFound, Unavailable
-from schemas.fault import FaultReport, FaultScope, FaultVerdict, VerdictKind
+from schemas.fault import ClusterReport, FaultReport, FaultScope, FaultVerdict, VerdictKind
 from schemas.registry import InstanceState, Resolve
 from schemas.step import Member
 from schemas.task_graph import Placement
 
 NO_INSTANCES = "its node can start no instance now"
+WARNINGS = ("slow", "stalled")
+"""Kinds of reports on instances that work on, or may: what is told of them is no failure."""
 
 
 async def locate(
@@ -54,8 +56,11 @@ async def locate(
         except (Unavailable, NotFound):
             pass
     verdict = judge_fault(member, state, judgement, report)
+    if (witnesses := mesh.waiting_for(member)) and verdict.verdict != "unfounded":
+        verdict = verdict.model_copy(update={"reason": f"{verdict.reason}; {'; '.join(witnesses)}"})
     fields = {
         "job": job,
+        "judged": in_words(agent or "", judgement),
         "culprit": record.culprit if record is not None else None,
         "log": judgement.log if judgement is not None else (),
     }
@@ -72,7 +77,8 @@ def judge_fault(
     """The verdict, scope and action, from the registry's state and the agent's judgement. Pure.
 
     How far a fault reaches, the node's agent judges (MIC): it knows whether its node can start instances at
-    all, and which dependencies of the topology are broken.
+    all, whether this one gets on, and which dependencies of the topology are broken. Without its judgement a
+    living process is taken for a healthy one.
     """
     process = judgement.process if judgement is not None else "unknown to a silent agent"
 
@@ -89,6 +95,12 @@ def judge_fault(
         )
 
     known = f"process {process}, registry {state}"
+    if judgement is not None and judgement.condition == "stalled":
+        reason = f"{known}, and stalled: {judgement.evidence}"
+        if judgement.process == "stopped" or judgement.kind == "structural":
+            return verdict("structural", judgement.scope, "fence and replace", reason)
+        if report.kind == "stalled" and state not in (InstanceState.FAULTED, InstanceState.GONE):
+            return verdict("transient", "none", "it is waited for", reason)
     if report.kind == "slow" and process != "gone" and state is InstanceState.ACTIVE:
         action = "it gets the share that it can do"
         return verdict("transient", "none", action, f"{known}: {report.evidence}")
@@ -109,6 +121,29 @@ def judge_fault(
         reason = f"{known}, but not reachable: {report.evidence}"
         return verdict("structural", "instance", "fence and replace", reason)
     return verdict("unfounded", "none", "none", known)
+
+
+def stall_of(judged: ClusterReport) -> FaultReport:
+    """The report of an instance that its node's agent found stalled."""
+    return FaultReport(
+        reporter=judged.agent,
+        job=judged.job,
+        sid=judged.sid,
+        incarnation=judged.incarnation,
+        kind="stalled",
+        evidence=judged.evidence,
+    )
+
+
+def in_words(agent: str, judgement: Judgement | None) -> str:
+    """What the MIC judged, for people; empty: nothing."""
+    if judgement is None:
+        return ""
+    condition = f"{judgement.condition}, " if judgement.condition else ""
+    waiting = f"; {', '.join(judgement.waiting)} wait for it" if judgement.waiting else ""
+    return (
+        f"{agent}: {condition}process {judgement.process}, scope {judgement.scope}, {judgement.kind}{waiting}"
+    )
 
 
 def _evidence(judgement: Judgement, report: FaultReport) -> str:

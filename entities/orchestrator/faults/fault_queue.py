@@ -43,10 +43,14 @@ RETRIES: dict[FaultKind, int] = {
     "node": 6,
     "entity": 6,
     "slow": 6,
+    "stalled": 6,
     "microbatch": 1,
     "device": 0,
 }
 """How often one task may be tried again after failures of a kind. A microbatch gets one other incarnation."""
+
+OF_INSTANCES = ("instance", "link", "unreachable", "request", "slow", "stalled")
+"""Kinds of one instance, which are called `instance`, or `node`, once it is judged lost."""
 
 Key = tuple[object, ...]
 
@@ -133,13 +137,14 @@ class FaultBook:
         if record is None:
             return None
         kind = record.kind
-        if verdict.verdict == "structural" and kind in ("instance", "link", "unreachable", "request", "slow"):
+        if verdict.verdict == "structural" and kind in OF_INSTANCES:
             kind = "node" if verdict.scope == "node" else "instance"  # a link breaks with its instance
         changes: dict[str, Any] = {
             "kind": kind,
             "verdict": verdict.verdict,
             "scope": verdict.scope,
             "reason": verdict.reason,
+            "judged": (record.verdict == "structural" and record.judged) or verdict.judged or record.judged,
             "action": verdict.action,
             "log": _lines((*record.log, *(line for line in verdict.log if line not in record.log))),
             "changed_at": now,

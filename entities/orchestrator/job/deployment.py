@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from bus.logs import get_logger
+from entities.orchestrator.checkpointing.named_checkpoint import class_of_named
 from entities.orchestrator.job.bus_outages import BusOutages
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.instances import NodeLost, NotReady, StartFailed
@@ -17,14 +18,15 @@ from entities.orchestrator.planning.eligible_slots import class_of, eligible, pl
 from entities.orchestrator.planning.placement import Cordoned, NoRoom, OpenRoom
 from entities.orchestrator.planning.plan_requests import request_for, still_open
 from entities.orchestrator.planning.task_graph import graph_for, plan_in, room_for, why_inexact
-from entities.orchestrator.queue.mesh_slots import emptied, job_request, ran_s, work_left_s
+from entities.orchestrator.queue.job_queue import QueueTurn, SlotGrant
+from entities.orchestrator.queue.mesh_slots import emptied, job_request, ran_s, shaped, work_left_s
 from entities.planner.plan_at_once import EXACT
 from entities.planner.plan_request import BY_SEARCH, NoPlan, PlanAnswer, PlanRequest
 from entities.planner.planning_process import PlanningConfig, searched
 from entities.queue.queued_job import QueuedJob
 from schemas.cluster import NodeStatus
 from schemas.errors import BadJob
-from schemas.job import JobState
+from schemas.job import JobRecord, JobSpec, JobState
 from schemas.task_graph import ModelTopology, Placement, TaskGraph
 
 log = get_logger("orchestrator")
@@ -47,7 +49,9 @@ class Deployment:
         self._unfit: tuple[object, str] | None = None
         """Of which nodes it has been found that they have no room for it, were they empty; and why."""
         self._only: frozenset[str] | None = None  # nodes that the queue leaves it; None: all
-        self._tried: set[PlanRequest] = set()
+        self._asked: tuple[tuple[JobRecord, JobSpec, str] | tuple[()], QueuedJob | None] = (), None
+        self._shaped = job.spec  # with as many replicas as it got slots for
+        self._tried: dict[PlanRequest, NoRoom | None] = {}
         self._found: dict[PlanRequest, PlanAnswer] = {}
         self._search: asyncio.Task[None] | None = None
 
@@ -60,14 +64,25 @@ class Deployment:
         held = record.held
         if not held and self._unfit is not None and self._unfit[0] == self._there():
             held = self._unfit[1]
-        return QueuedJob(
-            request=job_request(record, self._job.spec, held),
-            since=record.submitted_at,
-            work_s=work_left_s(record, self._job.spec, record.checkpoint_step or 0),
-            attained_slot_s=record.usage.slot_s,
-            ran_s=ran_s(record, self._job.spec, time.time()),
-            parked=self._has_trained,
-        )
+        spec = self._job.spec
+        known, job = self._asked
+        if job is None or not _same(known, (record, spec, held)):
+            request = job_request(record, spec, held)
+            job = QueuedJob(
+                request=request,
+                since=record.submitted_at,
+                work_s=work_left_s(record, spec, record.checkpoint_step or 0, request),
+                attained_slot_s=record.usage.slot_s,
+                ran_s=ran_s(record, time.time()),
+                parked=self._has_trained,
+            )
+            self._asked = (record, spec, held), job
+        return job
+
+    def forget_shape(self) -> None:
+        """The job was given another shape: what was found out about the former one no longer counts."""
+        self._unfit = None
+        self._job.queue.again()
 
     def _there(self) -> object:
         """Nodes and cordons: what an empty mesh consists of."""
@@ -86,6 +101,7 @@ class Deployment:
         Raises:
             Parked: instances do not become ready, again and again.
         """
+        await self._outages.outlast("reading what it resumes from", self._take_class)
         pause_s, unready = self._times.deploy_pause_s, 0
         while True:
             graph = await self._plan(topology)
@@ -104,12 +120,21 @@ class Deployment:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, self._times.deploy_pause_most_s)
 
+    async def _take_class(self) -> None:
+        """Goes on in the class of bits of the checkpoint that the job resumes from, if it has none yet."""
+        job, spec = self._job, self._job.spec
+        if spec.resume_from is None or spec.requires.bits == "any" or job.store.record.bits_class:
+            return
+        mesh = job.mesh
+        if found := await class_of_named(job.bus, spec, spec.resume_from, mesh.sealing_keys):
+            await job.store.note(now=True, bits_class=found)
+
     async def _plan(self, topology: ModelTopology) -> TaskGraph:
         """Waits in the queue until the job has its slots."""
         began = time.monotonic()
         placed = partial(self._placed, topology)
         with self._searching(), self._job.queue.turn(self._job.name, placed) as turn:
-            while isinstance(graph := await turn.news(), NoRoom):
+            while isinstance(graph := await self._told(turn), NoRoom):
                 if graph.never and not self._has_trained:  # what has trained waits for the nodes that it had
                     raise BadJob(graph.reason)
                 waits_as = JobState.PARKED if self._has_trained else JobState.QUEUED
@@ -135,6 +160,20 @@ class Deployment:
         )
         return graph
 
+    async def _told(self, turn: QueueTurn) -> TaskGraph | NoRoom:
+        """What the queue says.
+
+        Raises:
+            BadJob: the job can't be planned at all.
+            Parked: it can't, but has trained: it waits to be given another shape.
+        """
+        try:
+            return await turn.news()
+        except BadJob as refused:
+            if not self._has_trained:
+                raise
+            raise Parked(refused.text, for_room=False) from None
+
     @contextlib.contextmanager
     def _searching(self) -> Iterator[None]:
         """Whatever is searched meanwhile ends with it."""
@@ -147,17 +186,29 @@ class Deployment:
             self._tried.clear()
             self._found.clear()
 
-    def _placed(self, topology: ModelTopology, only: frozenset[str] | None) -> TaskGraph | NoRoom:
-        """Places the job now, on these nodes only; if there is no room, says whether there ever may be."""
-        job, self._only = self._job, only
+    def _placed(self, topology: ModelTopology, grant: SlotGrant) -> TaskGraph | NoRoom:
+        """Places the job now; if there is no room, says whether there ever may be.
+
+        It may get fewer replicas than it was given slots for, where no plan has room for so many.
+        """
+        job, only = self._job, grant.nodes
+        self._only = only
         nodes, cordoned = job.mesh.open_nodes(), job.mesh.cordons.places()
-        graph = self._planned(topology, nodes, job.queue.occupied(job.name), cordoned, only)
+        occupied = job.queue.occupied(job.name)
+        within = job.spec.parallel.replica_range
+        least = 1 if within is None else within.min
+        graph: TaskGraph | NoRoom = NoRoom("")
+        for replicas in dict.fromkeys((max(least, grant.replicas), least)):
+            self._shaped = job.spec if within is None else shaped(job.spec, replicas)
+            graph = self._planned(topology, nodes, occupied, cordoned, only)
+            if isinstance(graph, TaskGraph) or self._search is not None:
+                break
         if isinstance(graph, NoRoom) and self._search is not None:
-            return graph
+            return NoRoom(graph.reason)
         if isinstance(graph, NoRoom):
             alone = self._planned(topology, emptied(nodes), {}, cordoned, None)
             if isinstance(alone, TaskGraph) or self._search is not None:
-                return graph
+                return NoRoom(graph.reason)
             if alone.never:
                 return alone
             reason = f"the whole mesh has no room for it, others go first: {alone.reason}"
@@ -177,32 +228,42 @@ class Deployment:
     ) -> TaskGraph | NoRoom:
         """The plan that is made at once, on slots of one class of bits. `_improve` searches for a better one.
 
-        Slots of unequal memory may be enough for a cut that only a search finds: it is begun, and the queue
-        asks again when it has ended.
+        Slots of unequal memory, or constraints, may need a plan that only a search finds: it is begun, and
+        the queue asks again when it has ended.
         """
         job = self._job
 
         def on(open_nodes: Sequence[NodeStatus]) -> TaskGraph | NoRoom:
-            room = room_for(job.spec, _within(open_nodes, only), occupied, cordoned)
+            room = room_for(self._shaped, _within(open_nodes, only), occupied, cordoned)
             if isinstance(room, NoRoom):
                 return room
-            request = request_for(job.spec, topology, room)
+            try:
+                request = request_for(self._shaped, topology, room)
+            except NoPlan as refused:
+                return NoRoom(str(refused), never=refused.never)
             if (answer := self._found.get(request)) is not None:
-                return graph_for(job.name, job.spec, topology, room, request, answer)
-            graph = plan_in(job.name, job.spec, topology, room, request)
+                return graph_for(job.name, self._shaped, topology, room, request, answer)
+            graph = plan_in(job.name, self._shaped, topology, room, request)
             unequal = len({slot.memory_bytes for slot in request.slots}) > 1
-            if isinstance(graph, TaskGraph) or not unequal or request in self._tried:
+            if isinstance(graph, TaskGraph) or not (unequal or request.is_constrained):
                 return graph
+            if request in self._tried:
+                return self._tried[request] or graph
             if self._search is None:
                 self._search = asyncio.create_task(self._search_for(request))
-            return NoRoom(f"a cut for slots of unequal memory is searched, since at once: {graph.reason}")
+            what = "places that keep the constraints" if request.is_constrained else "slots of unequal memory"
+            return NoRoom(f"a plan for {what} is searched, since at once: {graph.reason}")
 
         return plan_in_one_class(nodes, job.spec, job.store.record.bits_class, job.mesh.records, on)
 
     async def _search_for(self, request: PlanRequest) -> None:
-        with contextlib.suppress(NoPlan):  # what the plan at once says is true
+        refusal = None
+        try:
             self._found[request] = await searched(request, PlanningConfig(deadline_s=self._times.plan_s))
-        self._tried.add(request)
+        except NoPlan as refused:
+            if request.is_constrained:  # else what the plan at once says is as true
+                refusal = NoRoom(str(refused), never=refused.never)
+        self._tried[request] = refusal
         self._search = None
         self._job.queue.again()
 
@@ -214,15 +275,15 @@ class Deployment:
         room = self._room(graph)
         if isinstance(room, NoRoom):
             return graph
-        request = request_for(job.spec, topology, room)
         try:
+            request = request_for(self._shaped, topology, room)
             answer = await searched(request, PlanningConfig(deadline_s=self._times.plan_s))
         except NoPlan:
             return graph  # only with less memory than all that windows may hold
         now = self._room(graph)
         if isinstance(now, NoRoom) or not still_open(now, request, answer):
             return graph
-        better = graph_for(job.name, job.spec, topology, room, request, answer)
+        better = graph_for(job.name, self._shaped, topology, room, request, answer)
         if isinstance(better, NoRoom):
             return graph
         job.instances.graph = better
@@ -234,7 +295,7 @@ class Deployment:
         nodes = job.mesh.open_nodes()
         bits_class = job.store.record.bits_class or class_of(nodes, graph, job.spec)
         within = _within(eligible(nodes, query_of(job.spec, bits_class), job.mesh.records), self._only)
-        return room_for(job.spec, within, job.queue.occupied(job.name), job.mesh.cordons.places())
+        return room_for(self._shaped, within, job.queue.occupied(job.name), job.mesh.cordons.places())
 
     async def _start(self, graph: TaskGraph) -> None:
         instances = self._job.instances
@@ -264,6 +325,11 @@ class Deployment:
         await self._job.store.tell("fault", text=f"{why}; planned again")
         await self._job.instances.stop(now=True)
         self._job.instances.deployed = None
+
+
+def _same(before: Sequence[object], now: Sequence[object]) -> bool:
+    """Whether these are the same objects: the queue asks often, and records are large."""
+    return len(before) == len(now) and all(old is new for old, new in zip(before, now, strict=True))
 
 
 def _within(nodes: Sequence[NodeStatus], only: frozenset[str] | None) -> Sequence[NodeStatus]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Sequence
 
 from bus.logs import bind, get_logger
 from bus.tasks import cancel
 from bus.wire.correlation import correlate, current_cause
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
-from entities.orchestrator.faults.fault_location import locate
+from entities.orchestrator.faults.fault_location import WARNINGS, locate
 from entities.orchestrator.job.bus_outages import BusOutages
 from entities.orchestrator.job.deployment import Deployment
 from entities.orchestrator.job.model_analysis import ModelAnalysis
@@ -21,7 +20,7 @@ from entities.orchestrator.job.teardown import Teardown
 from entities.orchestrator.job.term import TermContext
 from entities.orchestrator.job.training import Training
 from entities.orchestrator.job.weight_export import export_weights
-from entities.orchestrator.job_state.context import JobContext, eligible_nodes
+from entities.orchestrator.job_state.context import JobContext, eligible_nodes, settle
 from entities.orchestrator.job_state.decision_record import DecisionRecord
 from entities.orchestrator.job_state.event_writer import EventWriter
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
@@ -32,14 +31,14 @@ from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
 from entities.orchestrator.job_state.quarantine import Quarantine
 from entities.orchestrator.job_state.retry_limits import Parked, RetryLimits
+from entities.orchestrator.membership.job_shape import JobShape
+from entities.orchestrator.membership.slot_holding import SlotHolding
 from entities.orchestrator.planning.memory_fit import fixed_by_memory
 from entities.orchestrator.planning.shape_choice import with_shape
 from entities.orchestrator.queue.job_queue import JobQueue
-from entities.orchestrator.queue.mesh_slots import job_request, ran_s, work_left_s
-from entities.queue.queued_job import ActiveJob, QueuedJob
-from schemas.errors import BadInput, Conflict, DmscError, Fenced, NewerRecord, Unavailable
+from schemas.errors import Conflict, DmscError, Fenced, NewerRecord, Unavailable
 from schemas.fault import FaultReport
-from schemas.job import JobRecord, JobSpec, JobState, WeightsManifest
+from schemas.job import JobRecord, JobState, WeightsManifest
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.stage_move import MoveForecast
 from schemas.step import Member
@@ -98,6 +97,16 @@ class JobRun:
         self._deployment = Deployment(job, self._outages, waits=waits)
         self.parked: Parked | None = None
         self.parking = Parking(job, self.training, self._interrupt, parked)
+        self.holding = SlotHolding(
+            job,
+            self.training,
+            self.parking,
+            waiting=lambda: self._deployment.waiting,
+            placed_at=lambda: self._deployment.placed_at,
+            leaving=lambda: self.training.changes.leaving,
+            over=lambda: self.over,
+        )
+        self.shape = JobShape(job, self.training.scale, lambda: self._deployment.forget_shape())
         self._reported: set[tuple[str, str, str]] = set()
         self._cancelled: str | None = None
         self._cancelling = asyncio.Lock()
@@ -117,38 +126,6 @@ class JobRun:
     @property
     def placements(self) -> Sequence[Placement]:
         return self.job.instances.placements
-
-    @property
-    def finds_room(self) -> bool:
-        return self.training.finds_room
-
-    @property
-    def waiting(self) -> QueuedJob | None:
-        """What it asks of the queue; None: it has instances, or is held back for another reason than room."""
-        return None if self.over else self._deployment.waiting
-
-    @property
-    def active(self) -> ActiveJob:
-        """What the queue has to know of it while it holds slots, but for these."""
-        record, spec, now = self.job.store.record, self.job.spec, time.time()
-        return ActiveJob(
-            request=job_request(record, spec),
-            replicas=1,
-            slots=(),
-            started_at=self._deployment.placed_at,
-            work_s=0.0 if self.over else work_left_s(record, spec, self.step),
-            attained_slot_s=record.usage.held(record.usage.slots, now).slot_s,
-            ran_s=0.0 if self.over else ran_s(record, spec, now),
-        )
-
-    def give_way(self, why: str, *, held: bool) -> bool:
-        """Has it park for another job, or for good (`held`); returns False if it can't be parked now."""
-        if self.over:
-            return False
-        if held:
-            self.job.tasks.spawn(self.parking.park(why))
-            return True
-        return self.parking.give_way(why)
 
     @property
     def step(self) -> int:
@@ -185,7 +162,7 @@ class JobRun:
             return
         self._reported.discard(key)
         if self.job.instances.is_present(member):  # else its loss was reported meanwhile
-            await self.job.store.tell("fault", text=f"{member.sid}: {text}", warning=report.kind == "slow")
+            await self.job.store.tell("fault", text=f"{member.sid}: {text}", warning=report.kind in WARNINGS)
 
     def drain(self, sid: str) -> str:
         """Has an instance leave its node; returns an obstacle, or ''. The caller asks again until it is gone.
@@ -209,25 +186,6 @@ class JobRun:
         """The job's record, with a changed graph that is not written yet."""
         record, graph = self.job.store.record, self.job.instances.deployed
         return record if graph is None else record.model_copy(update={"graph": graph})
-
-    def scale(self, stage: int | None, replicas: int, unit: str = "") -> str:
-        """See `Training.scale`; without a stage, all of them. `unit` names units that make batches instead.
-
-        Raises:
-            BadInput: There are no such units.
-        """
-        if self.job.store.record.state is not JobState.RUNNING:
-            raise Conflict(
-                f"job {self.job.name} is {self.job.store.record.state}; only a running one can be scaled"
-            )
-        stages = [*range(self.job.spec.parallel.stages)] if stage is None else [stage]
-        if unit:
-            units = self.job.instances.units
-            stages = [each.stage for each in units if each.scaled_as == unit][:1]
-            if not stages:
-                there = sorted({each.scaled_as for each in units if each.scaled_as})
-                raise BadInput(f"job {self.job.name} has no unit {unit}; it has {', '.join(there)}")
-        return "; ".join(self.training.scale(index, replicas) for index in stages)
 
     async def departure(self, record: ServiceRecord) -> None:
         """The registry says that an instance drains, has failed, or is gone.
@@ -411,26 +369,21 @@ class JobRun:
         samples = samples_of(self.job.spec, topology.epoch_samples, topology.data_tokens)
         settled = with_steps(self.job.spec, samples)
         if settled != self.job.spec:
-            await self._settle(settled)
+            await settle(self.job, settled)
 
     async def _choose_shape(self, topology: ModelTopology) -> None:
         """Replaces `auto` stages and replicas by the planner's choice; the record keeps it."""
         chosen, because = await with_shape(
             self.job.spec, topology, eligible_nodes(self.job), deadline_s=self.job.times.run.plan_s
         )
-        await self._settle(chosen)
+        await settle(self.job, chosen)
         await self.job.store.reason(because)
 
     async def _fix_by_memory(self, topology: ModelTopology) -> None:
         """Replaces what says `auto` by values; the record keeps them, for whoever goes on with the job."""
         fixed, because = fixed_by_memory(self.job.spec, topology, eligible_nodes(self.job))
-        await self._settle(fixed)
+        await settle(self.job, fixed)
         await self.job.store.reason(because)
-
-    async def _settle(self, spec: JobSpec) -> None:
-        self.job.spec = spec
-        self.job.instances.settle(spec)
-        await self.job.store.note(now=True, spec=spec)
 
     async def _until_resumed(self) -> None:
         if self.parking.waits:
@@ -467,6 +420,7 @@ class JobRun:
     async def _train(self) -> None:
         steps = self.job.store.record.last_step
         await self.job.store.move(JobState.RUNNING, f"step {self.training.step} of {length_text(steps)}")
+        self.job.queue.again()  # from now on it can be told to change its size, or to park
         await self.training.run()
         await self.training.events_written()
 

@@ -19,8 +19,10 @@ from entities.orchestrator.job.term import TermContext, insistently
 from entities.orchestrator.job.unreadable_records import above_all
 from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.retry_limits import Parked
+from entities.orchestrator.membership.slot_holding import SlotHolding
 from entities.orchestrator.queue.admission import JobAdmission
 from entities.orchestrator.queue.job_queue import JobQueue
+from entities.orchestrator.queue.mesh_slots import reshaped
 from schemas import names
 from schemas.envelope import Envelope
 from schemas.errors import Ack, Conflict, DmscError, Fenced, NotFound, Unavailable
@@ -56,7 +58,8 @@ class JobRuns:
         self._term = term
         self._former_records = former_records
         self._forget = forget
-        self.queue = JobQueue(term.mesh, self.running, self.ended, term.queue_rules)
+        self._holders: dict[str, SlotHolding] = {}
+        self.queue = JobQueue(term.mesh, self._holders, self.ended, term.queue_rules)
         self.admission = JobAdmission(lambda: [run.present_record() for run in self.running.values()])
         self.code = CodeArchives(term.bus, term.code_of_builds)
         self._submitted: OrderedDict[tuple[str, str], asyncio.Future[JobRecord]] = OrderedDict()
@@ -139,12 +142,15 @@ class JobRuns:
         # an ending job only has to be cleaned up, and a parked job goes on waiting
         stays = record.ends_as is not None or record.state is JobState.PARKED
         await store.move(record.state if stays else JobState.QUEUED, record.reason if stays else reason)
-        self.running[record.job] = run
+        self._take(run)
         self._term.spawn(self._drive(run))
         return store.record
 
     def _new_run(self, store: JobStore, gateway: str, parked: Parked | None = None) -> JobRun:
         return JobRun(self._term, self.queue, store, gateway, parked)
+
+    def _take(self, run: JobRun) -> None:
+        self.running[run.name], self._holders[run.name] = run, run.holding
 
     async def _drive(self, run: JobRun) -> None:
         """Drives a job to its end. A parked job gets a new run, in the next epoch."""
@@ -156,10 +162,11 @@ class JobRuns:
                 await self._term.mesh.nudge()  # its slots are free
                 store, before = run.job.store, None if run.parking.resumed else run.parked
                 store.begin_epoch()
-                run = self.running[run.name] = self._new_run(store, run.job.gateway.sid, before)
+                run = self._new_run(store, run.job.gateway.sid, before)
+                self._take(run)
                 await store.move(JobState.PARKED, store.record.reason)
         finally:
-            del self.running[run.name]
+            del self.running[run.name], self._holders[run.name]
             await self._term.mesh.nudge()  # jobs behind it in the queue look again
             self.ended[run.name] = run.job.store.record
             while len(self.ended) > self._term.ended_kept:
@@ -221,7 +228,10 @@ class JobRuns:
         async with self.admission.turn:  # a job that is being submitted counts, too
             run = self._running(message.job)
             self.admission.scaling(message, run.present_record())
-            return Ack(note=run.scale(message.stage, message.replicas, message.unit))
+            note = run.shape.scale(message.stage, message.replicas, message.unit)
+            if message.stage is None and not message.unit:
+                await run.shape.prefer(message.replicas)
+            return Ack(note=note)
 
     async def change_stage(self, message: ChangeStage, envelope: Envelope) -> Ack:
         return Ack(note=self._running(message.job).move(message.sid, message.stage, message.user))
@@ -239,8 +249,15 @@ class JobRuns:
         return run.job.store.record
 
     async def unpark(self, message: ResumeJob, envelope: Envelope) -> JobRecord:
-        run = self._unended(message.job)
-        await run.parking.resume(f"resumed by {message.user}")
+        run, shape = self._unended(message.job), ""
+        if message.stages is not None or message.replicas is not None:
+            async with self.admission.turn:  # a job that is being submitted counts, too
+                spec = reshaped(run.job.spec, message.stages, message.replicas)
+                self.admission.reshaping(message, run.present_record(), spec)
+                await run.shape.reshape(spec)
+            parallel = spec.parallel
+            shape = f" with {parallel.stages} stages, replicas {parallel.replicas_per_stage()}"
+        await run.parking.resume(f"resumed by {message.user}{shape}")
         await self._term.mesh.nudge()  # one that was held in the queue may start
         return run.job.store.record
 

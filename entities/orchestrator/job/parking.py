@@ -99,8 +99,8 @@ class Parking:
         if not self.waits:
             return  # it waits for room only: it is in the queue already
         self.stop()
-        used = record.usage.held(record.usage.slots, time.time()).slot_s
-        changes: dict[str, Any] = {"held": "", "resumed_slot_s": used}
+        used = record.usage.held(record.usage.slots, time.time()).held_s
+        changes: dict[str, Any] = {"held": "", "resumed_held_s": used}
         writing = (
             self._job.store.move(record.state, why, **changes) if parked else self._job.store.note(**changes)
         )
@@ -110,9 +110,21 @@ class Parking:
         if not self._training.park("") or self.interrupted:
             self._resumed.set()
 
-    def give_way(self, why: str) -> bool:
-        """Has a running job park for another one, and go on as soon as there is room; False: not now."""
-        if self.hold_reason or self._taking_over or self._job.store.record.state is not JobState.RUNNING:
+    @property
+    def can_give_way(self) -> bool:
+        """Whether it trains, and nobody has had it park."""
+        parks = self.hold_reason or self._gives_way or self._taking_over
+        return not parks and self._job.store.record.state is JobState.RUNNING
+
+    def give_way(self, why: str, *, held: bool) -> bool:
+        """Has a running job park for another one, and go on as soon as there is room; False: not now.
+
+        `held`: it waits for a person.
+        """
+        if held:
+            self._job.tasks.spawn(self.park(why))
+            return True
+        if not self.can_give_way:
             return False
         self._gives_way = why
         return self._come_to_rest(why, for_room=True)

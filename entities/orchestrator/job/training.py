@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
 
@@ -39,6 +39,7 @@ from entities.orchestrator.transaction.takeover_rules import ResumePoint
 from schemas.alert import Alert
 from schemas.errors import Conflict, DmscError
 from schemas.evaluation_sets import evaluation_sets
+from schemas.fault import ClusterReport
 from schemas.job import JobState, StepResult
 from schemas.recipe_progress import observed
 from schemas.signals import QosReport
@@ -105,12 +106,12 @@ class Training:
         """Members with the state of the present version, by stage."""
         return self._step_owner.stages
 
-    def scale(self, stage: int, replicas: int) -> str:
+    def scale(self, stages: Sequence[int], replicas: int) -> str:
         """See `MembershipChanges.scale`."""
         if self.rebalancing.under_way:
             raise Conflict(f"{self.rebalancing.under_way} is changing its stage: ask again in a moment")
         self.rebalancing.disturbed()
-        said = self.changes.scale(stage, replicas)
+        said = self.changes.scale(stages, replicas)
         self._arrivals.wake()
         return said
 
@@ -317,6 +318,7 @@ class Training:
         resume_point = self._step_owner.afresh(members, closed.attempt, closed.generation)
         await self._open(resume_point)
         self._joining.introduce(resume_point)
+        self._job.queue.again()  # it can be told something again
         self._decided_at = time.monotonic()
 
     async def _restore(
@@ -454,9 +456,9 @@ class Training:
         )
         self._job.events.alert(alert, self.alerts.raised)
 
-    def reported(self, report: QosReport) -> None:
-        """A QoS report (Type 5) of one of the job's clusters arrived."""
-        if report.energy_j is not None:
+    def reported(self, report: QosReport | ClusterReport) -> None:
+        """A report of a cluster's quality (Type 5), or an agent's judgement of an instance, arrived."""
+        if isinstance(report, QosReport) and report.energy_j is not None:
             self._job.events.energy(report.sid, report.energy_j)
         for alert in self.alerts.reported(report, self.step):
             self._alert(alert)

@@ -18,6 +18,7 @@ from entities.orchestrator.job_state.quarantine import Quarantine
 from entities.orchestrator.job_state.retry_limits import RetryLimits
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.eligible_slots import eligible, query_of
+from entities.orchestrator.planning.plan_rules import open_to
 from entities.orchestrator.queue.job_queue import JobQueue
 from schemas.cluster import NodeStatus
 from schemas.job import JobSpec
@@ -160,7 +161,7 @@ class JobTimes:
 class JobContext:
     """One run of one job, in one epoch. It holds references and does nothing.
 
-    `spec` changes once: when the analysis has told how many steps `training.until` comes to.
+    `spec` changes by `settle`: an analysis has told what the job left open, or a person gives it a shape.
     """
 
     bus: Bus
@@ -186,10 +187,17 @@ class JobContext:
     times: JobTimes = JobTimes()
 
 
+async def settle(job: JobContext, spec: JobSpec) -> None:
+    """From now on this is the job, for instances that start and for whoever goes on with it."""
+    job.spec = spec
+    job.instances.settle(spec)
+    await job.store.note(now=True, spec=spec)
+
+
 def eligible_nodes(job: JobContext) -> list[NodeStatus]:
     """The nodes with the slots that a job may use: one class of bits, once it was planned."""
     query = query_of(job.spec, job.store.record.bits_class)
-    return eligible(job.mesh.open_nodes(), query, job.mesh.records)
+    return open_to(job.spec, eligible(job.mesh.open_nodes(), query, job.mesh.records))
 
 
 def why_not_eligible(job: JobContext) -> str:

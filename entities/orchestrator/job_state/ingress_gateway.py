@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bus.logs import get_logger
@@ -12,11 +12,40 @@ from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.task_graph import first_policy
+from schemas.envelope import EntityKind
 from schemas.errors import Unavailable
+from schemas.registry import InstanceState, Resolve, ServiceRecord, service_tag
 from schemas.signals import CommunicationPolicy
 from schemas.task_graph import TaskGraph
 
 log = get_logger("orchestrator")
+
+
+ENTRIES = Resolve(
+    prefix="entity/gateway",
+    kind=EntityKind.GATEWAY,
+    state=InstanceState.ACTIVE,
+    tags=(service_tag("entry"),),
+)
+"""What the registry is asked for: the gateways that dispatch microbatches."""
+
+
+def in_order(
+    gateways: Iterable[str], records: Mapping[str, ServiceRecord], clusters: Collection[str]
+) -> list[str]:
+    """Gateways by how well they match, by the registry's records. Pure.
+
+    Those that `ENTRIES` finds come first, and of them those in the clusters of the job's data units: their
+    messages stay there. One without a record, which has not arrived yet, counts as found.
+    """
+
+    def rank(sid: str) -> tuple[bool, bool, str]:
+        record = records.get(sid)
+        if record is None:
+            return False, True, sid
+        return not ENTRIES.matches(record), record.endpoint.cluster not in clusters, sid
+
+    return sorted(gateways, key=rank)
 
 
 def next_entry(gateways: Sequence[str], preferred: str, silent: Collection[str]) -> str | None:
@@ -74,7 +103,7 @@ class IngressGateway:
             if self._mesh.gateways() or await self._mesh.until(
                 lambda: bool(self._mesh.gateways()), self._times.quiet_s
             ):
-                sid = next_entry(self._mesh.gateways(), self._preferred, silent)
+                sid = next_entry(self._able(graph), self._preferred, silent)
                 if sid is None:  # all have been asked; one of them may have restarted
                     silent.clear()
                     await asyncio.sleep(self._times.pause_s)
@@ -96,6 +125,14 @@ class IngressGateway:
             if not said and time.monotonic() - began >= self._times.quiet_s:
                 said = True
                 await self._store.tell("recovery", text=f"waits for a gateway: {reason}")
+
+    def _able(self, graph: TaskGraph | None) -> list[str]:
+        """The gateways that dispatch, in order; if the registry knows none, all that are registered here."""
+        placed = graph if graph is not None else self._store.record.graph
+        clusters = {place.cluster for place in placed.placements if place.slot < 0} if placed else set()
+        ordered, records = in_order(self._mesh.gateways(), self._mesh.records, clusters), self._mesh.records
+        able = [sid for sid in ordered if sid not in records or ENTRIES.matches(records[sid])]
+        return able or ordered
 
     async def until_routed(self) -> None:
         """Waits until a router is registered: by its tables alone new instances find one another.

@@ -89,7 +89,7 @@ class JobFaults:
         reported = {
             (fault.task.sid, fault.task.incarnation)
             for fault in self._queue.of_job(self._job)
-            if fault.kind not in ("link", "unreachable", "request", "slow")
+            if fault.kind not in ("link", "unreachable", "request", "slow", "stalled")
         }
         for member in lost:
             record = last_records.get(member) or self._mesh.last_of(member)

@@ -6,6 +6,8 @@ steps: then nothing is computed twice, and nothing is lost.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from bus.logs import get_logger
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
 from entities.orchestrator.job_state.context import JobContext
@@ -42,36 +44,47 @@ class MembershipChanges:
         self._leaving: set[str] = set()  # units that will leave the job
         self._going: set[str] = set()  # units whose instance is being ended
 
-    def scale(self, stage: int, replicas: int) -> str:
-        """Gives a stage more or fewer working replicas; returns what will happen, in words.
+    @property
+    def leaving(self) -> frozenset[str]:
+        """Units that were told to leave and have not been seen to exit."""
+        return frozenset(self._leaving | self._going)
+
+    def scale(self, stages: Sequence[int], replicas: int) -> str:
+        """Gives these stages more or fewer working replicas; returns what will happen, in words.
 
         New replicas are placed now and join once they hold the state; replicas leave when the open step is
         decided. Those that gateways dispatch to leave while training rests.
 
         Raises:
             BadInput: no such stage, or fewer than one replica.
-            Conflict: there is no room, or a replica is just leaving.
+            Conflict: there is no room for all of them, or a replica is just leaving.
         """
         graph = self._job.instances.graph
-        stays = {unit.sid for unit in graph.units if unit.stage == stage}
+        stays = {unit.sid for unit in graph.units if unit.stage in stages}
         if going := sorted(stays & self._going):
+            stage = graph.unit(going[0]).stage
             raise Conflict(f"{', '.join(going)} of stage {stage} is just leaving: ask again in a moment")
-        added = added_replicas(graph, stage, replicas)
-        removed = removed_replicas(graph, stage, replicas)
-        if added:
-            why = self._joining.replacement.no_room(list(added))
-            if why:
-                raise Conflict(f"stage {stage} can't have {replicas} replicas now: {why}")
-            self._leaving -= stays
-            self._job.instances.graph = with_units(graph, added)
-            for unit in added:
-                self._joining.bring(unit.sid)
-            return f"{', '.join(unit.sid for unit in added)} will join"
+        added = [unit for stage in stages for unit in added_replicas(graph, stage, replicas)]
+        removed = [unit for stage in stages for unit in removed_replicas(graph, stage, replicas)]
+        if added and (why := self._joining.replacement.no_room(added)):
+            which = f"stage {stages[0]}" if len(stages) == 1 else f"stages {stages[0]} to {stages[-1]}"
+            raise Conflict(f"{which} can't have {replicas} replicas now: {why}")
         staying = sorted(self._leaving & stays - {unit.sid for unit in removed})
         self._leaving = self._leaving - stays | {unit.sid for unit in removed}
-        if removed:
-            return f"{', '.join(unit.sid for unit in removed)} will leave"
-        return f"{', '.join(staying)} will stay" if staying else "nothing to do"
+        if added:
+            self._job.instances.graph = with_units(graph, tuple(added))
+            for unit in added:
+                self._joining.bring(unit.sid)
+        said = [
+            f"{', '.join(sids)} will {verb}"
+            for verb, sids in (
+                ("join", [unit.sid for unit in added]),
+                ("leave", [unit.sid for unit in removed]),
+                ("stay", staying if not removed and not added else []),
+            )
+            if sids
+        ]
+        return "; ".join(said) or "nothing to do"
 
     def drain(self, sid: str) -> str:
         """Has an instance leave its node once the open step is decided; returns an obstacle, or ''.

@@ -104,6 +104,8 @@ class Rebalancing:
         why = self._moves.impossible(sid, stage, self._crew())
         if not why and not self._joining.replacement.is_open(sid):
             why = f"{sid}'s slot is cordoned, or its node is not there"
+        if not why:
+            why = self._joining.replacement.unfit_for(sid, stage)
         return why
 
     def _crew(self) -> StageMembers:

@@ -5,6 +5,6 @@ only follows. Nearly every package of the orchestrator reads it, and waits for i
 It decides nothing and sends nothing.
 
 mesh_view.py  `MeshView`: the present state, and waiting for a change of it
-node_links.py `NodeLinks`: bandwidth and latency between nodes, as jobs measured them; pure
+node_links.py `NodeLinks`: bandwidth and latency between nodes, as agents registered them; pure
 cordons.py    `CordonBook`: which slots and nodes get no new instances; pure
 """

@@ -18,7 +18,7 @@ from entities.orchestrator.mesh.node_links import NodeLinks
 from schemas.cluster import Cordon, NodeStatus
 from schemas.envelope import EntityKind
 from schemas.errors import DmscError, Unavailable
-from schemas.names import agent_name
+from schemas.fault import ClusterReport
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import NodeRegistration, QosReport
 from schemas.step import Member
@@ -63,6 +63,7 @@ class MeshView:
         self.links = NodeLinks()
         self.quality: dict[tuple[str, str], QosReport] = {}
         self._lost_nodes: set[str] = set()
+        self._conditions: dict[str, ClusterReport] = {}  # of instances that are not well, by SID
         self.on_leaving: Callable[[ServiceRecord], None] = lambda record: None
         """Called with each record of an instance that drains, has failed, or is gone."""
         self._timeout = timeout
@@ -91,9 +92,28 @@ class MeshView:
         """A fault reaches this agent's whole node: nothing is placed there until it says that it is warm."""
         self._lost_nodes.add(agent)
 
+    def judged(self, report: ClusterReport) -> None:
+        """Notes what the agent of its node says of an instance."""
+        if report.condition == "well":
+            self._conditions.pop(report.sid, None)
+        else:
+            self._conditions[report.sid] = report
+
+    def waiting_for(self, member: Member) -> list[str]:
+        """Which instances have stood still for long because they wait for this one, as their agents say."""
+        return [
+            f"{report.sid} waits for it, says {report.agent}"
+            for report in self._conditions.values()
+            if report.scope == "none" and member.sid in report.chain.waits_for
+        ]
+
     def open_nodes(self) -> list[NodeStatus]:
         """The registered nodes that were not judged lost since their last word."""
         return [status for sid, status in self.nodes.items() if sid not in self._lost_nodes]
+
+    def sealing_keys(self) -> dict[str, str]:
+        """The agents of all nodes, each with the key to which its secrets are sealed."""
+        return {sid: status.sealing_key for sid, status in self.nodes.items()}
 
     def forget_node(self, agent: str) -> None:
         """Forgets an agent that does not answer: nothing is placed there until it registers again."""
@@ -146,6 +166,8 @@ class MeshView:
             if before is not None and before.job and before.incarnation != change.message.incarnation:
                 self._departed[before.sid] = before  # replaced: others still ask how it ended
             self.records[change.message.sid] = change.message
+            if change.message.kind is EntityKind.CLUSTER:
+                self.links.take(change.message)
             if change.message.state in (InstanceState.GONE, InstanceState.FAULTED):
                 self._left(change.message.sid)
             if change.message.state in LEAVING and change.message.job is not None:
@@ -171,21 +193,13 @@ class MeshView:
         """Notes a Type 5 report of a gateway or router: the quality of a job's traffic in its cluster."""
         if report.job is not None:
             self.quality[report.sid, report.job] = report
-            self.links.take(report, self._node_of)
-
-    def _node_of(self, sid: str) -> str | None:
-        """The agent of the node on which an instance runs, or ran last."""
-        record = self.records.get(sid) or self._departed.get(sid)
-        if record is None:
-            return None
-        agent = agent_name(record.endpoint.cluster, record.endpoint.node)
-        return agent if agent in self.nodes else None
 
     def forget_job(self, job: str) -> None:
         for key in [key for key in self.quality if key[1] == job]:
             del self.quality[key]
         for sid in [sid for sid, record in self._departed.items() if record.job == job]:
             del self._departed[sid]
+        self._conditions = {sid: each for sid, each in self._conditions.items() if each.job != job}
 
     def last_of(self, member: Member) -> ServiceRecord | None:
         """The present or last record of this incarnation, if there was one."""

@@ -1,21 +1,17 @@
-"""What is known of the links between nodes, from the transfers of all jobs (Type 5; ADR-0019). Pure.
+"""Links between nodes, as their agents registered them (Type 1). Pure.
 
-Instances measure their own links, routers report the slowest of each job, and nodes keep theirs when a job
-has ended: the next plan starts with what was measured before.
+Instances measure their own links, and the agent of each node registers them by peer (ADR-0083). So they
+outlive the jobs that measured them, and an orchestrator that takes over finds them in the registry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from schemas.signals import QosReport
+from schemas.registry import ServiceRecord
 
 Pair = tuple[str, str]
 """SIDs of two node agents: who sends, who receives."""
-
-SHARE = 0.25
-"""Of a new figure in the average: one slow report moves it little, ten in a row replace it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +23,16 @@ class NodeLink:
 
 
 class NodeLinks:
-    """The links of the mesh, by pair of nodes; bounded by the pairs of nodes that are there."""
+    """The links of the mesh, by pair of nodes."""
 
     def __init__(self) -> None:
         self._links: dict[Pair, NodeLink] = {}
 
-    def take(self, report: QosReport, node_of: Callable[[str], str | None]) -> None:
-        """Take a router's report; `node_of` gives the agent of an instance's node, if both are known."""
-        for link in report.links:
-            pair = node_of(link.sender), node_of(link.receiver)
-            if pair[0] is None or pair[1] is None or pair[0] == pair[1]:
-                continue
-            known = self._links.get((pair[0], pair[1]), NodeLink())
-            self._links[pair[0], pair[1]] = NodeLink(
-                _moved(known.latency_ms, link.figures.latency_ms),
-                _moved(known.bandwidth_bytes_per_s, link.figures.bandwidth_bytes_per_s),
-            )
+    def take(self, record: ServiceRecord) -> None:
+        """Take a node agent's record. A restarted agent names no link yet: the former ones stay."""
+        for link in record.links:
+            pair = (record.sid, link.peer)
+            self._links[pair] = NodeLink(link.latency_ms, link.bandwidth_bytes_per_s)
 
     def forget(self, agent: str) -> None:
         """A node has left: it may come back elsewhere."""
@@ -58,9 +48,3 @@ class NodeLinks:
             for pair, link in sorted(self._links.items())
             if link.bandwidth_bytes_per_s is not None
         }
-
-
-def _moved(known: float | None, new: float | None) -> float | None:
-    if known is None or new is None:
-        return known if new is None else new
-    return known + SHARE * (new - known)

@@ -1,6 +1,7 @@
-"""A job's alerts: loss spike, gradient norm, straggler, temperature. Pure; `job.training` publishes them.
+"""A job's alerts: loss spike, gradient norm, straggler, temperature, underperforming instance.
 
-The input is each decided step and the Type 5 reports of the job's clusters. The job's record holds the raised
+Pure; `job.training` publishes them. The input is each decided step, the Type 5 reports of the job's clusters,
+and what node agents judge (MIC). The job's record holds the raised
 alerts: a new orchestrator goes on with them and with the usual values that they name, and learns all other
 usual values anew.
 """
@@ -16,6 +17,7 @@ from entities.detection.fail_slow import FailSlow, FailSlowConfig
 from entities.orchestrator.monitoring.hardware_risk import WARM_C
 from entities.orchestrator.monitoring.outlier_detector import OutlierChange, OutlierConfig, OutlierDetector
 from schemas.alert import Alert, AlertKind
+from schemas.fault import ClusterReport
 from schemas.job import StepResult
 from schemas.signals import QosReport
 from schemas.step import MicrobatchClaim
@@ -112,13 +114,16 @@ class Alerts:
             self._computed.pop(sid, None)
             self._inherited.pop(sid, None)
             known.pop(sid, None)
-            if (AlertKind.STRAGGLER, sid) in self._raised:
-                text = f"the one that had become slow as {sid} is gone"
-                yield Alert(kind=AlertKind.STRAGGLER, subject=sid, raised=False, step=result.step, text=text)
+            for kind in (AlertKind.STRAGGLER, AlertKind.UNDERPERFORMING):
+                if (kind, sid) in self._raised:
+                    text = f"the one that was slow as {sid} is gone"
+                    yield Alert(kind=kind, subject=sid, raised=False, step=result.step, text=text)
         known.update(working)
 
-    def reported(self, report: QosReport, step: int) -> list[Alert]:
-        """A Type 5 report of one of the job's clusters: the temperature of its hottest device."""
+    def reported(self, report: QosReport | ClusterReport, step: int) -> list[Alert]:
+        """A Type 5 report of one of the job's clusters (its hottest device), or a judgement of the MIC."""
+        if isinstance(report, ClusterReport):
+            return self._judged(report, step)
         warm = report.temperature_c
         if warm is None:
             return []
@@ -138,6 +143,23 @@ class Alerts:
             value=warm,
             usual=WARM_C,
             text=text,
+        )
+        return [self._note(alert)]
+
+    def _judged(self, report: ClusterReport, step: int) -> list[Alert]:
+        """Whether an instance is slower than the plan expects."""
+        raised = report.condition == "underperforming"
+        key = (AlertKind.UNDERPERFORMING, report.sid)
+        if raised == (key in self._raised):
+            return []
+        alert = Alert(
+            kind=AlertKind.UNDERPERFORMING,
+            subject=report.sid,
+            raised=raised,
+            step=step,
+            value=report.slowness,
+            usual=1.0,
+            text=report.evidence,
         )
         return [self._note(alert)]
 

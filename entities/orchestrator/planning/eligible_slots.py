@@ -1,8 +1,8 @@
 """The slots that a job may use, by what their nodes registered (draft §1: by content, not by address). Pure.
 
 A node counts if its agent's record in the registry matches the job's query, and a slot if its capability
-does. All devices of a job are of one class of bits, which the first plan chooses and the job's record keeps:
-growth, moves and a resumption stay in it (ADR-0075).
+does. All devices of a job are of one class of bits, which the first plan chooses, or the checkpoint that
+`resume_from` names, and the job's record keeps: growth, moves and a resumption stay in it (ADR-0075).
 """
 
 from __future__ import annotations
@@ -109,11 +109,7 @@ def plan_in_one_class(
         return plan(open_nodes)
     present = bits_classes(open_nodes)
     if bits_class and present and bits_class not in present:
-        return NoRoom(
-            f"no slot has the bits of {bits_class}, in which the job was begun (there are "
-            f"{', '.join(present)}): waiting for such a node; a new job may go on from its checkpoints "
-            "(resume_from), with other bits"
-        )
+        return _no_class(spec, bits_class, present, sure=all(node.warm for node in nodes))
     first: NoRoom | None = None
     classes = [bits_class] if bits_class else present or [""]
     for name in classes:
@@ -129,6 +125,23 @@ def plan_in_one_class(
         f"{first.reason}; there is room beside devices of {classes[0]}, but with other bits "
         f"({', '.join(others)}): a job with requires.bits: any uses both",
         never=first.never,
+    )
+
+
+def _no_class(spec: JobSpec, bits_class: str, present: Sequence[str], *, sure: bool) -> NoRoom:
+    there = f"there are {', '.join(present)}"
+    way_out = (
+        "a new job goes on from its checkpoints with other bits, if it has resume_from and requires.bits: any"
+    )
+    if spec.resume_from is None:
+        return NoRoom(
+            f"no slot has the bits of {bits_class}, in which the job was begun ({there}): waiting for such a "
+            f"node; {way_out}"
+        )
+    return NoRoom(
+        f"no slot has the bits of {bits_class}, in which the checkpoint of resume_from was computed "
+        f"({there}): join such a node, or set requires.bits: any, to go on with other bits",
+        never=sure,
     )
 
 

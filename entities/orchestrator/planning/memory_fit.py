@@ -8,6 +8,7 @@ the job: whoever goes on with it, on whatever nodes, computes the same.
 from __future__ import annotations
 
 import glob
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,9 +48,7 @@ class _Stages:
     @property
     def busy(self) -> int:
         """Microbatches of a step that keep all instances at work: what the first stage may hold at once."""
-        return max(
-            in_flight(len(self.cuts), stage, count) * count for stage, count in enumerate(self._replicas)
-        )
+        return max(in_flight(self._replicas, stage) * count for stage, count in enumerate(self._replicas))
 
     def needs(self, samples: int, again: Collection[int] = ()) -> list[int]:
         """Bytes of an instance of each stage, with microbatches of so many samples.
@@ -70,7 +69,7 @@ class _Stages:
             estimate = estimate_stage(
                 layers,
                 spec,
-                in_flight=min(count, in_flight(len(self.cuts), stage, self._replicas[stage])),
+                in_flight=min(count, in_flight(self._replicas, stage)),
                 replicas=self._replicas[stage] + self._standbys[stage],
                 optimizer_bytes_per_parameter=self._topology.optimizer_bytes,
             )
@@ -187,3 +186,32 @@ def _scaled(layer: LayerProfile, factor: float, again: bool) -> LayerProfile:
 
 def _with(spec: JobSpec, **training: Any) -> JobSpec:
     return spec.model_copy(update={"training": spec.training.model_copy(update=training)})
+
+
+def fewer_slots(nodes: Iterable[NodeStatus], need_bytes: int) -> str:
+    """The remedy where a device has the memory that an instance needs, but shares it among too many slots.
+
+    Args:
+        nodes: the nodes that a job may use.
+        need_bytes: of one instance; 0: there is nothing to remedy.
+
+    Returns:
+        One clause that names the node, and the slots with which each of them has enough; empty: no device is
+        large enough, or slots have enough already.
+    """
+    best_bytes, remedy = 0, ""
+    for node in sorted(nodes, key=lambda node: node.sid):
+        sharing: defaultdict[str, list[int]] = defaultdict(list)
+        for slot in node.slots:
+            sharing[slot.device].append(slot.memory_bytes)
+        memory_bytes, sharers = max(((sum(each), len(each)) for each in sharing.values()), default=(0, 0))
+        enough = any(slot.memory_bytes >= need_bytes or slot.emulated for slot in node.slots)
+        count = min(memory_bytes // need_bytes, sharers - 1) if need_bytes and not enough else 0
+        if count < 1 or memory_bytes <= best_bytes:
+            continue
+        best_bytes = memory_bytes
+        remedy = (
+            f"have fewer slots share the memory of {node.sid}: with `dmsc join --slots "
+            f"{count * len(sharing)}` there each has {shown(memory_bytes // count)}"
+        )
+    return remedy

@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from entities.orchestrator.planning.plan_rules import labels_for
 from entities.planner.first_placement import NeededPlace, NodeRoom, NothingFits, place_first
+from entities.planner.layer_rules import in_words
 from schemas.cluster import NodeStatus, Slot
 from schemas.memory_estimate import shown
 from schemas.task_graph import Placement, TaskUnit, UnitKind
@@ -110,14 +112,30 @@ def place(
     if isinstance(room, NoRoom):
         return room
     usable = {node.sid: node for node in room.nodes}
+    wanted = {label for unit in stages for label in unit.requirements.labels}
     rooms = [
-        NodeRoom(sid, node.cluster, tuple((slot.index, slot.memory_bytes) for slot in room.free[sid]))
+        NodeRoom(
+            sid,
+            node.cluster,
+            tuple((slot.index, slot.memory_bytes) for slot in room.free[sid]),
+            {slot.index: frozenset(labels_for(node, slot, wanted)) for slot in room.free[sid]}
+            if wanted
+            else {},
+        )
         for sid, node in usable.items()
     ]
-    needs = [NeededPlace(unit.stage, unit.replica, unit.requirements.memory_bytes) for unit in stages]
+    needs = [
+        NeededPlace(
+            unit.stage, unit.replica, unit.requirements.memory_bytes, frozenset(unit.requirements.labels)
+        )
+        for unit in stages
+    ]
     found = place_first(needs, rooms, room.order)
     if isinstance(found, NothingFits):
         unit = stages[found.unit]
+        if unit.requirements.labels:
+            what = " and ".join(map(in_words, unit.requirements.labels))
+            return NoRoom(f"{unit.sid} is pinned to {what}, and no such slot is free: waiting for one")
         largest = max(slot.memory_bytes for node in room.nodes for slot in node.slots)
         return NoRoom(
             f"{unit.sid} needs {shown(unit.requirements.memory_bytes)}, the largest slot that is free has "

@@ -9,19 +9,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from entities.orchestrator.planning.placement import OpenRoom
+from entities.orchestrator.planning.plan_rules import kept_edges, labels_for, rules_of
 from entities.orchestrator.planning.segmentation import cut_edges
+from entities.planner.layer_rules import with_rules
 from entities.planner.plan_request import PlanAnswer, PlanLayer, PlanRequest, PlanSlot
+from schemas.cluster import Slot
 from schemas.job import JobSpec
+from schemas.limits import SPEEDS_ALIKE
 from schemas.memory_estimate import estimate_stage
 from schemas.task_graph import ModelTopology
 
-ALIKE = 1.25
-"""Speeds within this factor of the slowest of a group count as one: measurements of a second are no finer."""
 STAGE = "stage"
 """The kind of work (`Capability.speed`) by which a stage's time is compared."""
 SUMS_BYTES = {True: 9, False: 4}
-"""Of each trained parameter, as replicas exchange their sums: exact ones packed (ADR-0066), others as floats.
-Of each trained parameter, as replicas exchange their sums: exact ones packed (ADR-0066), others as floats."""
+"""Bytes of a trained parameter, as replicas exchange their sums: exact ones packed (ADR-0066), or floats."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +33,33 @@ class ForecastConstants:
     constant_ms: float = 15.0
 
 
+@dataclass(frozen=True)
+class OpenShape:
+    """What a job leaves to the planner: the replicas, and where None the stages."""
+
+    stages: int | None = None
+
+
 def request_for(
-    spec: JobSpec, topology: ModelTopology, room: OpenRoom, config: ForecastConstants = ForecastConstants()
+    spec: JobSpec,
+    topology: ModelTopology,
+    room: OpenRoom,
+    config: ForecastConstants = ForecastConstants(),
+    *,
+    shape: OpenShape | None = None,
 ) -> PlanRequest:
     """The planner's request for a job.
 
+    Args:
+        spec: the job.
+        topology: its analysed model.
+        room: what is free for it.
+        config: what a step takes beside computing.
+        shape: what the planner may choose; None: the job's own stages and replicas.
+
     Raises:
-        BadJob: the model can't be cut as asked.
+        BadJob: the model can't be cut as asked, or the job's section `plan` names what is not there.
+        NoPlan: what `plan` says can't be kept, or contradicts itself.
     """
     parallel = spec.parallel
     replicas = parallel.replicas_per_stage()
@@ -63,9 +84,16 @@ def request_for(
                 output_bytes=layer.output_bytes,
             )
         )
-    speeds = [slot.speed.get(STAGE, 1.0) for slots in room.free.values() for slot in slots]
+    rules = rules_of(spec, topology)
+    wanted = {rule.label for rule in rules if rule.label}
+    stages = parallel.stages if shape is None else shape.stages
+    edges = cut_edges(topology.layers, stages or 1, tied=topology.tied, method=parallel.segmentation)
+    edges = kept_edges(spec, topology, edges, stages)
+    if spec.plan.cuts is not None:
+        stages = len(edges) - 1
+    speeds = [speed_of(slot) for slots in room.free.values() for slot in slots]
     alike = alike_speeds(speeds)
-    return PlanRequest(
+    request = PlanRequest(
         layers=tuple(layers),
         slots=tuple(
             PlanSlot(
@@ -73,8 +101,8 @@ def request_for(
                 cluster=node.cluster,
                 index=slot.index,
                 memory_bytes=slot.memory_bytes,
-                speed=alike[slot.speed.get(STAGE, 1.0)],
-                labels=tuple(sorted(f"{key}={value}" for key, value in slot.labels.items())),
+                speed=alike[speed_of(slot)],
+                labels=labels_for(node, slot, wanted),
                 host=node.node,
             )
             for node in room.nodes
@@ -84,11 +112,17 @@ def request_for(
         microbatches=spec.training.microbatches,
         input_bytes=topology.input_bytes,
         constant_ms=config.constant_ms,
-        stages=parallel.stages,
-        replicas=replicas,
-        standbys=parallel.standbys_per_stage(),
-        edges=cut_edges(topology.layers, parallel.stages, tied=topology.tied, method=parallel.segmentation),
+        stages=stages,
+        replicas=replicas if shape is None else None,
+        standbys=parallel.standbys_per_stage() if shape is None else (),
+        edges=edges,
     )
+    return with_rules(request, rules)
+
+
+def speed_of(slot: Slot) -> float:
+    """What a slot's speed counts as: as measured, but for one that its node's agent judged to give less."""
+    return slot.speed.get(STAGE, 1.0) * slot.performance
 
 
 def still_open(room: OpenRoom, request: PlanRequest, answer: PlanAnswer) -> bool:
@@ -102,7 +136,7 @@ def alike_speeds(speeds: Iterable[float]) -> dict[float, float]:
     """The speed that each measured one counts as: the mean of its group."""
     groups: list[list[float]] = []
     for speed in sorted(set(speeds)):
-        if groups and speed <= groups[-1][0] * ALIKE:
+        if groups and speed <= groups[-1][0] * SPEEDS_ALIKE:
             groups[-1].append(speed)
         else:
             groups.append([speed])

@@ -7,10 +7,9 @@ shape is the job's from then on, and it waits for its slots as any other.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from entities.orchestrator.planning.placement import OpenRoom
-from entities.orchestrator.planning.plan_requests import STAGE, request_for
+from entities.orchestrator.planning.plan_requests import STAGE, OpenShape, request_for
 from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest
 from entities.planner.planning_process import PlanningConfig, searched
 from schemas.cluster import NodeStatus
@@ -27,8 +26,11 @@ async def with_shape(
     Raises:
         BadJob: no shape fits; what stands against it, and what to change.
     """
-    request = shape_request(spec, topology, nodes)
     config = PlanningConfig(deadline_s=deadline_s)
+    try:
+        request = shape_request(spec, topology, nodes)
+    except NoPlan as refused:
+        raise BadJob(str(refused)) from refused
     try:
         answer = await searched(request, config)
     except NoPlan:
@@ -45,6 +47,7 @@ def shape_request(spec: JobSpec, topology: ModelTopology, nodes: Iterable[NodeSt
 
     Raises:
         BadJob: no node has joined that the job may use.
+        NoPlan: as of `request_for`.
     """
     clusters = spec.parallel.clusters
     usable = sorted(
@@ -60,9 +63,8 @@ def shape_request(spec: JobSpec, topology: ModelTopology, nodes: Iterable[NodeSt
     free = {node.sid: [slot for sid, slot in slots if sid == node.sid] for node in usable}
     order = list(clusters) or sorted({node.cluster for node in usable})
     whole = one_stage(spec, len(slots))
-    asked = request_for(whole, topology, OpenRoom(usable, order, free, usable))
     stages = None if "stages" in spec.parallel.auto else spec.parallel.stages
-    return replace(asked, stages=stages, replicas=None, standbys=())
+    return request_for(whole, topology, OpenRoom(usable, order, free, usable), shape=OpenShape(stages))
 
 
 def one_stage(spec: JobSpec, replicas: int) -> JobSpec:

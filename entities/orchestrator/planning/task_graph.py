@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
+from entities.orchestrator.planning.kept_apart import owners_constraints
+from entities.orchestrator.planning.memory_fit import fewer_slots
 from entities.orchestrator.planning.placement import (
     Cordoned,
     NoRoom,
@@ -13,8 +15,9 @@ from entities.orchestrator.planning.placement import (
     placement,
     with_data_units,
 )
-from entities.orchestrator.planning.plan_requests import request_for
-from entities.planner.plan_at_once import cut_at_once, plan_at_once
+from entities.orchestrator.planning.plan_requests import STAGE, request_for
+from entities.orchestrator.planning.plan_rules import open_to
+from entities.planner.plan_at_once import cut_at_once, plan_at_once, steps_ms
 from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest
 from entities.planner.windows import in_flight, pull_window, window
 from schemas.cluster import NodeStatus
@@ -53,7 +56,11 @@ def plan(
     room = room_for(spec, nodes, occupied, cordoned)
     if isinstance(room, NoRoom):
         return room
-    return plan_in(job, spec, topology, room, request_for(spec, topology, room))
+    try:
+        request = request_for(spec, topology, room)
+    except NoPlan as refused:
+        return NoRoom(str(refused), never=refused.never)
+    return plan_in(job, spec, topology, room, request)
 
 
 def plan_in(
@@ -78,6 +85,7 @@ def room_for(
 ) -> OpenRoom | NoRoom:
     """What is free for a job, if that is enough for its instances."""
     wanted = sum(spec.parallel.replicas_per_stage()) + sum(spec.parallel.standbys_per_stage())
+    nodes = open_to(spec, nodes)
     return open_room(nodes, wanted, clusters=spec.parallel.clusters, occupied=occupied, cordoned=cordoned)
 
 
@@ -92,7 +100,8 @@ def no_room(
         memory = _estimate(spec, topology, (first, last), stage, replicas, standbys)
         if reason := refusal(stage, memory, largest, layers, spec):
             return NoRoom(reason, never=True)
-    return NoRoom(str(refused), never=refused.never)
+    way_out = fewer_slots(room.nodes, refused.needs_bytes)
+    return NoRoom("; or ".join(filter(None, (str(refused), way_out))), never=refused.never)
 
 
 def graph_for(
@@ -115,6 +124,7 @@ def graph_for(
     """
     replicas = answer.replicas
     standbys = spec.parallel.standbys_per_stage()
+    within = spec.parallel.replica_range
     cuts = answer.cuts
     units = making_units(job, spec, topology, data_replicas=max(1, min(len(room.order), replicas[0])))
     constraints: list[Constraint] = []
@@ -125,6 +135,10 @@ def graph_for(
             memory_bytes=min(memory.state + memory.activations, answer.forecast.memory_bytes[stage]),
             cost_ms=sum(layer.forward_ms + layer.backward_ms for layer in layers),
             compute_threads=spec.training.compute_threads,
+            measured_speed=topology.speed.get(STAGE, 1.0),
+            labels=tuple(
+                sorted({label for layer in request.layers[first:last] for label in layer.pinned_to})
+            ),
         )
         count = replicas[stage] + standbys[stage]
         sids = tuple(f"{job}-s{stage}-r{replica}" for replica in range(count))
@@ -156,6 +170,7 @@ def graph_for(
                     reason="layer-wise propagation",
                 )
             )
+    constraints += owners_constraints(request.rules, cuts, units)
     edges = [
         TaskEdge(upstream=stage, downstream=stage + 1, bytes_per_microbatch=topology.input_bytes)
         for stage in range(units[0].stage, 0)
@@ -188,6 +203,7 @@ def graph_for(
         compiler=topology.compiler,
         layer_count=len(topology.layers),
         parameters=topology.parameters,
+        measured_speed=topology.speed.get(STAGE, 1.0),
         batch=topology.batch,
         sources=topology.sources,
         tied_stages=tied_stages(topology.shared, cuts),
@@ -195,6 +211,7 @@ def graph_for(
             **asdict(answer.forecast),
             planned_by=answer.planned_by,
             alternatives=tuple(PlanAlternative(**asdict(other)) for other in answer.alternatives),
+            by_replicas=() if within is None else steps_ms(request, cuts, range(within.min, within.max + 1)),
         ),
     )
 
@@ -211,7 +228,7 @@ def _estimate(
     return estimate_stage(
         topology.layers[cut[0] : cut[1]],
         spec,
-        in_flight=in_flight(len(replicas), stage, replicas[stage]),
+        in_flight=in_flight(replicas, stage),
         replicas=replicas[stage] + standbys[stage],
         optimizer_bytes_per_parameter=topology.optimizer_bytes,
     )
@@ -289,6 +306,8 @@ def first_policy(
     def workers(stage: int) -> int:
         return sum(not unit.standby for unit in graph.stage(stage))
 
+    replicas = [workers(stage) for stage in stages]
+
     return CommunicationPolicy(
         job=job,
         revision=revision,
@@ -298,7 +317,8 @@ def first_policy(
             StagePolicy(
                 stage=stage,
                 weights={unit.sid: float(not unit.standby) for unit in graph.stage(stage)},
-                window=window(len(stages), stage, workers(stage - 1), workers(stage)),
+                window=window(replicas, stage, workers(stage - 1)),
+                reference_ms=graph.stage(stage)[0].requirements.cost_ms * graph.measured_speed,
             )
             for stage in stages
         )

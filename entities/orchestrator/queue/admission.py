@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from schemas.errors import OverQuota
-from schemas.gateway_api import ScaleJob, SubmitJob
-from schemas.job import JobRecord
-from schemas.quota import Quota, QuotaUse, asked_for, used_by, wider_by
+from schemas.gateway_api import ResumeJob, ScaleJob, SubmitJob
+from schemas.job import JobRecord, JobSpec
+from schemas.quota import Quota, QuotaUse, asked_for, slots_of, used_by, wider_by
 
 
 class JobAdmission:
@@ -38,6 +38,16 @@ class JobAdmission:
         if message.user == record.user:
             wider = wider_by(record, message.stage, message.replicas, message.unit)
             self._check(message.quota, message.user, QuotaUse(slots=wider))
+
+    def reshaping(self, message: ResumeJob, record: JobRecord, spec: JobSpec) -> None:
+        """Checks the shape in which a parked job goes on; see `scaling`.
+
+        Raises:
+            OverQuota: the user has as many slots as the quota allows.
+        """
+        if message.user == record.user:
+            wider = asked_for(spec).slots - slots_of(record)
+            self._check(message.quota, message.user, QuotaUse(slots=max(0, wider)))
 
     def _check(self, quota: Quota | None, user: str, more: QuotaUse) -> None:
         excess = "" if quota is None else quota.excess(used_by(user, self._records()), more)

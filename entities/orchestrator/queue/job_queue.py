@@ -12,14 +12,22 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from bus.logs import get_logger
 from entities import metrics
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.placement import NoRoom
-from entities.orchestrator.queue.mesh_slots import SlotFacts, nodes_of, queue_place, slot_facts, slot_name
+from entities.orchestrator.queue.mesh_slots import (
+    RegisteredSlots,
+    SlotFacts,
+    busy_slots,
+    nodes_of,
+    queue_place,
+    slot_facts,
+    slot_name,
+)
 from entities.queue.decision import Cause, QueueDecision
 from entities.queue.explanation import explain
 from entities.queue.queue_rules import QueueRules
@@ -33,11 +41,19 @@ from schemas.task_graph import Placement, TaskGraph
 log = get_logger("orchestrator")
 
 
-PlacesJob = Callable[[frozenset[str] | None], TaskGraph | NoRoom]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlotGrant:
+    """What a job is placed with. `nodes`: those that it may use; None: any."""
+
+    replicas: int
+    nodes: frozenset[str] | None = None
 
 
-class RunningJob(Protocol):
-    """What one job's run has to show to the queue."""
+PlacesJob = Callable[[SlotGrant], TaskGraph | NoRoom]
+
+
+class SlotHolder(Protocol):
+    """What one job's run has to show to the queue, and takes from it."""
 
     @property
     def name(self) -> str:
@@ -45,7 +61,11 @@ class RunningJob(Protocol):
 
     @property
     def placements(self) -> Sequence[Placement]:
-        """Where its units run, or are to run."""
+        """Where its units run, or are to run; those last that leave first when it shrinks."""
+
+    @property
+    def leaving(self) -> Collection[str]:
+        """The units among them that were told to leave."""
 
     @property
     def waiting(self) -> QueuedJob | None:
@@ -62,12 +82,12 @@ class RunningJob(Protocol):
     def give_way(self, why: str, *, held: bool) -> bool:
         """Has it park for another job, or until a person resumes it (`held`); False: not now."""
 
+    def resize(self, replicas: int, why: str) -> bool:
+        """Has it take or leave slots, to so many replicas; False: not now."""
+
 
 class QueueTurn:
-    """A waiting job's place in the queue. `plan`: places it now, and so takes its slots, or says why not.
-
-    It is given the nodes that the job may use; None: any.
-    """
+    """A waiting job's place in the queue. `plan`: places it now, and so takes its slots, or says why not."""
 
     def __init__(self, plan: PlacesJob) -> None:
         self.plan = plan
@@ -85,10 +105,10 @@ class QueueTurn:
             raise news
         return news
 
-    def take(self, nodes: frozenset[str] | None = None) -> bool:
-        """Has the job take its slots, on these nodes only; returns whether it did."""
+    def take(self, grant: SlotGrant) -> bool:
+        """Has the job take its slots; returns whether it did."""
         try:
-            news = self.plan(nodes)
+            news = self.plan(grant)
         except DmscError as error:
             self._news.put_nowait(error)
             return False
@@ -103,24 +123,25 @@ class QueueTurn:
 
 
 class JobQueue:
-    """Decides which jobs of one term start, and which park for them.
+    """Decides which jobs of one term start, with how many replicas, and which shrink, grow or park.
 
-    `runs`: the jobs that have not ended, by id; `ended`: records of others.
+    `holders`: the jobs that have not ended, by id; `ended`: records of others.
     """
 
     def __init__(
         self,
         mesh: MeshView,
-        runs: Mapping[str, RunningJob],
+        holders: Mapping[str, SlotHolder],
         ended: Mapping[str, JobRecord],
         rules: QueueRules,
     ) -> None:
         self._mesh = mesh
-        self._runs = runs
-        self._rules = rules
+        self._holders = holders
+        self.rules = rules
         self._ended = ended
         self._turns: dict[str, QueueTurn] = {}
         self._parks_at: dict[str, float] = {}  # jobs that have been told to park
+        self._slots = RegisteredSlots()
         self._entered = asyncio.Event()
 
     @contextlib.contextmanager
@@ -135,13 +156,13 @@ class JobQueue:
                 del self._turns[job]
 
     def again(self) -> None:
-        """Decides again, though neither mesh nor queue has changed: a job has found how it fits."""
+        """Decides again, though neither mesh nor queue has changed: something about a job has."""
         self._entered.set()
 
     def occupied(self, job: str) -> dict[str, list[Placement]]:
         """Slots promised to all jobs but this one, by node agent."""
         taken: dict[str, list[Placement]] = defaultdict(list)
-        for run in self._runs.values():
+        for run in self._holders.values():
             if run.name == job:
                 continue
             for place in run.placements:
@@ -159,7 +180,10 @@ class JobQueue:
             await self._until_changed(seen, again_at)
 
     def _has_to_decide(self) -> bool:
-        return bool(self._turns) or any(run.active.request.wall_time_s for run in self._runs.values())
+        if self._turns:
+            return True
+        requests = (run.active.request for run in self._holders.values())
+        return any(request.elastic or request.wall_time_s for request in requests)
 
     async def _until_changed(self, seen: int, again_at: float | None) -> None:
         """Returns once the mesh or the queue has changed, or it is time to decide again."""
@@ -191,9 +215,9 @@ class JobQueue:
         done = {
             job: job in self._ended and self._ended[job].state is JobState.DONE
             for job in after
-            if job not in self._runs
+            if job not in self._holders
         }
-        return QueueSurroundings(table=facts.table, rules=self._rules, done=done)
+        return QueueSurroundings(table=facts.table, rules=self.rules, done=done)
 
     async def status(self, records: Mapping[str, JobRecord], job: str | None) -> QueueStatus:
         """Who waits and why; of one job, when it is expected to start, and what would change that.
@@ -219,7 +243,7 @@ class JobQueue:
         ]
         free, total = facts.free_and_total
         return QueueStatus(
-            order=self._rules.order,
+            order=self.rules.order,
             slots=total,
             free=free,
             waiting=len(waiting),
@@ -237,45 +261,63 @@ class JobQueue:
 
     def _facts(self) -> SlotFacts:
         """All that a decision depends on, as it is now."""
-        holding = {run.name: run.active for run in self._runs.values() if run.waiting is None}
+        waiting: list[QueuedJob] = []
+        holding: dict[str, ActiveJob] = {}
+        agents = {(node.cluster, node.node): node.sid for node in self._mesh.nodes.values()}
+        for run in self._holders.values():
+            if (job := run.waiting) is not None:
+                waiting.append(job)
+            else:
+                holding[run.name] = self._holding(run, agents)
         self._parks_at = {job: at for job, at in self._parks_at.items() if job in holding}
-        for job, at in self._parks_at.items():
-            holding[job] = replace(holding[job], parks_at=at)
-        return slot_facts(
-            self._mesh.nodes.values(),
-            self._mesh.cordons.places(),
-            {
-                slot_name(agent, place.slot): run.name
-                for run in self._runs.values()
-                for place in run.placements
-                if place.slot >= 0 and (agent := self._mesh.agent_of(place.cluster, place.node)) is not None
-            },
-            [waiting for run in self._runs.values() if (waiting := run.waiting) is not None],
-            holding,
-        )
+        for job_id, at in self._parks_at.items():
+            holding[job_id] = replace(holding[job_id], parks_at=at)
+        nodes = self._mesh.nodes.values()
+        table = self._slots.table(nodes, self._mesh.cordons.places())
+        return slot_facts(table, busy_slots(nodes), waiting, holding.values())
+
+    @staticmethod
+    def _holding(run: SlotHolder, agents: Mapping[tuple[str, str], str]) -> ActiveJob:
+        """A job with its slots; those of nodes that are away are not counted."""
+        leaving, slots, gone = run.leaving, [], []
+        for place in run.placements:
+            agent = agents.get((place.cluster, place.node))
+            if agent is None or place.slot < 0:
+                continue
+            name = slot_name(agent, place.slot)
+            slots.append(name)
+            if place.sid in leaving:
+                gone.append(name)
+        return replace(run.active, slots=tuple(slots), leaving=frozenset(gone))
 
     def _carry_out(self, decision: QueueDecision, local: Collection[str]) -> None:
-        """Places those that start, one after the other, and tells the others why they wait.
+        """Has jobs park and change their size, places those that start, and tells the others why they wait.
 
         `local`: jobs that were given slots on certain nodes, because others run there, or do not.
         A job that is still being analysed keeps its slots free by being among those that start.
         """
         for park in decision.parks:
-            if self._runs[park.job].give_way(park.reason, held=park.held):
+            if self._holders[park.job].give_way(park.reason, held=park.held):
                 self._parks_at[park.job] = park.at
-        urgent = any(run.finds_room for run in self._runs.values())
+        urgent = any(run.finds_room for run in self._holders.values())
         for admission in decision.admissions:
             turn = self._turns.get(admission.job)
             if turn is None:
                 continue
+            nodes = nodes_of(admission.slots) if admission.job in local else None
             if urgent:
                 turn.tell(NoRoom("behind a running job that replaces an instance"))
-            elif turn.take(nodes_of(admission.slots) if admission.job in local else None):
+            elif turn.take(SlotGrant(replicas=admission.replicas, nodes=nodes)):
                 log.info("job admitted", job=admission.job, reason=admission.reason)
+        for resize in decision.resizes:  # after those that start: it grows into what they leave
+            if not (resize.takes and urgent):
+                self._holders[resize.job].resize(resize.replicas, resize.reason)
         for job, hold in decision.holds.items():
             if (turn := self._turns.get(job)) is None:
                 continue
-            if hold.cause is Cause.NEVER:  # the planner knows more about why
-                turn.take()
+            if hold.cause is Cause.NEVER and hold.blocker:  # the job that it was to start after failed
+                turn.tell(NoRoom(hold.reason, never=True))
+            elif hold.cause is Cause.NEVER:  # the planner knows more about why
+                turn.take(SlotGrant(replicas=1))
             else:
                 turn.tell(NoRoom(hold.reason))

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from pydantic import ValidationError
 
 from entities.orchestrator.planning.placement import Cordoned, is_cordoned
 from entities.queue.decision import Hold
 from entities.queue.queue_rules import QueueOrder, QueueRules
-from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob
+from entities.queue.queued_job import GROWTH, ActiveJob, JobRequest, QueuedJob, Replicas
 from entities.queue.slot_pools import Labels, MeshSlot, SlotNeeds, SlotTable
 from schemas.cluster import NodeStatus, Slot
 from schemas.errors import BadInput
+from schemas.explain import explain
 from schemas.job import JobRecord, JobSpec
-from schemas.job_file.parallel import ParallelSpec
+from schemas.job_file.parallel import ParallelSpec, ReplicaRange
 from schemas.queue import QueuePlace
+from schemas.task_graph import Placement, TaskGraph, UnitKind
 
 LEFT_BEHIND = "(ended)"
 """Who holds slots in which instances of ended jobs, or of nobody, have not exited yet."""
@@ -27,19 +34,15 @@ BITS, PRECISION = "bits:", "precision:"
 class SlotFacts:
     """What a decision depends on."""
 
-    slots: tuple[MeshSlot, ...]
+    table: SlotTable
     queue: tuple[QueuedJob, ...]
     running: tuple[ActiveJob, ...]
-
-    @property
-    def table(self) -> SlotTable:
-        return SlotTable(self.slots)
 
     @property
     def free_and_total(self) -> tuple[int, int]:
         """How many open slots are free, and how many there are."""
         held = {slot for job in self.running for slot in job.slots}
-        there = [slot.slot for slot in self.slots if not slot.closed]
+        there = [slot.slot for slot in self.table.slots if not slot.closed]
         return sum(slot not in held for slot in there), len(there)
 
     @property
@@ -51,61 +54,105 @@ class SlotFacts:
     def as_decided(self, other: SlotFacts) -> bool:
         """Whether a decision made of these facts still holds. Predictions may have moved on."""
         return (
-            self.slots == other.slots
+            (self.table is other.table or self.table.slots == other.table.slots)
             and [job.request.job for job in self.queue] == [job.request.job for job in other.queue]
-            and [(job.request.job, job.slots) for job in self.running]
-            == [(job.request.job, job.slots) for job in other.running]
+            and [_as_held(job) for job in self.running] == [_as_held(job) for job in other.running]
         )
 
 
+def _as_held(job: ActiveJob) -> tuple[object, ...]:
+    return job.request.job, job.slots, job.leaving, job.replicas, job.fixed
+
+
+class RegisteredSlots:
+    """The slots of the mesh for the queue's core, made anew only for nodes that have changed."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, tuple[NodeStatus, frozenset[int | None], tuple[MeshSlot, ...]]] = {}
+        self._table = SlotTable(())
+        self._parts: list[tuple[MeshSlot, ...]] = []
+
+    def table(self, nodes: Iterable[NodeStatus], cordoned: Cordoned) -> SlotTable:
+        """All slots; the same table as before, if it would be an equal one."""
+        known, parts, fresh = self._nodes, [], {}
+        for node in sorted(nodes, key=lambda node: node.sid):
+            closed = frozenset(cordoned.get(node.sid, ()))
+            before = known.get(node.sid)
+            if before is None or before[1] != closed or not _alike(before[0], node):
+                slots = _slots_of(node, cordoned)
+            else:
+                slots = before[2]
+            fresh[node.sid] = (node, closed, slots)
+            parts.append(slots)
+        self._nodes = fresh
+        if len(parts) != len(self._parts) or any(
+            new is not old for new, old in zip(parts, self._parts, strict=True)
+        ):
+            self._parts, self._table = parts, SlotTable(slot for part in parts for slot in part)
+        return self._table
+
+
+def _alike(before: NodeStatus, now: NodeStatus) -> bool:
+    """Whether a node has the same slots as before, whoever is in them."""
+    if before is now:
+        return True
+    return len(before.slots) == len(now.slots) and all(
+        old is new or old.model_copy(update={"busy_with": None}) == new.model_copy(update={"busy_with": None})
+        for old, new in zip(before.slots, now.slots, strict=True)
+    )
+
+
+def _slots_of(node: NodeStatus, cordoned: Cordoned) -> tuple[MeshSlot, ...]:
+    return tuple(
+        MeshSlot(
+            slot=slot_name(node.sid, slot.index),
+            node=node.sid,
+            cluster=node.cluster,
+            kind=slot.kind,
+            labels=_labels(slot),
+            closed=is_cordoned(cordoned, node.sid, slot.index),
+        )
+        for slot in node.slots
+    )
+
+
 def slot_facts(
-    nodes: Iterable[NodeStatus],
-    cordoned: Cordoned,
-    owners: Mapping[str, str],
+    table: SlotTable,
+    busy: Iterable[str],
     queue: Iterable[QueuedJob],
-    running: Mapping[str, ActiveJob],
+    running: Iterable[ActiveJob],
 ) -> SlotFacts:
     """Puts together who waits, who holds which slots, and which slots there are.
 
     Args:
-        nodes: the agents that registered, with their slots.
-        cordoned: places that get no new instances.
-        owners: the jobs to which slots are promised, by `slot_name`.
+        table: the slots of nodes that are there.
+        busy: slots in which their nodes see an instance.
         queue: the jobs that wait.
-        running: the others, by id, without their slots.
+        running: the others, with the slots that are promised to them, or that they are to leave.
     """
-    slots: list[MeshSlot] = []
-    held: dict[str, list[str]] = {}
-    for node in sorted(nodes, key=lambda node: node.sid):
+    index = table.index
+    holding = []
+    promised: set[str] = set()
+    for job in running:
+        slots = tuple(slot for slot in job.slots if slot in index)
+        promised.update(slots)
+        if slots:
+            holding.append(job if slots == job.slots else replace(job, slots=slots))
+    left = tuple(slot for slot in busy if slot not in promised)
+    if left:
+        ended = JobRequest(job=LEFT_BEHIND, submitted_at=0.0)
+        holding.append(
+            ActiveJob(request=ended, replicas=1, slots=left, started_at=0.0, work_s=0.0, fixed=True)
+        )
+    return SlotFacts(table=table, queue=tuple(queue), running=tuple(holding))
+
+
+def busy_slots(nodes: Iterable[NodeStatus]) -> Iterator[str]:
+    """The slots in which nodes see an instance."""
+    for node in nodes:
         for slot in node.slots:
-            name = slot_name(node.sid, slot.index)
-            closed = is_cordoned(cordoned, node.sid, slot.index)
-            slots.append(
-                MeshSlot(
-                    slot=name,
-                    node=node.sid,
-                    cluster=node.cluster,
-                    kind=slot.kind,
-                    labels=_labels(slot),
-                    closed=closed,
-                )
-            )
-            owner = owners.get(name, LEFT_BEHIND if slot.busy_with is not None else "")
-            if owner:
-                held.setdefault(owner, []).append(name)
-    ended = ActiveJob(
-        request=JobRequest(job=LEFT_BEHIND, submitted_at=0.0),
-        replicas=1,
-        slots=(),
-        started_at=0.0,
-        work_s=0.0,
-    )
-    known = {**running, LEFT_BEHIND: ended}
-    return SlotFacts(
-        slots=tuple(slots),
-        queue=tuple(queue),
-        running=tuple(replace(known[job], slots=tuple(names)) for job, names in held.items() if job in known),
-    )
+            if slot.busy_with is not None:
+                yield slot_name(node.sid, slot.index)
 
 
 def nodes_of(slots: Iterable[str]) -> frozenset[str]:
@@ -114,14 +161,16 @@ def nodes_of(slots: Iterable[str]) -> frozenset[str]:
 
 
 def queue_rules(order: str = QueueOrder.FCFS, cool_down_s: float = 600.0) -> QueueRules:
-    """The rules of the orchestrator's queue; running jobs keep their size.
+    """The rules of the orchestrator's queue.
+
+    A job grows no sooner than a tenth of the cool-down after its size has changed.
 
     Raises:
         BadInput: there is no such order.
     """
     if order not in list(QueueOrder):
         raise BadInput(f"--queue-order {order}: give one of {', '.join(QueueOrder)}")
-    return QueueRules(order=QueueOrder(order), cool_down_s=cool_down_s, resize=False)
+    return QueueRules(order=QueueOrder(order), cool_down_s=cool_down_s, resize_pause_s=cool_down_s / 10)
 
 
 def slot_name(agent: str, index: int) -> str:
@@ -142,7 +191,7 @@ def job_request(record: JobRecord, spec: JobSpec, held: str = "") -> JobRequest:
         wall_time_s=asked.wall_time_s,
         apart=asked.apart,
         beside=asked.beside,
-        replica_slots=slots_of(spec.parallel),
+        **_sizes(record, spec),
         needs=SlotNeeds(
             clusters=tuple(sorted(spec.parallel.clusters)),
             kind=spec.requires.device or "",
@@ -150,6 +199,74 @@ def job_request(record: JobRecord, spec: JobSpec, held: str = "") -> JobRequest:
         ),
         held=held,
     )
+
+
+def _sizes(record: JobRecord, spec: JobSpec) -> dict[str, Any]:
+    """How many slots the job takes with how many replicas, and how fast it is with them."""
+    parallel = spec.parallel
+    within = parallel.replica_range
+    if within is None:
+        return {"replica_slots": slots_of(parallel)}
+    forecast = None if record.graph is None else record.graph.forecast
+    steps_ms = () if forecast is None else forecast.by_replicas
+    if len(steps_ms) == within.max - within.min + 1:
+        speeds = tuple(steps_ms[within.want - within.min] / each for each in steps_ms)
+    else:
+        speeds = _speeds_by_rounds(within, spec.training.microbatches)
+    return {
+        "replicas": Replicas(least=within.min, want=within.want, most=within.max),
+        "replica_slots": parallel.stages,
+        "other_slots": sum(parallel.standbys_per_stage()),
+        "speeds": speeds,
+    }
+
+
+@cache
+def _speeds_by_rounds(within: ReplicaRange, microbatches: int) -> tuple[float, ...]:
+    """Of a job that nobody has planned yet: by how many microbatches the busiest replica computes."""
+
+    def rounds(replicas: int) -> int:
+        return -(-microbatches // replicas)
+
+    speeds = (rounds(within.want) / rounds(count) for count in range(within.min, within.max + 1))
+    return tuple(speed if speed <= 1.0 else 1.0 + GROWTH * (speed - 1.0) for speed in speeds)
+
+
+def shaped(spec: JobSpec, replicas: int) -> JobSpec:
+    """The job with so many replicas of each stage."""
+    return spec.model_copy(update={"parallel": spec.parallel.with_replicas(replicas)})
+
+
+def reshaped(spec: JobSpec, stages: int | None, replicas: int | None) -> JobSpec:
+    """The job in another shape; what is not given stays.
+
+    Raises:
+        BadInput: the rest of `parallel` does not fit to it.
+    """
+    parallel = spec.parallel if replicas is None else spec.parallel.with_replicas(replicas)
+    asked = parallel.model_dump() | ({} if stages is None else {"stages": stages, "auto": (), "slots": None})
+    try:
+        return spec.model_copy(update={"parallel": ParallelSpec.model_validate(asked)})
+    except ValidationError as error:
+        (line, *_) = explain(error, ParallelSpec)
+        raise BadInput(f"{line}: give --replicas and --stages that fit") from None
+
+
+def replicas_of(graph: TaskGraph) -> int:
+    """How many working replicas each stage has, on average where some were moved to another stage."""
+    working = [unit.stage for unit in graph.units if unit.kind is UnitKind.STAGE and not unit.standby]
+    return len(working) // max(1, len(set(working)))
+
+
+def in_replica_order(graph: TaskGraph) -> list[Placement]:
+    """The placements that take slots, so that those come last that leave first when the job shrinks."""
+    at_stage: Counter[int] = Counter()
+    rank: dict[str, int] = {}
+    for unit in graph.units:
+        if unit.kind is UnitKind.STAGE and not unit.standby:
+            rank[unit.sid] = at_stage[unit.stage] = at_stage[unit.stage] + 1
+    taking = [place for place in graph.placements if place.slot >= 0]
+    return sorted(taking, key=lambda place: rank.get(place.sid, 0))
 
 
 def _labels(slot: Slot) -> Labels:
@@ -189,19 +306,25 @@ def queue_place(position: int, job: QueuedJob, record: JobRecord, hold: Hold | N
     )
 
 
-def ran_s(record: JobRecord, spec: JobSpec, now: float) -> float:
+def ran_s(record: JobRecord, now: float) -> float:
     """For how long it has had its slots since it began, or since a person last resumed it."""
-    used = record.usage.held(record.usage.slots, now).slot_s - record.resumed_slot_s
-    return max(0.0, used) / slots_of(spec.parallel)
+    usage = record.usage
+    return max(0.0, usage.held(usage.slots, now).held_s - record.resumed_held_s)
 
 
-def work_left_s(record: JobRecord, spec: JobSpec, step: int) -> float | None:
-    """Predicted seconds from this step to the last one, by the speed of the last step; None: not known."""
+def work_left_s(record: JobRecord, spec: JobSpec, step: int, request: JobRequest) -> float | None:
+    """Predicted seconds from this step to the last one with the replicas that it wants; None: not known.
+
+    By the speed of the last step, with as many replicas as it has, or had.
+    """
     if record.tokens_per_s <= 0 or spec.ends_with_feed:
         return None
     training = spec.training
     tokens = training.microbatches * training.microbatch_samples * spec.data.tokens_per_sample
-    return max(0, record.last_step - step) * tokens / record.tokens_per_s
+    present_s = max(0, record.last_step - step) * tokens / record.tokens_per_s
+    if record.graph is None or spec.parallel.replica_range is None:
+        return present_s
+    return present_s * request.speed(replicas_of(record.graph))
 
 
 def emptied(nodes: Iterable[NodeStatus]) -> list[NodeStatus]:

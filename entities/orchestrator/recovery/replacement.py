@@ -13,9 +13,10 @@ from bus.subjects import STOP_INSTANCE
 from entities.orchestrator.job_state.context import JobContext, eligible_nodes, why_not_eligible
 from entities.orchestrator.job_state.instances import NodeLost, NotReady, StartFailed
 from entities.orchestrator.job_state.retry_limits import Unrecoverable
-from entities.orchestrator.planning.placement import NoRoom, is_cordoned, place
+from entities.orchestrator.planning.kept_apart import has_rules, nodes_for, unfit_for
+from entities.orchestrator.planning.placement import Cordoned, NoRoom, is_cordoned, place
 from entities.orchestrator.recovery.partition import Node, avoided, name
-from schemas.cluster import InstanceStop
+from schemas.cluster import InstanceStop, NodeStatus
 from schemas.errors import DmscError
 from schemas.job import NodeCut
 from schemas.step import Member
@@ -111,6 +112,12 @@ class Replacement:
         agent, slot = self._job.instances.agent_of(sid), self._job.instances.graph.placement(sid).slot
         return agent is not None and not is_cordoned(self._closed(self._avoided()), agent, slot)
 
+    def unfit_for(self, sid: str, stage: int) -> str:
+        """Why the slot of an instance may not host one of another stage; empty if it may."""
+        agent = self._job.instances.agent_of(sid)
+        node = self._job.mesh.nodes.get(agent) if agent is not None else None
+        return unfit_for(self._job.instances.graph, stage, sid, node)
+
     async def until_free(self, unit: TaskUnit) -> None:
         """Returns once the unit's slot is free for it, or the wait for that is over."""
         await self._job.mesh.until(lambda: self.may_stay(unit), self._times.free_s)
@@ -202,10 +209,9 @@ class Replacement:
     ) -> tuple[Placement, ...] | NoRoom:
         left_out = self._avoided()
         placing = partial(
-            place,
+            self._place_on,
             units,
-            clusters=self._job.store.record.spec.parallel.clusters,
-            occupied=self._taken(others),
+            others=[*others],
             cordoned=self._closed([*left_out, *([without] if without else [])]),
         )
         placed = placing(eligible_nodes(self._job))
@@ -215,6 +221,29 @@ class Replacement:
             return placed
         why = "; ".join(f"{name(node)} is left out: {cut.reason}" for node, cut in left_out.items())
         return NoRoom(f"{placed.reason} ({why})")
+
+    def _place_on(
+        self, units: list[TaskUnit], nodes: list[NodeStatus], *, others: list[Placement], cordoned: Cordoned
+    ) -> tuple[Placement, ...] | NoRoom:
+        """Where places depend on each other, one after the other."""
+        graph = self._job.instances.graph
+        placed: list[Placement] = []
+        for batch in [[unit] for unit in units] if has_rules(graph) else [units]:
+            there = [*others, *placed]
+            left = nodes_for(graph, batch[0], nodes, there) if has_rules(graph) else nodes
+            if isinstance(left, str):
+                return NoRoom(f"{batch[0].sid}: {left} leaves it no node: waiting for one")
+            found = place(
+                batch,
+                left,
+                clusters=self._job.store.record.spec.parallel.clusters,
+                occupied=self._taken(there),
+                cordoned=cordoned,
+            )
+            if isinstance(found, NoRoom):
+                return found
+            placed += found
+        return tuple(placed)
 
     def may_stay(self, unit: TaskUnit) -> bool:
         """Whether its node is registered, and its slot is free, not promised to others, and not cordoned."""

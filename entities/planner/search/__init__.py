@@ -4,6 +4,7 @@ It decides how a request is answered best. `entities.planner.__main__` calls it,
 nothing that serves anybody imports it.
 
 plan_search.py          the search for the best plan, its alternatives, and what stands against one
+plan_places.py          the slot of each instance
 step_cost.py            what a step takes; the best cut for given instances
 instance_assignment.py  which instances work for which stage: tabu over counts
 chain_cut.py            the exact cut of a chain

@@ -17,7 +17,7 @@ import numpy as np
 
 from entities.planner.search.chain_cut import Cuts, interval_sums, least_bottleneck, least_sum
 from entities.planner.search.layer_graph import Floats, LayerChain
-from entities.planner.windows import held
+from entities.planner.windows import held, in_flight_before
 
 NO_FIT = 1e12
 """The step, ms, of what does not fit into memory, times by how much: a search still sees the way down."""
@@ -133,6 +133,7 @@ class StepCost:
         kinds: of instances; groups count them in this order.
         settings: of the step.
         pins: of each layer, labels that its instances must have; empty: none.
+        parted: as of `PlanRequest`.
     """
 
     def __init__(
@@ -141,6 +142,7 @@ class StepCost:
         kinds: Sequence[InstanceKind],
         settings: StepSettings,
         pins: Sequence[Sequence[str]] = (),
+        parted: Sequence[tuple[int, int, str]] = (),
     ) -> None:
         self.chain, self.kinds, self.settings = chain, tuple(kinds), settings
         self._edges = np.array(chain.edges)
@@ -153,7 +155,10 @@ class StepCost:
         self._live = chain.crossing_bytes[self._edges]
         self._both = self._live[:, None] + self._live[None, :]
         self._barred = [self._barred_for(kind, pins) for kind in self.kinds]
-        self._matrices: dict[tuple[int, int, Group], tuple[Floats, Floats]] = {}
+        self._both_parted = np.zeros_like(self._work, dtype=bool)
+        for lower, upper, _ in parted:
+            self._both_parted |= (self._edges[:, None] <= lower) & (self._edges[None, :] > upper)
+        self._matrices: dict[tuple[int, int, bool, Group], tuple[Floats, Floats]] = {}
         self.calls = 0
 
     @property
@@ -171,13 +176,11 @@ class StepCost:
         stages = len(groups)
         if stages > self.pieces or not all(map(any, groups)):
             return np.inf, []
-        matrices = [self._stage(stage, stages, group) for stage, group in enumerate(groups)]
+        matrices = [self._stage(stage, groups) for stage in range(stages)]
         costs = [cost for cost, _ in matrices]
         bottleneck, cuts = least_bottleneck(costs)
         if not np.isfinite(bottleneck):
-            excess, _ = least_bottleneck(
-                [self._excess(stage, stages, group) for stage, group in enumerate(groups)]
-            )
+            excess, _ = least_bottleneck([self._excess(stage, groups) for stage in range(stages)])
             return NO_FIT * max(1.0, excess), []
         best, chosen = self._step_ms(cuts, groups), cuts
         weights = [weight for _, weight in matrices]
@@ -197,14 +200,14 @@ class StepCost:
         at = {int(edge): index for index, edge in enumerate(self._edges)}
         indices = [(at[first], at[last]) for first, last in cuts]
         stages = tuple(
-            self._stage_forecast(stage, len(cuts), first, last, group)
-            for stage, ((first, last), group) in enumerate(zip(indices, groups, strict=True))
+            self._stage_forecast(stage, first, last, groups) for stage, (first, last) in enumerate(indices)
         )
         fills = [
             self._fill(stage, first, last, group)
             for stage, ((first, last), group) in enumerate(zip(indices, groups, strict=True))
         ]
-        worst = max(range(len(stages)), key=lambda stage: stages[stage].total_ms)
+        # each stage has its own microbatches to do, and waits for the others' part of one: the latest counts
+        worst = max(range(len(stages)), key=lambda stage: stages[stage].total_ms - fills[stage])
         fill = sum(fills) - fills[worst]
         bottleneck = stages[worst].total_ms
         reduction = max(stage.reduction_ms for stage in stages)
@@ -217,9 +220,10 @@ class StepCost:
             stages=stages,
         )
 
-    def memory_bytes(self, stages: int, stage: int, first: int, last: int, replicas: int) -> float:
-        """Of one instance of a stage; `first` and `last` are indices of the edges that may be cut."""
-        flying = held(stages, stage, replicas, self.settings.microbatches, self.settings.most_held)
+    def memory_bytes(self, first: int, last: int, in_flight: int) -> float:
+        """Of one instance that has so many microbatches in flight at most; `first` and `last` are indices of
+        the edges that may be cut."""
+        flying = held(self.settings.microbatches, in_flight, self.settings.most_held)
         kept = self._kept[first, last] * flying + 2 * self._live[last] * flying
         return float((self._state[first, last] + kept) * self.settings.memory_factor)
 
@@ -241,31 +245,35 @@ class StepCost:
         count = sum(group)
         return 1e3 * 2 * (count - 1) / count / self.settings.link_bytes_per_s
 
-    def _excess(self, stage: int, stages: int, group: Group) -> Floats:
+    def _excess(self, stage: int, groups: Sequence[Group]) -> Floats:
         """By how much each interval is too large, or infinite where a pin forbids it."""
-        flying = held(stages, stage, sum(group), self.settings.microbatches, self.settings.most_held)
+        group = groups[stage]
+        flying = held(self.settings.microbatches, _in_flight(groups, stage), self.settings.most_held)
         need = (
             self._state + self._kept * flying + 2 * self._live[None, :] * flying
         ) * self.settings.memory_factor
         rooms = [kind.memory_bytes for kind, count in zip(self.kinds, group, strict=True) if count]
         room = min((room for room in rooms if room), default=0)
         excess: Floats = need / room if room else np.where(np.isfinite(need), 0.0, np.inf)
+        if self._both_parted.any():
+            excess = np.where(self._both_parted, np.inf, excess)
         for barred, count in zip(self._barred, group, strict=True):
             if count and barred is not None:
                 excess = np.where(barred > 0, np.inf, excess)
         return excess
 
-    def _stage(self, stage: int, stages: int, group: Group) -> tuple[Floats, Floats]:
+    def _stage(self, stage: int, groups: Sequence[Group]) -> tuple[Floats, Floats]:
         """(cost, fill) of each interval as this stage, ms of a step; the cost is infinite where it may not
         be."""
-        key = (stages - stage, stages if not stage else 0, group)
+        group = groups[stage]
+        key = (len(groups) - stage, _in_flight(groups, stage), not stage, group)
         if (kept := self._matrices.get(key)) is not None:
             return kept
         speeds = self._speeds(group)
         compute = self._work * rounds(speeds, self.settings.microbatches)
         link = self._both * (self.settings.microbatches * self._per_byte_ms(group))
         cost = np.maximum(compute, link) + self._sums * self._reduction_ms_per_byte(group)
-        cost = np.where(self._excess(stage, stages, group) <= 1.0, cost, np.inf)
+        cost = np.where(self._excess(stage, groups) <= 1.0, cost, np.inf)
         fill = self._work / speeds[-1][0]
         if stage:
             fill = fill + (2e3 * self._live / self.settings.link_bytes_per_s)[:, None]
@@ -283,7 +291,8 @@ class StepCost:
         edges = [(int(self._edges[first]), int(self._edges[last])) for first, last in cuts]
         return self.forecast(edges, groups).step_ms
 
-    def _stage_forecast(self, stage: int, stages: int, first: int, last: int, group: Group) -> StageForecast:
+    def _stage_forecast(self, stage: int, first: int, last: int, groups: Sequence[Group]) -> StageForecast:
+        group = groups[stage]
         microbatches = self.settings.microbatches
         return StageForecast(
             first=int(self._edges[first]),
@@ -292,5 +301,10 @@ class StepCost:
             compute_ms=float(self._work[first, last]) * rounds(self._speeds(group), microbatches),
             link_ms=float(self._both[first, last]) * microbatches * self._per_byte_ms(group),
             reduction_ms=float(self._sums[first, last]) * self._reduction_ms_per_byte(group),
-            memory_bytes=int(self.memory_bytes(stages, stage, first, last, sum(group))),
+            memory_bytes=int(self.memory_bytes(first, last, _in_flight(groups, stage))),
         )
+
+
+def _in_flight(groups: Sequence[Group], stage: int) -> int:
+    later = sum(map(sum, groups[stage + 1 :]))
+    return in_flight_before(len(groups) - stage - 1, later, sum(groups[stage]))

@@ -36,7 +36,7 @@ from schemas.job_file.model import ModelSpec
 from schemas.job_file.training import TrainingSpec
 from schemas.registry import InstanceState, StateChange
 from schemas.signals import Registration, RegistrationLease
-from schemas.task_graph import TaskUnit, UnitKind
+from schemas.task_graph import ComputeRequirements, TaskUnit, UnitKind
 from tests.patience import PATIENCE_S
 
 HERE = Path(__file__).parent
@@ -106,7 +106,10 @@ class StandInOrchestrator:
         self.heard = Heard()
 
     async def open(self) -> None:
-        rows = (subjects.NODE_STATUS, subjects.TOPOLOGY, subjects.ANALYSIS_FAILED, subjects.SAMPLE_WRITTEN)
+        rows = (
+            *(subjects.NODE_STATUS, subjects.TOPOLOGY, subjects.ANALYSIS_FAILED, subjects.SAMPLE_WRITTEN),
+            subjects.CLUSTER_REPORT,
+        )
         for row in rows:
             await self.bus.serve(row, self._hear)
         await self.bus.subscribe(subjects.NODE_SAMPLE, self._sample)
@@ -235,7 +238,13 @@ def spec(name: str = "job", *, source: str = "stdlib:", threads: int = 1) -> Job
 
 
 def start(
-    job: str, *deeds: str, stage: int = 0, replica: int = 0, slot: int = 0, **more: Any
+    job: str,
+    *deeds: str,
+    stage: int = 0,
+    replica: int = 0,
+    slot: int = 0,
+    cost_ms: float = 0.0,
+    **more: Any,
 ) -> InstanceStart:
     unit = TaskUnit(
         sid=f"{job}-s{stage}-r{replica}" if stage >= 0 else f"{job}-data-r{replica}",
@@ -244,6 +253,7 @@ def start(
         replica=replica,
         first_layer=max(stage, 0),
         last_layer=stage + 1,
+        requirements=ComputeRequirements(cost_ms=cost_ms),
         tags=tuple(f"do:{deed}" for deed in deeds),
     )
     settings = {"epoch": 1, "spec": spec(threads=2), "incarnation": secrets.token_hex(4), **more}

@@ -239,6 +239,8 @@ async def test_the_analysis_reaches_the_orchestrator_and_is_kept(
     await asyncio.gather(*(mesh.smo.ask(shared, subjects.ANALYSE, order) for _ in range(3)))
     topology = await mesh.smo.heard.first(ModelTopology, lambda t: t.job == job)
     assert (topology.cluster, topology.node, len(topology.layers)) == ("a", "n", 2)
+    wires = [(edge.upstream, edge.downstream, edge.bytes) for edge in topology.edges]
+    assert wires == [(-1, 0, 32), (0, 1, 64), (-1, 1, 16)], "§4.3: graphs, too, are handed over by the MIC"
     await mesh.smo.ask(shared, subjects.ANALYSE, order)  # a new orchestrator asks again
     await mesh.smo.heard.first(ModelTopology, lambda t: t.job == job and t is not topology)
     assert len(runs.read_text().splitlines()) == 1  # one worker for all of them
@@ -250,6 +252,7 @@ async def test_the_analysis_reaches_the_orchestrator_and_is_kept(
     assert (await mesh.smo.judge(shared, instance)).broken == (
         f"data -> {sid}: 32 bytes a microbatch",
         f"{sid} -> stage 1: output of layer 0 (layer0), 64 bytes a microbatch",
+        "the batch -> layer 1 (layer1): 16 bytes a microbatch",
     )
     await mesh.smo.ask(shared, subjects.FORGET_TOPOLOGY, ForgetTopology(job=job))
     assert (await mesh.smo.judge(shared, instance)).broken == (f"data -> {sid}", f"{sid} -> stage 1")

@@ -11,7 +11,12 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from entities.orchestrator.job_state.ingress_gateway import GatewayTimes, IngressGateway, next_entry
+from entities.orchestrator.job_state.ingress_gateway import (
+    GatewayTimes,
+    IngressGateway,
+    in_order,
+    next_entry,
+)
 from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.envelope import EntityKind, Envelope
@@ -19,9 +24,10 @@ from schemas.errors import Ack, Unavailable
 from schemas.job import JobSpec
 from schemas.job_file.model import ModelSpec
 from schemas.job_file.training import TrainingSpec
-from schemas.registry import Endpoint
+from schemas.registry import Endpoint, InstanceState, ServiceRecord, service_tag
 from schemas.signals import CommunicationPolicy, NodeRegistration
 from schemas.task_graph import TaskGraph
+from tests.builders.records import service
 from tests.integration.entities.conftest import Dial
 
 SPEC = JobSpec(name="job", model=ModelSpec(factory="tiny:model"), training=TrainingSpec(steps=1))
@@ -59,7 +65,7 @@ def store(say: Callable[[str], Awaitable[None]]) -> Any:
         assert kind == "recovery"
         await say(text)
 
-    return SimpleNamespace(job="j", record=SimpleNamespace(spec=SPEC), tell=tell)
+    return SimpleNamespace(job="j", record=SimpleNamespace(spec=SPEC, graph=None), tell=tell)
 
 
 def graph() -> TaskGraph:
@@ -163,3 +169,20 @@ def test_the_next_entry_is_the_preferred_then_the_first_that_is_not_silent() -> 
     assert next_entry(three, "gateway-b", {"gateway-b"}) == "gateway-a"
     assert next_entry(three, "", {"gateway-a"}) == "gateway-b"
     assert next_entry(three, "gateway-a", set(three)) is None
+
+
+def test_gateways_are_found_by_content_and_those_near_the_data_come_first() -> None:
+    """Draft §1: taking the tag or the state away changes the choice."""
+
+    def record(cluster: str, **more: Any) -> ServiceRecord:
+        place = Endpoint(cluster=cluster, node="n")
+        fields = {"prefix": f"entity/gateway/{cluster}", "endpoint": place, "tags": (service_tag("entry"),)}
+        return service(f"gateway-{cluster}", **(fields | more))
+
+    three = ["gateway-a", "gateway-b", "gateway-c"]
+    records = {f"gateway-{cluster}": record(cluster) for cluster in "abc"}
+    assert in_order(three, records, {"b"}) == ["gateway-b", "gateway-a", "gateway-c"]
+    assert in_order(three, records | {"gateway-b": record("b", tags=())}, {"b"})[-1] == "gateway-b"
+    leaving = record("b", state=InstanceState.DRAINING)
+    assert in_order(three, records | {"gateway-b": leaving}, {"b"})[0] == "gateway-a"
+    assert in_order(three, {}, {"b"}) == three, "records that have not arrived exclude nobody"

@@ -36,10 +36,19 @@ def test_routes_and_top_show_a_job_at_work(mesh: Mesh) -> None:
             while not told(routes := printed(mesh, "routes", job, "--links", *where), job):
                 pass  # until the test's own time is up
             shown.append((routes, printed(mesh, "top", "--once", *where)))
+        while not all((links := printed(mesh, "nodes")["links"]).values()):
+            pass  # agents register what is measured every few seconds
     finally:
         mesh.client.cancel(job)
     for routes, top in shown:
         check(job, routes, top)
+    assert all(node["speed"] > 0 and node["bits"] and not node["judged"] for node in shown[0][1]["nodes"])
+    peers = {sid: {link["peer"] for link in found} for sid, found in links.items()}
+    assert len(peers) == 2
+    assert all(found == peers.keys() - {sid} for sid, found in peers.items()), "Type 1: links between nodes"
+    assert all(link["latency_ms"] > 0 for found in links.values() for link in found)
+    pages = {view.status.sid: view.links for view in mesh.client.nodes()}
+    assert {sid: len(found) for sid, found in pages.items()} == dict.fromkeys(peers, 1)
 
 
 def check(job: str, routes: Any, top: Any) -> None:

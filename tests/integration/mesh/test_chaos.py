@@ -96,6 +96,10 @@ def test_a_running_job_by_its_id_compared_with_a_finished_one(
     assert "frozen" in chaos.output
     assert "1 freeze" in chaos.output
     assert "equal" in chaos.output
+    judged = [fault.judged for fault in mesh.client.faults(job)]
+    assert any("stalled, process stopped, scope instance" in words for words in judged), mesh.client.faults(
+        job
+    )
     family = filter(psutil.pid_exists, children_of(mesh.process.pid))
     assert not any(psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in family)
 

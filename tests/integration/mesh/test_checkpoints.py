@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from schemas.checkpoint import parse_manifest
 from schemas.errors import BadJob
 from schemas.job import JobEvent, JobSpec, JobState
 from tests.integration.mesh.conftest import (
@@ -107,6 +108,29 @@ def test_a_checkpoint_of_another_model_ends_the_job_with_one_line(mesh: Mesh, tm
     other = outcome(mesh.client, spec)
     assert other.state is JobState.FAILED
     assert "another model" in other.reason
+
+
+def test_a_checkpoint_of_bits_that_no_slot_has_is_refused_with_the_way_out(
+    mesh: Mesh, tmp_path: Path
+) -> None:
+    """ADR-0075: what goes on from another job's checkpoint goes on in its class of bits."""
+    first = done(mesh.client, mesh.client.submit(job("here", 1, 1, artifacts=str(tmp_path))).job)
+    checkpoints = tmp_path / first.job / "checkpoints"
+    longer = {"training": {"steps": STEPS + 1}, "resume_from": str(checkpoints)}
+    again = done(mesh.client, mesh.client.submit(job("same-bits", 1, 1, **longer)).job)
+    assert again.bits_class == first.bits_class != ""
+    for path in checkpoints.glob("*/manifest.json"):
+        manifest = parse_manifest(path.read_bytes(), str(path))
+        assert manifest.bits_class == first.bits_class
+        path.write_bytes(manifest.model_copy(update={"bits_class": "xpu-elsewhere"}).to_json())
+    refused = outcome(mesh.client, job("other-bits", 1, 1, **longer))
+    assert refused.state is JobState.FAILED
+    assert refused.reason.startswith(
+        "no slot has the bits of xpu-elsewhere, in which the checkpoint of resume"
+    )
+    assert "\n" not in refused.reason
+    free = job("any-bits", 1, 1, **longer, requires={"bits": "any"})
+    assert done(mesh.client, mesh.client.submit(free).job).step == STEPS + 1
 
 
 def fetched_by_a_node(mesh: Mesh, job: str, artifacts: Path) -> None:

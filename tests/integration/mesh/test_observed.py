@@ -22,6 +22,7 @@ from bus import subjects
 from bus.connection import Bus
 from dmsc.state.state_folder import StateFolder
 from schemas.alert import Alert, AlertKind
+from schemas.cluster import Slot
 from schemas.envelope import EntityKind
 from schemas.job import JobEvent
 from schemas.registry import ServiceRecord
@@ -238,10 +239,17 @@ async def test_what_an_operator_asks_for_is_told_and_what_goes_wrong_is_alerted(
             with knob(tmp_path / f"slow-{slow.endpoint.pid}"):
                 warm = await run.alert(AlertKind.TEMPERATURE, hot.endpoint.cluster)
                 late = await run.alert(AlertKind.STRAGGLER, slow.sid)
+                short = await run.alert(AlertKind.UNDERPERFORMING, slow.sid)
+                judged = {slot.busy_with: slot for slot in await slots(mesh)}[slow.sid]
                 standing = await asyncio.to_thread(mesh.printed, "status")
                 told = await eventually(lambda: everything(run))
         assert warm.value == HOT_C
         assert late.text
+        assert "what the plan expects of its slot" in short.text, "the agent of its node judges (MIC)"
+        assert judged.condition == "underperforming"
+        assert judged.performance < 0.4
+        faults = await asyncio.to_thread(mesh.client.faults, run.job)
+        assert {fault.kind for fault in faults} <= {"slow"}, "what is slow is no failure"
         for alert in (warm, late):
             assert alert.text.split()[0] in standing
         assert slow.sid in standing
@@ -268,6 +276,11 @@ async def test_what_an_operator_asks_for_is_told_and_what_goes_wrong_is_alerted(
         assert throttled == {"thermal hardware"}
         assert all(value > 0 for _, value in told["dmsc_job_mfu_ratio"])
         assert sum(value for _, value in told["dmsc_job_energy_cost_total"]) > 0
+
+
+async def slots(mesh: Mesh) -> list[Slot]:
+    status = await asyncio.to_thread(mesh.client.mesh)
+    return [slot for node in status.nodes for slot in node.slots]
 
 
 async def everything(run: Watched) -> Table | None:

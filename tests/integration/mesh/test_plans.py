@@ -1,46 +1,100 @@
-"""A job that leaves its shape to the planner, on slots of unequal speed (draft §4.5)."""
+"""Jobs that leave their shape to the planner, on slots of unequal speed, or say what it must keep (draft
+§4.5)."""
 
 from __future__ import annotations
 
 import statistics
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Any
 
+import pytest
+
+from schemas.job import JobRecord, JobSpec, JobState
 from schemas.task_graph import UnitKind
-from tests.integration.mesh.conftest import done, padded, running_mesh, tiny_job
+from tests.integration.mesh.conftest import Mesh, done, outcome, padded, running_mesh, tiny_job
 
 SPEEDS = ("1", "3")
 
 
-def test_the_planner_chooses_the_shape_and_the_record_has_its_forecast(tmp_path: Path) -> None:
-    """Each of two clusters has a slow and a fast slot; the blocks wait according to their slot."""
-    (tmp_path / "plans").mkdir()
+@pytest.fixture(scope="module")
+def plans_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    """Each of two clusters has a slow and a fast slot; those of a are trusted."""
     emulated = [word for speed in SPEEDS for word in ("--emulate-slot", speed)]
-    with running_mesh(tmp_path / "plans" / "state", *emulated) as mesh:
-        spec = padded(
-            tiny_job(
-                "auto",
-                model={"args": {"layers": 4}},
-                training={"microbatches": 8, "validation_microbatches": 0},
-                parallel={"stages": "auto", "replicas": "auto", "slots": 4},
-            ),
-            20.0,
+    state = tmp_path_factory.mktemp("plans") / "state"
+    with running_mesh(state, *emulated, "--label", "a:trust=high") as mesh:
+        yield mesh
+
+
+def test_the_planner_chooses_the_shape_and_the_record_has_its_forecast(plans_mesh: Mesh) -> None:
+    """The blocks wait according to their slot."""
+    spec = padded(
+        tiny_job(
+            "auto",
+            model={"args": {"layers": 4}},
+            training={"microbatches": 8, "validation_microbatches": 0},
+            parallel={"stages": "auto", "replicas": "auto", "slots": 4},
+        ),
+        20.0,
+    )
+    job = plans_mesh.client.submit(spec).job
+    record = done(plans_mesh.client, job)
+    parallel, graph = record.spec.parallel, record.graph
+    assert parallel.auto == ()
+    assert graph is not None
+    assert graph.forecast is not None
+    assert graph.forecast.planned_by == "search"
+    assert len(graph.forecast.stage_ms) == parallel.stages
+    units = [unit for unit in graph.units if unit.kind is UnitKind.STAGE]
+    assert len(units) == sum(parallel.replicas_per_stage()) <= 4
+    fast = sum(graph.placement(unit.sid).slot == 1 for unit in units)
+    assert fast == 2, "both fast slots are worth having"
+    said = " ".join(event.text for event in plans_mesh.client.events(job))
+    assert "parallel: auto chose" in said
+    steps = [event.result.step_s for event in plans_mesh.client.events(job) if event.result is not None]
+    print(
+        f"{parallel.replicas_per_stage()}: forecast {graph.forecast.step_ms:.0f} ms, "
+        f"median of steps {1e3 * statistics.median(steps[1:]):.0f} ms"
+    )
+
+
+def test_heads_are_stages_private_layers_stay_where_they_may_and_the_bits_are_those_of_a_cut_by_layer(
+    plans_mesh: Mesh,
+) -> None:
+    def trained(name: str, stages: int, **plan: Any) -> JobRecord:
+        spec = tiny_job(
+            name,
+            model={"factory": "forked:Heads", "loss": "forked:of_both_heads", "args": {"width": 16}},
+            parallel={"stages": stages},
         )
-        job = mesh.client.submit(spec).job
-        record = done(mesh.client, job)
-        parallel, graph = record.spec.parallel, record.graph
-        assert parallel.auto == ()
-        assert graph is not None
-        assert graph.forecast is not None
-        assert graph.forecast.planned_by == "search"
-        assert len(graph.forecast.stage_ms) == parallel.stages
-        units = [unit for unit in graph.units if unit.kind is UnitKind.STAGE]
-        assert len(units) == sum(parallel.replicas_per_stage()) <= 4
-        fast = sum(graph.placement(unit.sid).slot == 1 for unit in units)
-        assert fast == 2, "both fast slots are worth having"
-        said = " ".join(event.text for event in mesh.client.events(job))
-        assert "parallel: auto chose" in said
-        steps = [event.result.step_s for event in mesh.client.events(job) if event.result is not None]
-        print(
-            f"{parallel.replicas_per_stage()}: forecast {graph.forecast.step_ms:.0f} ms, "
-            f"median of steps {1e3 * statistics.median(steps[1:]):.0f} ms"
-        )
+        whole = JobSpec.model_validate(spec.model_dump() | {"plan": plan})
+        return done(plans_mesh.client, plans_mesh.client.submit(whole).job)
+
+    whole = trained("by-layer", 1)
+    parted = trained(
+        "by-business",
+        3,
+        by="business",
+        privacy={"token": "trust=high"},
+        constraints=[
+            {"kind": "pin", "layers": ["even"], "cluster": "b"},
+            {"kind": "apart", "layers": ["token", "byte"], "scope": "cluster"},
+        ],
+    )
+    assert whole.weights is not None
+    assert parted.weights is not None
+    assert parted.weights.sha256 == whole.weights.sha256
+    graph = parted.graph
+    assert graph is not None
+    assert [graph.placement(graph.stage(stage)[0].sid).cluster for stage in range(3)] == ["a", "b", "b"]
+    assert {rule.reason for rule in graph.constraints if rule.stages} == {"plan.constraints[1] (apart)"}
+    print([(stage, graph.layers(stage)) for stage in range(3)], graph.reason)
+
+
+def test_a_job_that_asks_for_what_is_not_there_fails_with_one_line(plans_mesh: Mesh) -> None:
+    pin = {"kind": "pin", "layers": ["*"], "label": "trust=none"}
+    spec = tiny_job("nowhere", plan={"constraints": [pin]})
+    record = outcome(plans_mesh.client, spec)
+    assert record.state is JobState.FAILED
+    assert "plan.constraints[0] (pin) pins" in record.reason
+    assert "which no slot has (labels here: none with trust)" in record.reason
+    assert "\n" not in record.reason

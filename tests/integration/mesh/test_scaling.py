@@ -12,8 +12,8 @@ import pytest
 from dmsc.client.async_client import AsyncClient
 from entities.authorizer.access.access_policy import default_text
 from schemas.errors import OverQuota
-from schemas.job import JobEvent, JobSpec
-from tests.integration.mesh.conftest import Mesh, padded, running_mesh, tiny_job
+from schemas.job import JobEvent, JobSpec, JobState
+from tests.integration.mesh.conftest import Mesh, padded, running_mesh, tiny_job, until_step
 from tests.integration.mesh.expected_weights import check_weights
 
 MICROBATCHES = 4
@@ -61,6 +61,36 @@ def test_one_replica_becomes_four_and_then_two(mesh: Mesh) -> None:
     assert last is not None
     assert sum(sid.startswith(f"{job}-s0") for sid in last.shares) == 2
     check(mesh, job, seen)
+
+
+def test_a_parked_job_goes_on_in_other_shapes_to_the_same_bits(mesh: Mesh) -> None:
+    """Two stages, then one of three replicas, then three; each time a checkpoint of the very step."""
+    job = mesh.client.submit(shape("reshaped", steps=24, pad_ms=16.0, standbys=0)).job
+    until_step(mesh.client, job, 3)
+    refused = mesh.dmsc("resume", job, "--stages", "1")
+    assert refused.returncode != 0
+    assert "`dmsc park` it first" in refused.stderr
+    mesh.printed("park", job)
+    until_parked(mesh, job)
+    refused = mesh.dmsc("resume", job, "--stages", "90")
+    assert "90 stages, but job" in refused.stderr
+    for stages, replicas, step in ((1, 3, 9), (3, 1, 15)):
+        until_parked(mesh, job)
+        mesh.printed("resume", job, "--stages", str(stages), "--replicas", str(replicas))
+        until_step(mesh.client, job, step)
+        graph = mesh.client.job(job).graph
+        assert graph is not None
+        assert [len(graph.stage(number)) for number in range(stages)] == [replicas] * stages
+        if stages == 1:
+            mesh.printed("park", job)
+    check_weights(mesh.client, job)
+
+
+def until_parked(mesh: Mesh, job: str) -> None:
+    """Returns once it waits at a checkpoint."""
+    for event in mesh.client.events(job):
+        if event.state is JobState.PARKED and mesh.client.job(job).state is JobState.PARKED:
+            return
 
 
 QUOTA = """

@@ -9,6 +9,7 @@ import pytest
 from bus.server.embedded import EmbeddedServer
 from schemas.gateway_api import MeshStatus
 from schemas.job import JobEvent, JobSpec, JobState
+from schemas.job_file.parallel import ReplicaRange
 from schemas.job_file.queue import QueueSpec
 from tests.integration.mesh.conftest import padded, tiny_job
 from tests.integration.mesh.expected_weights import check_weights_at
@@ -111,6 +112,32 @@ async def test_a_job_parks_for_one_of_higher_priority_and_goes_on_to_the_same_bi
     await done(witness, low)
     assert len([step async for step in steps(witness, low) if step.at < over]) < 24
     assert await ran(witness, behind) > over
+
+
+async def test_a_job_shrinks_for_others_and_grows_into_what_they_leave(witness: Witness) -> None:
+    """It begins beyond what it wants, is at its minimum while both others run, and ends as it began."""
+    spec = padded(of_slots("wide", 1, 70), pad_ms=25.0)
+    within = ReplicaRange(min=1, want=2, max=4)
+    spec = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"replicas": within})})
+    wide = await witness.submit(spec)
+    await until_working(witness, wide, 4)
+    guest = await witness.submit(padded(of_slots("guest", 1, 12), pad_ms=25.0))
+    second = await witness.submit(padded(of_slots("second", 2, 12), pad_ms=25.0))
+    await said(witness, wide, f"makes room for {second}")
+    await until_working(witness, wide, 1)
+    await done(witness, guest)
+    await done(witness, second)
+    seen = await done(witness, wide)
+    assert any("grows to 4 replicas into idle slots" in event.text for event in seen)
+    last = [event.result for event in seen if event.result is not None][-1]
+    assert len(last.shares) == 4, last.shares
+
+
+async def until_working(client: Witness, job: str, replicas: int) -> None:
+    """Returns once a step was computed by so many."""
+    await client.until_event(
+        job, lambda event: event.result is not None and len(event.result.shares) == replicas
+    )
 
 
 async def steps(client: Witness, job: str) -> AsyncIterator[JobEvent]:

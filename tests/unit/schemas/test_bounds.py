@@ -90,7 +90,9 @@ ALLOWED: dict[str, set[str]] = {
     "parallel.stages": set(),
     "parallel.replicas": set(),
     "parallel.slots": set(),
+    "plan.constraints[0].gib": set(),
     "parallel.replicas[0]": set(),
+    **{f"parallel.replicas.{key}": set() for key in ("min", "want", "max")},
     "parallel.standbys": {"zero"},
     "parallel.standbys[0]": {"zero"},
     "queue.priority": {"zero", "negative"},
@@ -117,7 +119,9 @@ BESIDE: dict[str, dict[str, Any]] = {
     "groups[0]": {"match": ["x"]},
     "preprocess[0]": {"name": "x", "function": "extract"},
     "sets[0]": {"name": "validation"},
+    "constraints[0]": {"kind": "memory"},
     "until": {"metric": "loss"},
+    "replicas": {"want": 1, "max": 100_000},
 }
 """What is needed beside a number, by the part that has both."""
 
@@ -269,7 +273,7 @@ def test_each_number_has_bounds(model: type[Part], path: str, schema: dict[str, 
             "parallel.replicas",
             10**6,
             "1000000 does not fit; give a whole number ≥ 1 and ≤ 100,000 or a list of whole numbers "
-            "≥ 1 and ≤ 100,000",
+            "≥ 1 and ≤ 100,000 or a mapping with min, want, max",
         ),
     ],
 )

@@ -41,7 +41,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
             "colour",
             2,
             "colour: unknown key; the document has name, model, code, data, training, parallel, requires, "
-            "queue, recovery, routing, initial_weights, resume_from, artifacts, sample",
+            "plan, queue, recovery, routing, initial_weights, resume_from, artifacts, sample",
         ),
         ("training.steps", "many", "training.steps: 'many' does not fit; give a whole number ≥ 1"),
         ("training.steps", 0, "training.steps: 0 does not fit; give a whole number ≥ 1"),
@@ -72,8 +72,16 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         (
             "parallel.replicas",
             "two",
-            "parallel.replicas: 'two' does not fit; give a whole number ≥ 1 or a list of whole numbers ≥ 1",
+            "parallel.replicas: 'two' does not fit; give a whole number ≥ 1 or a list of whole numbers ≥ 1 "
+            "or a mapping with min, want, max",
         ),
+        (
+            "parallel.replicas",
+            {"min": 3, "want": 2, "max": 4},
+            "parallel.replicas: min 3, want 2, max 4: give min ≤ want ≤ max",
+        ),
+        ("parallel.replicas", {"min": 1}, "parallel.replicas.want: missing; give a whole number ≥ 1"),
+        ("parallel.replicas", {"want": 0}, "parallel.replicas.want: 0 does not fit; give a whole number ≥ 1"),
         ("parallel", {"stages": 3, "replicas": [1, 2]}, "parallel: replicas names 2 stages, but stages is 3"),
         (
             "parallel.clusters",

@@ -119,6 +119,6 @@ def test_a_plan_refuses_what_fits_no_device_and_says_that_it_never_will() -> Non
     assert "set parallel.stages to " in refused.reason
     beyond_a_slot = planned(nodes, stages=8)  # of 6 GiB each: a device would have room for two, not for eight
     assert isinstance(beyond_a_slot, NoRoom)
-    assert "the largest slot has 2.00 GiB" in beyond_a_slot.reason
+    assert "the largest slot has 2 GiB (4 GiB too little)" in beyond_a_slot.reason
     assert isinstance(planned(with_memory(nodes, 8 * GIB), stages=8), TaskGraph)
     assert isinstance(planned([node(slots=8)]), TaskGraph), "memory that is not known refuses nothing"

@@ -99,9 +99,15 @@ def jobs(context: HttpContext) -> APIRouter:
         return await context.command(keyed, bearer, operations.park(job, reason))
 
     @router.post("/{job}/resume", response_model=JobRecord)
-    async def resume(job: JobId, bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
-        """Resume a parked job as soon as slots are free. Users resume their own, operators any."""
-        return await context.command(keyed, bearer, operations.resume(job))
+    async def resume(
+        job: JobId,
+        bearer: HttpBearer,
+        keyed: IdempotencyKey,
+        stages: Annotated[int | None, Query(ge=1, le=1024, description="default: as before")] = None,
+        replicas: Annotated[int | None, Query(ge=1, le=100_000, description="default: as before")] = None,
+    ) -> Response:
+        """Resume a parked job as soon as slots are free, in another shape if one is given."""
+        return await context.command(keyed, bearer, operations.resume(job, stages, replicas))
 
     @router.post("/{job}/cancel", response_model=JobRecord)
     async def cancel(job: JobId, bearer: HttpBearer, keyed: IdempotencyKey, reason: Reason = "") -> Response:

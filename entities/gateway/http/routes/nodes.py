@@ -70,7 +70,12 @@ def nodes(context: HttpContext) -> APIRouter:
 
 
 def _views(status: MeshStatus) -> list[NodeView]:
+    links = {record.sid: record.links for record in status.services}
     return [
-        NodeView(status=node, cordons=tuple(cordon for cordon in status.cordons if cordon.agent == node.sid))
+        NodeView(
+            status=node,
+            cordons=tuple(cordon for cordon in status.cordons if cordon.agent == node.sid),
+            links=links.get(node.sid, ()),
+        )
         for node in status.nodes
     ]

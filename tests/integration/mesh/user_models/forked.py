@@ -79,6 +79,27 @@ def towers(width: int = 16) -> DeclaredGraph:
     return graph.returns(logits="head")
 
 
+class Heads(nn.Module):
+    """Two tasks over one trunk: the next byte, and whether it is even."""
+
+    def __init__(self, width: int = 16, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.token = nn.Embedding(256, width)
+        self.trunk = Block(width)
+        self.byte = nn.Sequential(nn.Linear(width, width), nn.Dropout(dropout), nn.Linear(width, 256))
+        self.even = nn.Sequential(nn.Linear(width, width), nn.Dropout(dropout), nn.Linear(width, 2))
+
+    def forward(self, inputs: Tensor) -> dict[str, Tensor]:
+        x = self.trunk(self.token(inputs))
+        return {"logits": self.byte(x), "even": self.even(x)}
+
+
+def of_both_heads(logits: Tensor, even: Tensor, targets: Tensor) -> Tensor:
+    """The sum of both tasks' cross entropies."""
+    own = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return own + functional.cross_entropy(even.flatten(0, 1), targets.flatten() % 2)
+
+
 class Chooses(nn.Module):
     """Its layers depend on the data, so it can't be recorded."""
 

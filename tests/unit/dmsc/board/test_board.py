@@ -18,6 +18,7 @@ from schemas.job import JobEvent
 from schemas.registry import Endpoint, ServiceRecord
 from schemas.telemetry import DeviceSample, InstanceSample, LinkFigures, LinkSample, NodeSample
 from tests.builders import telemetry
+from tests.builders.graphs import node
 from tests.builders.jobs import step_event
 from tests.builders.records import instance, service
 from tests.builders.routes import entry
@@ -179,9 +180,9 @@ def test_top_shows_jobs_nodes_and_instances() -> None:
             "reason": "waits",
         }
     ]
-    assert document["nodes"] == [
-        {"cluster": "a", "node": "n1", "cpu": 0.5, "memory": 0.25, "instances": 2, "devices": [0.7]}
-    ]
+    unknown = {"slots": None, "taken": None, "speed": None, "slot_bytes": None, "bits": [], "judged": []}
+    load = {"cpu": 0.5, "memory": 0.25, "instances": 2, "devices": [0.7]}
+    assert document["nodes"] == [{"cluster": "a", "node": "n1", **unknown, **load}]
     assert document["instances"][1] == {
         "sid": SIDS[1],
         "job": "gpt-1",
@@ -203,6 +204,29 @@ def test_top_shows_jobs_nodes_and_instances() -> None:
     assert "a/n1" in text
     assert "5kB" in text
     json.dumps(document, allow_nan=False)
+
+
+def test_top_shows_what_nodes_can_do_and_what_their_agents_judge() -> None:
+    found = view_model()
+    there = node("a", "n1", 2)
+    figures = {"speed": {"stage": 1.25}, "memory_bytes": 3 << 30, "bits_class": "cpu-1"}
+    judged = {"busy_with": SIDS[0], "condition": "underperforming", "performance": 0.3}
+    slots = tuple(
+        slot.model_copy(update=figures | more) for slot, more in zip(there.slots, (judged, {}), strict=True)
+    )
+    found.take_mesh(mesh().model_copy(update={"nodes": (there.model_copy(update={"slots": slots}),)}))
+    document = top(found)
+    (row,) = document["nodes"]
+    assert {name: row[name] for name in ("slots", "taken", "speed", "slot_bytes", "bits")} == {
+        "slots": 2,
+        "taken": 1,
+        "speed": 2.5,
+        "slot_bytes": 6 << 30,
+        "bits": ["cpu-1"],
+    }
+    text = shown(top_text(document))
+    for words in ("1/2", "2.50", "6.0", "cpu-1", f"{SIDS[0]} underperforming (30%)"):
+        assert words in text
 
 
 def test_of_many_instances_the_busiest_are_shown_and_the_others_counted() -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from entities.planner.constraints import PlaceConstraint, PlaceFacts, check_constraints
+from entities.planner.constraints import PlaceConstraint, PlaceFacts
 from entities.planner.first_placement import NeededPlace, NodeRoom, NothingFits, place_first
 from entities.planner.plan_request import NoPlan
 from entities.planner.search.link_placement import LinkProblem, link_loads, pipeline_traffic, place_on_links
@@ -118,24 +118,6 @@ def test_constraints_come_before_links() -> None:
     )
     found = place_on_links(problem, [0, 1, 2])
     assert found.slots[0] // 8 != found.slots[1] // 8
-
-
-def test_contradictions_name_both() -> None:
-    facts = PlaceFacts(("a", "b"), (frozenset({"region=eu"}), frozenset({"region=us"})))
-    together = PlaceConstraint(kind="together", units=(0, 1), hard=True, name="constraints[0]")
-    apart = PlaceConstraint(kind="apart", units=(0, 1), hard=True, name="constraints[1]")
-    with pytest.raises(NoPlan, match=r"constraints\[0\] and constraints\[1\] contradict each other: 2 units"):
-        check_constraints([together, apart], facts)
-    eu = PlaceConstraint(kind="pin", units=(0,), label="region=eu", hard=True, name="x")
-    us = PlaceConstraint(kind="pin", units=(0,), label="region=us", hard=True, name="y")
-    with pytest.raises(
-        NoPlan, match="x and y contradict each other: no node has both region=eu and region=us"
-    ):
-        check_constraints([eu, us], facts)
-    mars = PlaceConstraint(kind="pin", units=(0,), label="region=mars", hard=True)
-    with pytest.raises(NoPlan, match="region=mars, which no node has"):
-        check_constraints([mars], facts)
-    check_constraints([together, PlaceConstraint(kind="apart", units=(0, 1))], facts)
 
 
 def test_graphml_is_read() -> None:

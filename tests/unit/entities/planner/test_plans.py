@@ -9,8 +9,8 @@ import pytest
 
 from entities.planner.plan_at_once import is_small, plan_at_once
 from entities.planner.plan_request import (
+    LayerRule,
     NoPlan,
-    PlacementWish,
     PlanAnswer,
     PlanLayer,
     PlanRequest,
@@ -38,7 +38,7 @@ def request(**changes: object) -> PlanRequest:
 
 
 def test_requests_and_answers_survive_their_way_between_processes() -> None:
-    asked = request(wishes=(PlacementWish(kind="spread", stages=(0, 1), scope="cluster"),))
+    asked = request(rules=(LayerRule(kind="spread", groups=((0, 11),), scope="cluster"),))
     assert PlanRequest.from_json(asked.to_json()) == asked
     answer = search_plan(asked)
     assert PlanAnswer.from_json(answer.to_json()) == answer
@@ -95,33 +95,6 @@ def test_a_topology_moves_units_near_to_each_other() -> None:
     assert search_plan(asked) == answer
     with pytest.raises(NoPlan, match="does not have host-0"):
         search_plan(replace(asked, hosts=topology.hosts[1:]))
-
-
-def test_wishes_are_kept_or_named() -> None:
-    together = PlacementWish(
-        kind="together", stages=(0, 1), scope="cluster", hard=True, name="constraints[0]"
-    )
-    answer = search_plan(request(wishes=(together,)))
-    clusters = {request().slots[place.slot].cluster for place in answer.places}
-    assert len(clusters) == 1
-    apart = PlacementWish(kind="apart", stages=(0, 1), scope="cluster", hard=True, name="constraints[1]")
-    with pytest.raises(NoPlan, match=r"constraints\[0\] and constraints\[1\] contradict"):
-        search_plan(request(wishes=(together, apart)))
-    with pytest.raises(NoPlan, match=r"constraints\[1\] can't be kept on the 8 free slots"):
-        search_plan(request(wishes=(apart,)))
-    with pytest.raises(NoPlan, match="names stage 7, but the plan has stages 0 to 1"):
-        search_plan(request(wishes=(PlacementWish(kind="apart", stages=(7,)),)))
-
-
-def test_layers_are_pinned_by_label() -> None:
-    layers = request().layers
-    pinned = (replace(layers[0], pinned_to=("site=lab",)), *layers[1:])
-    slots = request().slots
-    labelled = (*slots[:-1], replace(slots[-1], labels=("site=lab",)))
-    answer = search_plan(request(layers=pinned, slots=labelled, replicas=(1, 2)))
-    assert [place.slot for place in answer.places if place.stage == 0] == [7]
-    with pytest.raises(NoPlan, match="layer layer-0 is pinned to site=lab, which no free slot has"):
-        search_plan(request(layers=pinned))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from entities.presence.registry_view import RegistryView
-from schemas.registry import InstanceState, Resolved, ServiceRecord
+from schemas.registry import InstanceState, Resolve, Resolved, ServiceRecord
 from schemas.signals import RouteAdvertisement
 from tests.builders.records import instance, service
 
@@ -109,6 +109,15 @@ def test_instances_by_job_and_cluster_in_order_of_sid() -> None:
     assert [record.sid for record in view.instances(job="j", cluster="west")] == ["j-s0-r1"]
     assert [record.sid for record in view.active(job="j", stage=-1)] == ["j-data-r0"]
     assert view.active(job="k", stage=0) == ()
+
+
+def test_it_answers_queries_as_the_registry_would() -> None:
+    view = RegistryView()
+    view.apply(full(1, service(), instance("j-s0-r0"), instance("j-s1-r0"), instance("k-s0-r0")))
+    found = view.resolve(Resolve(prefix="train/j", tags=("job:j",)))
+    assert [record.sid for record in found] == ["j-s0-r0", "j-s1-r0"]
+    assert [record.sid for record in view.resolve(Resolve(job="j", stage=1))] == ["j-s1-r0"]
+    assert view.resolve(Resolve(job="j", tags=("job:k",))) == ()
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -168,11 +168,34 @@ def test_idle_slots_are_grown_into_while_that_is_worth_it() -> None:
     request = asks("r", 1, most=32, growth=0.8)
     (resize,) = decide([], [runs(request, 0)], around, NOW).resizes
     assert resize.replicas == 9  # one more would save less than a tenth of a step
-    assert request.gain(8) >= 0.1 > request.gain(9)
+    assert request.gain(8, 9) >= 0.1 > request.gain(9, 10)
     recently = [runs(request, 0, resized_at=NOW - 1)]
     paused = decide([], recently, around, NOW)
     assert not paused.resizes
     assert paused.next_at == NOW + 59
+
+
+def test_a_job_grows_to_the_next_number_that_helps_and_starts_with_no_needless_replica() -> None:
+    """With four microbatches three replicas take as long as two."""
+    around = QueueSurroundings(table=mesh(8))
+    request = asks("r", 1, most=6, speeds=(1.0, 2.0, 2.0, 4.0, 4.0, 4.0))
+    (resize,) = decide([], [runs(request, 0, 1)], around, NOW).resizes
+    assert resize.replicas == 4
+    assert not decide([], [runs(request, 0, 1, 2, 3)], around, NOW).resizes
+    assert not decide([], [runs(request, 0, 1), runs(asks("o", 5), *range(2, 7))], around, NOW).resizes
+    wide = waits(asks("w", 4, least=1, speeds=(0.25, 0.5, 0.5, 1.0)))
+    assert started(decide([wide], [runs(asks("o", 5), *range(5))], around, NOW)) == {"w": 2}
+
+
+def test_a_job_that_can_be_told_nothing_keeps_its_slots() -> None:
+    """It is being brought back, say: nobody counts on its shrinking, growing or parking."""
+    around = QueueSurroundings(table=mesh(4), rules=QueueRules(order=QueueOrder.PRIORITY, cool_down_s=0))
+    fixed = runs(asks("r", 2, least=1, most=4), 0, 1, 2, fixed=True)
+    decision = decide([waits(asks("w", 2, priority=1))], [fixed], around, NOW)
+    assert not decision.resizes
+    assert not decision.parks
+    assert decision.holds["w"].cause is Cause.ROOM
+    assert not decide([], [fixed], around, NOW).resizes
 
 
 def test_fair_shares_count_what_was_used_and_reclaim_what_is_borrowed() -> None:

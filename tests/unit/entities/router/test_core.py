@@ -72,6 +72,30 @@ class TestDecideTable:
         stage = StagePolicy(stage=0, window=3)
         assert table(stage, *records) == table(stage, *reversed(records))
 
+    def test_until_it_is_measured_an_instance_takes_what_the_plan_and_its_slot_say(self) -> None:
+        fast, slow = (
+            instance(sid).model_copy(update={"capability": Capability(speed={"stage": speed})})
+            for sid, speed in (("j-s0-r0", 4.0), ("j-s0-r1", 1.0))
+        )
+        stage, measured = StagePolicy(stage=0, window=6, reference_ms=100.0), LoadStatistics()
+        entries = decide_table(policy(), stage, [fast, slow], measured).entries
+        assert [(e.service_ms, e.window) for e in entries] == [(25.0, 6), (100.0, 2)]
+        assert "25.0 ms per microbatch expected" in entries[0].reason
+        measured.add(sample("j-s0-r0", service_ms=50.0))
+        entries = decide_table(policy(), stage, [fast, slow], measured).entries
+        assert [e.service_ms for e in entries] == [50.0, 200.0], "all take twice what was planned"
+        measured.add(sample("j-s0-r1", service_ms=90.0))
+        entries = decide_table(policy(), stage, [fast, slow], measured).entries
+        assert [e.service_ms for e in entries] == [50.0, 90.0]
+        assert "expected" not in entries[0].reason
+
+    def test_slots_that_are_nearly_as_fast_have_equal_windows(self) -> None:
+        records = [
+            instance(f"j-s0-r{number}").model_copy(update={"capability": Capability(speed={"stage": speed})})
+            for number, speed in enumerate((1.0, 1.1, 1.2))
+        ]
+        assert [e.window for e in table(StagePolicy(stage=0, window=4), *records).entries] == [4, 4, 4]
+
     def test_only_what_is_chosen_makes_a_new_table(self) -> None:
         records = [instance("j-s0-r0")]
         stage = StagePolicy(stage=0, window=3)

@@ -81,6 +81,18 @@ from torch import nn
 def chain(*layers):
     return nn.Sequential(nn.Embedding(256, 8), *layers)
 
+def branching():
+    from workers.graph.declared import DeclaredGraph
+    graph = DeclaredGraph(inputs=("inputs",))
+    graph.layer("token", lambda: nn.Embedding(256, 8), "inputs")
+    graph.layer("deeper", lambda: nn.Linear(8, 8), "token")
+    graph.layer("mixed", Sum, "deeper", "token")
+    graph.layer("head", lambda: nn.Linear(8, 256), "mixed")
+    return graph.returns(logits="head")
+
+class Sum(nn.Module):
+    def forward(self, left, right): return left + right
+
 def good(): return chain(nn.Linear(8, 256))
 def misfit(): return chain(nn.Linear(8, 16), nn.Linear(8, 256))
 def few_logits(): return chain(nn.Linear(8, 100))
@@ -286,6 +298,12 @@ def test_layers_may_pass_several_tensors_and_share_parameters(users_layers: Path
         for edge in topology.edges
         if edge.upstream >= 0
     )
+    branches = ModelTopology.model_validate(asked(users_layers, job("branching"))["topology"])
+    assert [(edge.upstream, edge.downstream) for edge in branches.edges] == [
+        *((-1, 0), (0, 1), (0, 2)),
+        *((1, 2), (2, 3)),
+    ], "what two layers read counts for each"
+    assert len({edge.bytes for edge in branches.edges[1:]}) == 1
     tied = ModelTopology.model_validate(asked(users_layers, job("tied"))["topology"])
     assert tied.shared == ((0, 2),)
     assert tied.parameters == 256 * 8 + 8 * 8 + 8

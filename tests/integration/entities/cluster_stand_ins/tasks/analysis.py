@@ -53,6 +53,11 @@ def main(payload: dict[str, Any], result: Path | None) -> int:
         "cluster": payload["cluster"],
         "node": payload["node"],
         "layers": [{**layer, "index": index, "name": f"layer{index}"} for index in range(2)],
+        "edges": [
+            {"upstream": -1, "downstream": 0, "bytes": 32},
+            {"upstream": 0, "downstream": 1, "bytes": 64},
+            {"upstream": -1, "downstream": 1, "bytes": 16},
+        ],
         "parameters": 20,
         "input_bytes": 32,
         "data_tokens": 1000,

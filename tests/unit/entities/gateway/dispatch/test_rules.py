@@ -6,8 +6,15 @@ import random
 
 import pytest
 
-from entities.gateway.dispatch.rules import choose_entries, fill, interleave, largest_remainder
-from schemas.registry import InstanceState
+from entities.gateway.dispatch.rules import (
+    choose_entries,
+    entry_query,
+    fill,
+    interleave,
+    largest_remainder,
+)
+from entities.presence.registry_view import RegistryView
+from schemas.registry import InstanceState, Resolved, ServiceRecord
 from schemas.signals import ComputeEntry
 from tests.builders.records import instance
 from tests.builders.telemetry import compute
@@ -152,3 +159,18 @@ def test_largest_remainder_is_exact_and_breaks_ties_by_order() -> None:
 def test_interleaving_lets_all_begin_at_once() -> None:
     assert interleave((4, 2)) == (0, 1, 0, 0, 1, 0)
     assert sorted(interleave((3, 0, 1))) == [0, 0, 0, 2]
+
+
+def test_a_tag_that_is_taken_away_changes_who_gets_microbatches() -> None:
+    """Draft §1: gateways dispatch to what the registry finds by content."""
+    view = RegistryView()
+
+    def chosen(*records: ServiceRecord) -> set[str]:
+        view.snapshot(Resolved(revision=view.revision + 1, records=records))
+        return set(choose_entries(view.resolve(entry_query("j")), {}, "j", range(4)).shares)
+
+    near, far = instance("j-data-r0"), instance("j-data-r1", cluster="west")
+    assert chosen(near, far, instance("j-s0-r0"), instance("k-data-r0")) == {"j-data-r0", "j-data-r1"}
+    assert chosen(near, far.model_copy(update={"tags": ()})) == {"j-data-r0"}
+    assert chosen(near.model_copy(update={"prefix": "train/k/data"}), far) == {"j-data-r1"}
+    assert chosen(near, far.model_copy(update={"state": InstanceState.DRAINING})) == {"j-data-r0"}

@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 import pytest
 
-from entities.orchestrator.faults.fault_location import judge_fault
+from entities.orchestrator.faults.fault_location import in_words, judge_fault
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import Judgement
 from schemas.registry import InstanceState
-from tests.builders.faults import fault_report
+from tests.builders.faults import cluster_report, fault_report
 from tests.builders.graphs import node
 from tests.builders.steps import member
 
@@ -66,6 +66,56 @@ class TestTheClustersJudgement:
         )
         assert found.broken == broken
         assert judge_fault(VICTIM, InstanceState.ACTIVE, None, fault_report("link")).broken == ()
+
+
+class TestTheClustersDetectors:
+    """§5.5: what the MIC says of a living process decides; without it, it is taken for a healthy one."""
+
+    def test_taking_its_judgement_away_changes_the_choice(self) -> None:
+        stalled = judgement("running", condition="stalled", scope="instance", kind="structural")
+        report = fault_report("stalled")
+        found = judge_fault(VICTIM, InstanceState.ACTIVE, stalled, report)
+        assert (found.verdict, found.scope, found.action) == ("structural", "instance", "fence and replace")
+        assert found.reason == "process running, registry active, and stalled: looked at"
+        for condition in ("", "well", "underperforming"):
+            healthy = stalled.model_copy(update={"condition": condition})
+            assert judge_fault(VICTIM, InstanceState.ACTIVE, healthy, report).verdict == "unfounded"
+
+    def test_what_may_go_on_is_waited_for(self) -> None:
+        stalled = judgement("running", condition="stalled", scope="instance")
+        found = judge_fault(VICTIM, InstanceState.ACTIVE, stalled, fault_report("stalled"))
+        assert (found.verdict, found.action) == ("transient", "it is waited for")
+        gone = judge_fault(VICTIM, InstanceState.FAULTED, stalled, fault_report("instance"))
+        assert gone.verdict == "structural", "the registry knows more"
+
+    def test_a_stopped_process_needs_no_other_word(self) -> None:
+        stopped = judgement("stopped", condition="stalled", scope="instance")
+        found = judge_fault(VICTIM, InstanceState.ACTIVE, stopped, fault_report("stalled"))
+        assert (found.verdict, found.scope) == ("structural", "instance")
+        silent = judge_fault(VICTIM, InstanceState.ACTIVE, judgement("stopped"), fault_report("stalled"))
+        assert silent.verdict == "unfounded"
+
+    def test_an_underperforming_one_is_no_fault(self) -> None:
+        slow = judgement("running", condition="underperforming")
+        assert judge_fault(VICTIM, InstanceState.ACTIVE, slow, fault_report("slow")).verdict == "transient"
+
+    def test_the_words_say_who_judged_what(self) -> None:
+        stalled = judgement("running", condition="stalled", scope="instance", waiting=("j-s0-r1",))
+        assert in_words("a-n", stalled) == (
+            "a-n: stalled, process running, scope instance, transient; j-s0-r1 wait for it"
+        )
+        assert in_words("a-n", None) == ""
+
+    def test_other_clusters_say_who_waits(self) -> None:
+        mesh = MeshView()
+        waits = cluster_report("j-s1-r0", scope="none", waits_for=(VICTIM.sid,))
+        mesh.judged(waits)
+        assert mesh.waiting_for(VICTIM) == ["j-s1-r0 waits for it, says a-n"]
+        mesh.judged(cluster_report("j-s1-r0", condition="well"))
+        assert mesh.waiting_for(VICTIM) == []
+        mesh.judged(waits)
+        mesh.forget_job("j")
+        assert mesh.waiting_for(VICTIM) == []
 
 
 async def test_a_node_that_was_judged_lost_gets_nothing_until_it_is_warm() -> None:

@@ -64,14 +64,14 @@ FAILED = Parked("3 times back to the checkpoint", for_room=False)
 async def test_one_gives_way_and_goes_on_by_itself() -> None:
     job = Job()
     parking = job.parking()
-    assert parking.give_way("parks for k")
+    assert parking.give_way("parks for k", held=False)
     assert (job.parks, job.for_room, job.record.held) == ("parks for k", True, "")
     assert parking.as_parked().for_room
     await parking.park("parked by olga")  # a person's word is the last
     assert (job.parks, job.for_room) == ("parked by olga", False)
     assert not parking.as_parked().for_room
-    assert not parking.give_way("parks for k")
-    assert not Job(JobState.RECOVERING).parking().give_way("parks for k")
+    assert not parking.give_way("parks for k", held=False)
+    assert not Job(JobState.RECOVERING).parking().give_way("parks for k", held=False)
 
 
 async def test_one_that_is_held_before_it_began_is_let_go() -> None:

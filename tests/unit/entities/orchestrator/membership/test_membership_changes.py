@@ -80,9 +80,9 @@ class Stage:
 async def test_one_that_was_to_leave_stays_if_it_is_wanted_again() -> None:
     crew = Crew(2)
     changes = crew.changes()
-    assert changes.scale(0, 1) == "j-s0-r1 will leave"
-    assert changes.scale(0, 2) == "j-s0-r1 will stay"
-    assert changes.scale(0, 2) == "nothing to do"
+    assert changes.scale([0], 1) == "j-s0-r1 will leave"
+    assert changes.scale([0], 2) == "j-s0-r1 will stay"
+    assert changes.scale([0], 2) == "nothing to do"
     changes.decided()
     assert crew.lost == set()
     assert len(crew.graph.units) == 2
@@ -91,9 +91,9 @@ async def test_one_that_was_to_leave_stays_if_it_is_wanted_again() -> None:
 async def test_one_that_is_on_its_way_in_leaves_once_it_is_there() -> None:
     crew = Crew(1)
     changes = crew.changes()
-    assert changes.scale(0, 2) == "j-s0-r1 will join"
+    assert changes.scale([0], 2) == "j-s0-r1 will join"
     assert crew.brought == ["j-s0-r1"]
-    assert changes.scale(0, 1) == "j-s0-r1 will leave"
+    assert changes.scale([0], 1) == "j-s0-r1 will leave"
     changes.decided()
     assert crew.lost == set()
     crew.members["j-s0-r1"] = member(1)
@@ -107,9 +107,9 @@ async def test_one_that_is_on_its_way_in_leaves_once_it_is_there() -> None:
 async def test_while_one_is_leaving_another_order_is_asked_for_later() -> None:
     crew = Crew(2)
     changes = crew.changes()
-    changes.scale(0, 1)
+    changes.scale([0], 1)
     changes.decided()
     with pytest.raises(Conflict, match=r"j-s0-r1 of stage 0 is just leaving: ask again in a moment"):
-        changes.scale(0, 2)
+        changes.scale([0], 2)
     await crew.ended()
-    assert changes.scale(0, 2) == "j-s0-r1 will join"
+    assert changes.scale([0], 2) == "j-s0-r1 will join"

@@ -48,6 +48,7 @@ class Job:
         self.running, self.at_end, self.step = True, False, 9
         self.coming: set[str] = set()
         self.closed: set[str] = set()
+        self.unfit: dict[int, str] = {}
         self.done: list[str] = []
         self.moves: list[StageMove] = []
         self.ended = asyncio.Event()
@@ -56,6 +57,9 @@ class Job:
 
     def is_open(self, sid: str) -> bool:
         return sid not in self.closed
+
+    def unfit_for(self, sid: str, stage: int) -> str:
+        return self.unfit.get(stage, "")
 
     async def end(self, member: Member) -> None:
         assert self.graph.placement(member.sid), "its node is looked up by its placement"
@@ -173,6 +177,11 @@ async def test_why_not(job: Job) -> None:
     job.closed.add(A1.sid)
     with pytest.raises(Conflict, match="slot is cordoned"):
         moving.ask(A1.sid, 1, "rita")
+    job.closed.clear()
+    job.unfit[1] = "stage 1 is pinned to node b1"
+    with pytest.raises(Conflict, match="stage 1 is pinned to node b1"):
+        moving.ask(A1.sid, 1, "rita")
+    job.unfit.clear()
     job.running = False
     with pytest.raises(Conflict, match="being brought back"):
         moving.ask(A0.sid, 1, "rita")

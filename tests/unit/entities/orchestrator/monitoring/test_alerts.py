@@ -9,6 +9,7 @@ from entities.orchestrator.monitoring.hardware_risk import WARM_C
 from schemas.alert import Alert, AlertKind
 from schemas.job import StepResult
 from schemas.step import MicrobatchClaim
+from tests.builders.faults import cluster_report
 from tests.builders.jobs import step_result
 from tests.builders.steps import claim, member
 from tests.builders.telemetry import qos_report
@@ -139,3 +140,22 @@ def test_an_inherited_straggler_may_have_left() -> None:
     assert words(after.decided(*step(30, ms={"s0": 30.0, "s2": 30.0}))) == [
         (AlertKind.STRAGGLER, "s1", False)
     ]
+
+
+def test_what_a_node_agent_judges_is_an_alert_until_it_is_well_or_gone() -> None:
+    alerts = Alerts()
+    for number in range(3):
+        alerts.decided(*step(number, ms=EVEN))
+    slow = cluster_report("s1", "underperforming", slowness=4.0)
+    (raised,) = alerts.reported(slow, 3)
+    assert words([raised]) == [(AlertKind.UNDERPERFORMING, "s1", True)]
+    assert (raised.value, raised.usual) == (4.0, 1.0)
+    assert alerts.reported(slow, 3) == []
+    assert words(alerts.reported(cluster_report("s1", "well"), 4)) == [
+        (AlertKind.UNDERPERFORMING, "s1", False)
+    ]
+    assert alerts.reported(cluster_report("s1", "well"), 4) == []
+    alerts.reported(slow, 5)
+    left = alerts.decided(*step(6, ms={"s0": 30.0, "s2": 30.0}))
+    assert words(left) == [(AlertKind.UNDERPERFORMING, "s1", False)]
+    assert alerts.raised == ()

@@ -18,11 +18,13 @@ from entities.orchestrator.planning.eligible_slots import (
     refusal,
 )
 from entities.orchestrator.planning.placement import NoRoom
-from entities.orchestrator.planning.task_graph import plan
+from entities.orchestrator.planning.plan_requests import request_for
+from entities.orchestrator.planning.task_graph import plan, room_for
+from entities.planner.search.plan_search import search_plan
 from schemas.cluster import NodeStatus
 from schemas.envelope import EntityKind
 from schemas.job import JobSpec
-from schemas.registry import InstanceState, ServiceRecord, label_tag
+from schemas.registry import InstanceState, ServiceRecord, TensorSchema, label_tag
 from schemas.task_graph import TaskGraph
 from tests.builders import jobs
 from tests.builders.graphs import node, topology
@@ -63,6 +65,14 @@ def clusters(graph: TaskGraph | NoRoom) -> set[str]:
     return {each.cluster for each in graph.placements if each.slot >= 0}
 
 
+def searched(nodes: Sequence[NodeStatus]) -> set[str]:
+    """The clusters of the plan that is searched for a job of one instance."""
+    room = room_for(spec(), nodes)
+    assert not isinstance(room, NoRoom)
+    request = request_for(spec(), topology(), room)
+    return {request.slots[place.slot].cluster for place in search_plan(request).places}
+
+
 EU = place("a", 2, labels={"region": "eu"})
 US = place("b", 2, labels={"region": "us"})
 GPU = place("c", 2, device="cuda:0", kind="cuda", bits_class="cuda-1", precisions=("fp32", "bf16"))
@@ -76,6 +86,28 @@ class TestTheChoice:
         records = {"a-n": record(EU, tags=()), "b-n": record(other)}
         assert clusters(plan_in_one_class([EU, other], job, "", records, _on(job))) == {"b"}
 
+    def test_units_that_make_data_are_found_in_the_same_way(self) -> None:
+        """Readers and functions of preprocessing take no slot, and go where the job's query leads."""
+        chain = [{"name": "noise", "function": "users:noise", "replicas": 2}]
+        job = spec(labels={"region": "eu"}).model_copy(
+            update={"data": jobs.spec(data={"preprocess": chain}).data}
+        )
+        row = (TensorSchema(name="inputs", shape=(), dtype="float32"),)
+        found = topology(records=((),), batch=row)
+
+        def making(records: dict[str, ServiceRecord]) -> set[str]:
+            there = [EU, place("b", 2, labels={"region": "eu"})]
+            graph = plan_in_one_class(
+                there, job, "", records, lambda these: plan("j", job, found, these, {}, {})
+            )
+            assert isinstance(graph, TaskGraph), graph
+            return {each.cluster for each in graph.placements if each.slot < 0}
+
+        both = {"a-n": record(EU), "b-n": record(EU, tags=record(EU).tags)}
+        assert making(both) == {"a", "b"}
+        assert making(both | {"a-n": record(EU, tags=())}) == {"b"}
+        assert making(both | {"b-n": record(EU, tags=())}) == {"a"}
+
     def test_a_capability_that_is_taken_away_changes_it(self) -> None:
         job = spec(precision="bf16")
         able = place("a", 2, precisions=("fp32", "bf16"))
@@ -88,6 +120,13 @@ class TestTheChoice:
         assert clusters(plan_in_one_class([EU, US], job, "", {"a-n": record(EU)}, _on(job))) == {"a"}
         records = {"a-n": record(EU, state=state)}
         assert clusters(plan_in_one_class([EU, US], job, "", records, _on(job))) == {"b"}
+
+    def test_the_clusters_judgement_of_a_slot_changes_it(self) -> None:
+        """§5.5: a slot whose instance underperforms counts with what it gives (ADR-0082)."""
+        fast, other = place("a", 1, speed={"stage": 2.0}), place("b", 1, speed={"stage": 1.5})
+        assert searched([fast, other]) == {"a"}
+        judged = place("a", 1, speed={"stage": 2.0}, condition="underperforming", performance=0.3)
+        assert searched([judged, other]) == {"b"}
 
     def test_only_slots_of_the_kind_are_used(self) -> None:
         mixed = place("a", 2)
@@ -156,6 +195,21 @@ class TestBits:
         assert not refused.never
         assert "no slot has the bits of cpu-9" in refused.reason
         assert "resume_from" in refused.reason
+
+    def test_what_resumes_from_bits_that_nothing_has_is_refused(self) -> None:
+        job = spec().model_copy(update={"resume_from": "bus://artifacts/j/checkpoints"})
+        assert clusters(planned([EU, place("b", 2, bits_class="cpu-9")], job, "cpu-9")) == {"b"}
+        refused = planned([EU], job, "cpu-9")
+        assert isinstance(refused, NoRoom)
+        assert refused.never
+        assert refused.reason == (
+            "no slot has the bits of cpu-9, in which the checkpoint of resume_from was computed (there are "
+            "cpu-1): join such a node, or set requires.bits: any, to go on with other bits"
+        )
+        waking = GPU.model_copy(update={"warm": False, "slots": ()})
+        refused = planned([EU, waking], job, "cpu-9")
+        assert isinstance(refused, NoRoom)
+        assert not refused.never, "the node that wakes up may have them"
 
     def test_any_bits_uses_all(self) -> None:
         other = place("b", 2, bits_class="cpu-2")

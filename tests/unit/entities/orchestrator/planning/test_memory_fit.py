@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from entities.orchestrator.planning.memory_fit import fixed_by_memory
+from entities.orchestrator.planning.memory_fit import fewer_slots, fixed_by_memory
+from entities.orchestrator.planning.placement import NoRoom
+from entities.orchestrator.planning.task_graph import plan
 from schemas.checkpoint import spec_digests
 from schemas.cluster import NodeStatus
 from schemas.job import JobSpec
@@ -85,3 +87,43 @@ def test_one_microbatch_of_the_largest_kind_that_fits_needs_nothing_again() -> N
     fixed, because = fixed_by_memory(asked, LAYERS, slots(200 * MIB))
     assert (fixed.training.microbatch_samples, fixed.training.recompute) == (2, ())
     assert because.count(";") == 2
+
+
+def devices(**memory: tuple[int, int]) -> NodeStatus:
+    """A node with devices of so much memory each, shared by so many slots."""
+    names = [name for name, (_, sharers) in memory.items() for _ in range(sharers)]
+    there = node(devices=tuple(names))
+    sized = [
+        slot.model_copy(update={"memory_bytes": memory[slot.device][0] // memory[slot.device][1]})
+        for slot in there.slots
+    ]
+    return there.model_copy(update={"slots": tuple(sized)})
+
+
+class TestFewerSlots:
+    """A stage that needs more than its slot's part of a device is refused with the way out."""
+
+    def test_the_refusal_says_which_stage_how_much_over_and_with_how_many_slots_it_fits(self) -> None:
+        need = plan("j", job(2), LAYERS, [devices(cpu=(1 << 40, 2))])
+        assert not isinstance(need, NoRoom)
+        needs = max(unit.requirements.memory_bytes for unit in need.units)
+        shared = devices(cpu=(3 * needs, 12))
+        refused = plan("j", job(2), LAYERS, [shared])
+        assert isinstance(refused, NoRoom)
+        assert "\n" not in refused.reason
+        first, *_, last = refused.reason.split("; or ")
+        assert first.startswith("stage ")
+        assert "too little" in first
+        assert "have fewer slots share the memory of a-n: with `dmsc join --slots " in last
+        count = int(last.partition("--slots ")[2].partition("`")[0])
+        assert isinstance(plan("j", job(2), LAYERS, [devices(cpu=(3 * needs, count))]), type(need)), last
+
+    def test_it_counts_the_slots_of_all_devices_of_the_node(self) -> None:
+        cards = devices(**{"cuda:0": (80 * MIB, 4), "cuda:1": (80 * MIB, 4)})
+        assert fewer_slots([cards], 30 * MIB).startswith(
+            "have fewer slots share the memory of a-n: with `dmsc join --slots 4` there each has 40 MiB"
+        )
+
+    @pytest.mark.parametrize("need", [0, 10 * MIB, 81 * MIB])
+    def test_where_it_would_not_help_it_is_not_named(self, need: int) -> None:
+        assert fewer_slots([devices(cpu=(80 * MIB, 4))], need) == ""

@@ -42,13 +42,14 @@ def test_the_first_policy_names_every_instance_and_a_window() -> None:
     assert policy.algorithm == "expected-completion"
     assert policy.clusters == ("a", "b")
     assert policy.stages[1].weights == {"j1-s1-r0": 1.0, "j1-s1-r1": 1.0}
-    assert [stage.window for stage in policy.stages] == [window(2, 0, 2, 2), window(2, 1, 2, 2)]
+    assert [stage.window for stage in policy.stages] == [window((2, 2), 0, 2), window((2, 2), 1, 2)]
 
 
 def test_windows_keep_a_pipeline_full_and_are_never_zero() -> None:
-    assert [window(4, stage, 1, 1) for stage in range(4)] == [8, 6, 4, 2]
-    assert [window(2, 0, 1, 4), window(2, 1, 4, 4)] == [6, 1], "unequal replicas need some more"
-    assert window(1, 0, 8, 8) == 1
+    assert [window((1,) * 4, stage, 1) for stage in range(4)] == [8, 6, 4, 2]
+    assert [window((4, 4), 0, 1), window((4, 4), 1, 4)] == [6, 1], "unequal replicas need some more"
+    assert [window((1, 3), 0, 1), window((1, 3), 1, 1)] == [8, 2], "one feeds three, each with two at once"
+    assert window((8,), 0, 8) == 1
 
 
 def test_functions_of_preprocessing_come_before_stage_0_with_their_schemas() -> None:

@@ -13,21 +13,25 @@ import pytest
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.placement import NoRoom
 from entities.orchestrator.queue import job_queue
-from entities.orchestrator.queue.job_queue import JobQueue
+from entities.orchestrator.queue.job_queue import JobQueue, SlotGrant
 from entities.orchestrator.queue.mesh_slots import (
     LEFT_BEHIND,
+    RegisteredSlots,
+    busy_slots,
     emptied,
     job_request,
     queue_rules,
+    reshaped,
     slot_facts,
 )
 from entities.queue import scheduling
-from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob
+from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob, Replicas
 from schemas.errors import BadInput, Conflict
 from schemas.job import JobState
-from schemas.task_graph import Placement
+from schemas.job_file.parallel import ReplicaRange
+from schemas.task_graph import Placement, PlanForecast
 from tests.builders import jobs
-from tests.builders.graphs import node, placement
+from tests.builders.graphs import graph, node, placement, unit
 from tests.builders.jobs import job as job_record
 from tests.waiting import eventually
 
@@ -45,6 +49,9 @@ class Run:
         self.plans = 0
         self.nodes: frozenset[str] | None = None
         self.gave_way: list[tuple[str, bool]] = []
+        self.leaving: set[str] = set()
+        self.resized: list[tuple[int, str]] = []
+        self.replicas = 0
 
     def give_way(self, why: str, *, held: bool) -> bool:
         self.gave_way.append((why, held))
@@ -56,17 +63,24 @@ class Run:
 
     @property
     def active(self) -> ActiveJob:
-        return ActiveJob(request=self.request, replicas=1, slots=(), started_at=0.0, work_s=self.work_s)
+        replicas = self.replicas or 1
+        return ActiveJob(
+            request=self.request, replicas=replicas, slots=(), started_at=0.0, work_s=self.work_s
+        )
 
-    def plan(self, nodes: frozenset[str] | None) -> Any:
+    def resize(self, replicas: int, why: str) -> bool:
+        self.resized.append((replicas, why))
+        return True
+
+    def plan(self, grant: SlotGrant) -> Any:
         """Takes the first slots that are free by its own count."""
         self.plans += 1
-        self.nodes = nodes
+        self.nodes, self.replicas = grant.nodes, grant.replicas
         if self.fails is not None:
             raise self.fails
         first = sum(len(run.placements) for run in self.others())
         self.placements = [
-            placement(self.name, first + number) for number in range(self.request.replica_slots)
+            placement(self.name, first + number) for number in range(self.request.slots(grant.replicas))
         ]
         return self.name
 
@@ -172,14 +186,28 @@ async def test_a_lost_instance_is_replaced_before_the_queue_goes_on() -> None:
 
 def test_slots_are_free_once_the_exit_from_them_is_seen() -> None:
     nodes = [node("a", slots=3, busy=1), node("b")]
-    active = {"k": Run("k", 1, 0.0).active}
-    facts = slot_facts(nodes, {"b-n": {None}}, {"a-n/1": "k"}, [], active)
+    registered = RegisteredSlots()
+    table = registered.table(nodes, {"b-n": {None}})
+    active = replace(Run("k", 1, 0.0).active, slots=("a-n/1",))
+    facts = slot_facts(table, busy_slots(nodes), [], [active])
     held = {job.request.job: job.slots for job in facts.running}
     assert held == {"k": ("a-n/1",), LEFT_BEHIND: ("a-n/0",)}
-    assert [slot.slot for slot in facts.slots if slot.closed] == ["b-n/0", "b-n/1"]
-    assert slot_facts(emptied(nodes), {}, {}, [], {}).running == ()
-    assert facts.as_decided(slot_facts(nodes, {"b-n": {None}}, {"a-n/1": "k"}, [], active))
-    assert not facts.as_decided(slot_facts(nodes, {}, {"a-n/1": "k"}, [], active))
+    assert [slot.slot for slot in table.slots if slot.closed] == ["b-n/0", "b-n/1"]
+    assert slot_facts(table, busy_slots(emptied(nodes)), [], []).running == ()
+    assert facts.as_decided(slot_facts(table, busy_slots(nodes), [], [active]))
+    leaving = replace(active, leaving=frozenset(active.slots))
+    assert not facts.as_decided(slot_facts(table, busy_slots(nodes), [], [leaving]))
+    opened = registered.table(nodes, {})
+    assert not facts.as_decided(slot_facts(opened, busy_slots(nodes), [], [active]))
+
+
+def test_the_table_of_slots_is_the_same_until_a_slot_is_another() -> None:
+    nodes = [node("a", slots=3, busy=1), node("b")]
+    registered = RegisteredSlots()
+    table = registered.table(nodes, {})
+    assert registered.table(emptied(nodes), {}) is table
+    assert registered.table(nodes, {"b-n": {0}}) is not table
+    assert [slot.closed for slot in registered.table(nodes, {"b-n": {0}}).slots[3:]] == [True, False]
 
 
 def test_a_job_asks_the_queue_for_slots_of_its_kind_precision_labels_and_bits() -> None:
@@ -197,9 +225,48 @@ def test_a_job_asks_the_queue_for_slots_of_its_kind_precision_labels_and_bits() 
     ]
     bare = node("a", "n", len(less))
     slots = tuple(slot.model_copy(update=able | lack) for slot, lack in zip(bare.slots, less, strict=True))
-    table = slot_facts([bare.model_copy(update={"slots": slots})], {}, {}, [], {}).table
+    table = RegisteredSlots().table([bare.model_copy(update={"slots": slots})], {})
     needs = job_request(record, record.spec, "").needs
     assert [needs.admit(slot) for slot in table.slots] == [True, False, False, False, False]
+
+
+def test_a_job_with_a_range_asks_for_a_number_of_replicas_and_says_how_fast_each_is() -> None:
+    spec = jobs.spec(
+        parallel={"stages": 2, "replicas": {"min": 1, "want": 2, "max": 4}, "standbys": 1},
+        training={"steps": 2, "microbatches": 4},
+    )
+    request = job_request(jobs.job("j", spec=spec), spec)
+    assert (request.replicas.least, request.replicas.want, request.replicas.most) == (1, 2, 4)
+    assert (request.replica_slots, request.other_slots) == (2, 2)
+    assert request.speeds == (
+        0.5,
+        1.0,
+        1.0,
+        1.8,
+    )  # four microbatches take three as long as two
+    steps = forecast(by_replicas=(20.0, 10.0, 9.0, 5.0))
+    planned = graph(unit("j-s0-r0")).model_copy(update={"forecast": steps})
+    request = job_request(jobs.job("j", spec=spec, graph=planned), spec)
+    assert request.speeds == (0.5, 1.0, 10 / 9, 2.0)
+    rigid = jobs.spec(parallel={"stages": 2, "replicas": [1, 2]})
+    assert job_request(jobs.job("j", spec=rigid), rigid).slots(1) == 3
+
+
+def test_a_shape_that_does_not_fit_to_the_rest_is_refused_in_one_line() -> None:
+    spec = jobs.spec(parallel={"stages": 2, "replicas": {"min": 1, "want": 2, "max": 3}, "standbys": [0, 1]})
+    assert reshaped(spec, None, 4).parallel.replicas == ReplicaRange(min=1, want=4, max=4)
+    with pytest.raises(BadInput) as refused:
+        reshaped(spec, 3, None)
+    assert "standbys names 2 stages, but stages is 3: give --replicas" in refused.value.text
+    listed = jobs.spec(parallel={"stages": 2, "replicas": [1, 2]})
+    assert reshaped(listed, 1, 3).parallel.replicas_per_stage() == (3,)
+    with pytest.raises(BadInput):
+        reshaped(listed, 1, None)
+
+
+def forecast(**more: Any) -> PlanForecast:
+    times = {"step_ms": 1.0, "bottleneck_ms": 1.0, "fill_ms": 0.0, "reduction_ms": 0.0, "constant_ms": 0.0}
+    return PlanForecast.model_validate(times | more)
 
 
 async def test_a_job_parks_once_for_one_with_a_stronger_claim() -> None:
@@ -217,6 +284,25 @@ async def test_a_job_parks_once_for_one_with_a_stronger_claim() -> None:
     assert low.gave_way == [("parks for high", False)]
 
 
+async def test_a_running_job_shrinks_for_one_that_waits_and_grows_into_what_nobody_needs() -> None:
+    mesh = await mesh_of(node("a", slots=4))
+    wide, late = Run("wide", 1, 0.0), Run("late", 1, 1.0)
+    wide.request = replace(wide.request, replicas=Replicas(least=1, want=2, most=4))
+    wide.placements, wide.replicas = [placement("wide", slot) for slot in range(3)], 3
+    late.request = replace(late.request, held="held")
+    async with queue_of(mesh, wide, late) as queue:
+        await heard(late, "held")
+        assert wide.resized[-1] == (4, "grows to 4 replicas into idle slots")
+        wide.placements, wide.replicas = [placement("wide", slot) for slot in range(4)], 4
+        late.request = replace(late.request, held="")
+        queue.again()
+        await heard(late, "waits for the exit of those who make room for it")
+        assert wide.resized[-1] == (3, "makes room for late")
+        wide.leaving, wide.replicas = {"wide-3"}, 3
+        await mesh.nudge()
+        assert late.placements == []
+
+
 async def test_a_job_waits_for_those_that_it_names() -> None:
     mesh = await mesh_of(node("a", slots=2))
     first, second = Run("first", 1, 0.0), Run("second", 1, 1.0)
@@ -226,9 +312,19 @@ async def test_a_job_waits_for_those_that_it_names() -> None:
     async with queue_of(mesh, first, second, ended=ended) as queue:
         await heard(second, "starts after first is done")
         ended["first"] = job_record("first", JobState.DONE)
-        del queue._runs["first"]  # type: ignore[attr-defined]
+        del queue._holders["first"]  # type: ignore[attr-defined]
         await mesh.nudge()
         await heard(second, "second")
+
+
+async def test_a_job_fails_if_one_that_it_waits_for_did() -> None:
+    second = Run("second", 1, 1.0)
+    second.request = replace(second.request, after=("first",))
+    mesh, ended = await mesh_of(node("a", slots=2)), {"first": job_record("first", JobState.FAILED)}
+    async with queue_of(mesh, second, ended=ended):
+        await heard(second, "was to start after first, which was not done: submit it without that")
+    assert second.heard[-1].never
+    assert not second.placements
 
 
 async def test_a_job_that_keeps_away_from_another_is_placed_on_other_nodes() -> None:

@@ -1,0 +1,155 @@
+"""What the queue sees of a job's run, and has it do: take slots, change its size, give way (ADR-0073)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+from bus.logs import get_logger
+from entities.orchestrator.job_state.context import JobContext
+from entities.orchestrator.queue.mesh_slots import (
+    in_replica_order,
+    job_request,
+    ran_s,
+    replicas_of,
+    work_left_s,
+)
+from entities.queue.queued_job import ActiveJob, QueuedJob
+from schemas.errors import DmscError
+from schemas.task_graph import Placement, TaskGraph
+
+log = get_logger("orchestrator")
+
+
+class TrainingSize(Protocol):
+    """A job's training, as far as its size goes."""
+
+    @property
+    def step(self) -> int:
+        """The step that is open."""
+
+    @property
+    def finds_room(self) -> bool:
+        """Whether an instance that it lost is placed in a moment."""
+
+    def scale(self, stages: Sequence[int], replicas: int) -> str:
+        """Has these stages have so many replicas; returns what will happen, in words."""
+
+
+class GivesWay(Protocol):
+    """What parks a job."""
+
+    @property
+    def can_give_way(self) -> bool:
+        """Whether it could park now."""
+
+    def give_way(self, why: str, *, held: bool) -> bool:
+        """Has it park for another job, or for good (`held`); False: it can't now."""
+
+
+class SlotHolding:
+    """One run's place in the queue, or its slots.
+
+    Args:
+        waiting: what it asks for; None while it has instances, or is held back for another reason than room.
+        placed_at: when it got its slots.
+        leaving: units that were told to leave and have not been seen to exit.
+        over: whether it is certain how the job ends.
+    """
+
+    def __init__(
+        self,
+        job: JobContext,
+        training: TrainingSize,
+        parking: GivesWay,
+        *,
+        waiting: Callable[[], QueuedJob | None],
+        placed_at: Callable[[], float],
+        leaving: Callable[[], frozenset[str]],
+        over: Callable[[], bool],
+    ) -> None:
+        self._job = job
+        self._training = training
+        self._parking = parking
+        self._waiting = waiting
+        self._placed_at = placed_at
+        self._leaving = leaving
+        self._over = over
+        self._resized_at: float | None = None
+        self._leaves_at = 0.0
+        self._ordered: tuple[TaskGraph | None, Sequence[Placement]] = None, ()
+
+    @property
+    def name(self) -> str:
+        """The job's id."""
+        return self._job.name
+
+    @property
+    def placements(self) -> Sequence[Placement]:
+        """Where its units run, or are to run; those last that leave first when it shrinks."""
+        graph = self._job.instances.deployed
+        if graph is not self._ordered[0]:
+            self._ordered = graph, () if graph is None else in_replica_order(graph)
+        return self._ordered[1]
+
+    @property
+    def leaving(self) -> Collection[str]:
+        """The units among them that were told to leave."""
+        return self._leaving()
+
+    @property
+    def finds_room(self) -> bool:
+        return self._training.finds_room
+
+    @property
+    def waiting(self) -> QueuedJob | None:
+        return None if self._over() else self._waiting()
+
+    @property
+    def active(self) -> ActiveJob:
+        """What the queue has to know of it while it holds slots, but for these."""
+        record, spec, now = self._job.store.record, self._job.spec, time.time()
+        over, graph, placed_at = self._over(), self._job.instances.deployed, self._placed_at()
+        request = job_request(record, spec)
+        resized_at, replicas = self._resized_at, request.replicas.want
+        if graph is not None and spec.parallel.replica_range is not None:
+            replicas = replicas_of(graph) - self._going(graph)
+        return ActiveJob(
+            request=request,
+            replicas=replicas,
+            slots=(),
+            started_at=placed_at,
+            work_s=0.0 if over else work_left_s(record, spec, self._training.step, request),
+            attained_slot_s=record.usage.held(record.usage.slots, now).slot_s,
+            ran_s=0.0 if over else ran_s(record, now),
+            leaves_at=self._leaves_at,
+            resized_at=placed_at if resized_at is None else resized_at,
+            fixed=not self._parking.can_give_way,
+        )
+
+    def _going(self, graph: TaskGraph) -> int:
+        """How many replicas are leaving."""
+        leaving = self._leaving()
+        stages = {unit.stage for unit in graph.units if unit.sid in leaving}
+        return max((sum(unit.sid in leaving for unit in graph.stage(stage)) for stage in stages), default=0)
+
+    def give_way(self, why: str, *, held: bool) -> bool:
+        """Has it park for another job, or for good (`held`); returns False if it can't be parked now."""
+        return not self._over() and self._parking.give_way(why, held=held)
+
+    def resize(self, replicas: int, why: str) -> bool:
+        """Has it take or leave slots, to so many replicas; returns False if that can't be now."""
+        job = self._job
+        if self._over() or not self._parking.can_give_way:
+            return False
+        try:
+            said = self._training.scale(range(job.spec.parallel.stages), replicas)
+        except DmscError as error:
+            log.info("not resized now", job=job.name, replicas=replicas, reason=error.text)
+            return False
+        now = time.time()
+        self._resized_at, self._leaves_at = now, now + job.queue.rules.shrink_s
+        log.info("resized", job=job.name, replicas=replicas, reason=why)
+        job.events.changed(f"{why}: {said}")
+        return True

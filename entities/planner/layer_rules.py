@@ -1,0 +1,287 @@
+"""What users say of layers, and what of it a plan can keep: `spread, together, apart, pin, order` (ADR-0078).
+
+Said of layers, since a user knows layers, and stages are what a plan makes of them (draft §4.5(2)). With the
+scope `stage`, `together` forbids cuts and `apart` demands one; with `node` and `cluster` they are about the
+places of the instances. Layers that are apart are never in one stage, whatever the scope. A need of memory
+is a pin, to the slots that have so much. Hard ones are kept or there is no plan. Preferred ones on places are
+priced before the busiest link; those on cuts are kept unless what is hard, or the number of stages, forbids
+it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations, pairwise
+
+from entities.planner.plan_request import LayerRule, NoPlan, PlanRequest
+
+
+def with_rules(request: PlanRequest, rules: Iterable[LayerRule]) -> PlanRequest:
+    """The request with these rules: where it may be cut, what is parted, which slots layers are pinned to.
+
+    Raises:
+        NoPlan: some hard rule can't be kept whatever is planned, or two contradict each other, both named.
+    """
+    rules = list(rules)
+    hard = [rule for rule in rules if rule.hard]
+    _check_order(request, hard)
+    _check_pins(request, [rule for rule in hard if rule.kind == "pin"])
+    _check_places(request, hard)
+    cut = _cut_by(request, hard)
+    unkept = []
+    for rule in rules:
+        if rule.hard:
+            continue
+        if rule.kind == "order":
+            if _out_of_order(rule):
+                unkept.append(rule.shown)
+        elif rule.scope == "stage":
+            try:
+                cut = _cut_by(request, [*hard, rule])
+            except NoPlan:
+                unkept.append(rule.shown)
+            else:
+                hard.append(rule)
+    pinned = _pinned(hard)
+    layers = tuple(
+        replace(layer, pinned_to=tuple(sorted({*layer.pinned_to, *pinned[index]})))
+        if index in pinned
+        else layer
+        for index, layer in enumerate(request.layers)
+    )
+    of_places = [
+        rule
+        for rule in rules
+        if rule.kind != "order" and rule.scope != "stage" and not (rule.kind == "pin" and rule.hard)
+    ]
+    return replace(cut, layers=layers, rules=tuple(of_places), unkept=(*request.unkept, *unkept))
+
+
+def least_stages(request: PlanRequest) -> int:
+    """The fewest stages that the request's parted layers allow."""
+    stages, first = 0, 0
+    edges = _edges(request)
+    while first < edges[-1]:
+        reach = min((upper for lower, upper, _ in request.parted if lower >= first), default=edges[-1])
+        first = max((edge for edge in edges if first < edge <= reach), default=edges[-1])
+        stages += 1
+    return stages
+
+
+def barred(parted: Sequence[tuple[int, int, str]], first: int, last: int) -> bool:
+    """Whether a stage of these layers, the last exclusive, would have two that are parted."""
+    return any(first <= lower and upper < last for lower, upper, _ in parted)
+
+
+def in_words(label: str) -> str:
+    """`region=eu`, or what stands for a node, a cluster, or memory: `node a1`."""
+    if label.startswith(MEMORY):
+        return f"a slot of {int(label[len(MEMORY) :]) / 2**30:.2f} GiB"
+    if label.startswith("@"):
+        return label[1:].replace("=", " ", 1)
+    return f"the label {label}"
+
+
+NODE, CLUSTER, MEMORY = "@node=", "@cluster=", "@memory="
+"""Labels of slots for what is no label of their nodes. Operators' labels have no @."""
+
+
+def _edges(request: PlanRequest) -> tuple[int, ...]:
+    return request.edges or tuple(range(len(request.layers) + 1))
+
+
+def _cut_by(request: PlanRequest, rules: Sequence[LayerRule]) -> PlanRequest:
+    """The request with the edges and the parted layers of these rules."""
+    edges, before = _edges(request), _edges(request)
+    ties = [rule for rule in rules if rule.kind == "together" and rule.scope == "stage"]
+    for rule in ties:
+        low, high = rule.layers[0], rule.layers[-1]
+        edges = tuple(edge for edge in edges if not low < edge <= high)
+    parted = []
+    for rule in rules:
+        if rule.kind != "apart":
+            continue
+        for lower, upper in _borders(rule, request):
+            if not any(lower < edge <= upper for edge in edges):
+                names = f"{request.layers[lower].name} and {request.layers[upper].name}"
+                if not any(lower < edge <= upper for edge in before):
+                    raise NoPlan(
+                        f"{rule.shown} parts {names}, between which the model can't be cut (a layer that "
+                        "changes in place what another made stays with it): leave them in one stage"
+                    )
+                tie = next(tie for tie in ties if tie.layers[0] <= lower and upper <= tie.layers[-1])
+                raise contradiction(rule, tie, f"{names} would be in one stage and in different stages")
+            parted.append((lower, upper, rule.shown))
+    found = replace(request, edges=edges, parted=(*request.parted, *parted))
+    least = least_stages(found)
+    if request.stages is not None and request.stages < least:
+        who = ", ".join(dict.fromkeys(name for _, _, name in found.parted))
+        raise NoPlan(
+            f"parallel.stages is {request.stages}, but {who} needs {least}: set parallel.stages to at least "
+            f"{least}"
+        )
+    if request.stages is not None and request.stages > len(edges) - 1:
+        who = ", ".join(rule.shown for rule in ties) or "layers that stay together"
+        raise NoPlan(
+            f"parallel.stages is {request.stages}, but {who} leaves {len(edges) - 1} parts to be cut: set "
+            f"parallel.stages to at most {len(edges) - 1}"
+        )
+    return found
+
+
+def _borders(rule: LayerRule, request: PlanRequest) -> list[tuple[int, int]]:
+    """Neighbours of different groups: whatever interval has layers of two groups has such a pair."""
+    marked = sorted((layer, number) for number, group in enumerate(rule.groups) for layer in group)
+    for (layer, _), (other, _) in pairwise(marked):
+        if layer == other:
+            raise NoPlan(
+                f"{rule.shown} has {request.layers[layer].name} in two groups: name it in one of them"
+            )
+    return [(low, high) for (low, mine), (high, other) in pairwise(marked) if mine != other]
+
+
+def _pinned(rules: Iterable[LayerRule]) -> dict[int, set[str]]:
+    pinned: dict[int, set[str]] = defaultdict(set)
+    for rule in rules:
+        if rule.kind == "pin":
+            for layer in rule.layers:
+                pinned[layer].add(rule.label)
+    return pinned
+
+
+def contradiction(first: LayerRule, second: LayerRule, why: str) -> NoPlan:
+    return NoPlan(f"{first.shown} and {second.shown} contradict each other: {why}: drop one, or prefer it")
+
+
+def _check_pins(request: PlanRequest, pins: Sequence[LayerRule]) -> None:
+    if not request.slots:
+        return
+    have = [frozenset(slot.labels) for slot in request.slots]
+    there = frozenset[str]().union(*have)
+    for rule in pins:
+        if rule.label not in there:
+            raise NoPlan(_lacking(request, rule, there))
+    pinned = _pinned(pins)
+    for layer, labels in pinned.items():
+        if any(labels <= slot for slot in have):
+            continue
+        mine = [rule for rule in pins if layer in rule.layers]
+        for first, second in combinations(mine, 2):
+            if not any({first.label, second.label} <= slot for slot in have):
+                both = f"no slot is {in_words(first.label)} and {in_words(second.label)}".replace(
+                    "is the", "has the"
+                )
+                raise contradiction(first, second, f"{request.layers[layer].name} wants both, and {both}")
+        raise NoPlan(
+            f"no slot has all that {request.layers[layer].name} wants by "
+            f"{', '.join(rule.shown for rule in mine)}: drop one, or prefer it"
+        )
+
+
+def _lacking(request: PlanRequest, rule: LayerRule, there: frozenset[str]) -> str:
+    name = request.layers[rule.layers[0]].name
+    if rule.label.startswith(MEMORY):
+        wanted = int(rule.label[len(MEMORY) :])
+        largest = max(slot.memory_bytes for slot in request.slots)
+        return (
+            f"{rule.shown} wants {wanted / 2**30:.2f} GiB for {name}, the largest slot has "
+            f"{largest / 2**30:.2f} GiB ({(wanted - largest) / 2**30:.2f} GiB too little): ask for less, "
+            "join a larger node, or have fewer slots share its memory"
+        )
+    if rule.label.startswith("@"):
+        kind = rule.label[1:].partition("=")[0]
+        places = sorted(
+            {slot.host or slot.node if kind == "node" else slot.cluster for slot in request.slots}
+        )
+        shown = ", ".join(places[:8]) + (" …" if len(places) > 8 else "")
+        return (
+            f"{rule.shown} pins {name} to {in_words(rule.label)}, which has no slot for it (there are "
+            f"{shown}): name one of these"
+        )
+    key = rule.label.partition("=")[0]
+    shown = ", ".join(sorted(label for label in there if not label.startswith("@"))) or f"none with {key}"
+    return (
+        f"{rule.shown} pins {name} to {in_words(rule.label)}, which no slot has (labels here: {shown}): name "
+        "one of these, or give it to a node (dmsc join --label)"
+    )
+
+
+def _out_of_order(rule: LayerRule) -> tuple[int, int] | None:
+    """Layers of two groups that follow each other the other way round in the model."""
+    for first, second in pairwise(rule.groups):
+        if first and second and max(first) >= min(second):
+            return max(first), min(second)
+    return None
+
+
+def _check_order(request: PlanRequest, hard: Sequence[LayerRule]) -> None:
+    orders = [rule for rule in hard if rule.kind == "order"]
+    before: dict[int, dict[int, LayerRule]] = defaultdict(dict)
+    for rule in orders:
+        for first, second in pairwise(rule.groups):
+            for layer in first:
+                before[layer].update(dict.fromkeys(second, rule))
+    if cycle := _cycle(before):
+        names = " before ".join(request.layers[layer].name for layer in cycle)
+        rules = list(dict.fromkeys(before[low][high].shown for low, high in pairwise(cycle)))
+        what = "contradict each other" if len(rules) > 1 else "has a cycle"
+        raise NoPlan(f"{' and '.join(rules)} {what}: {names}: drop one")
+    for rule in orders:
+        if (pair := _out_of_order(rule)) is not None:
+            earlier, later = (request.layers[layer].name for layer in pair)
+            raise NoPlan(
+                f"{rule.shown} wants {earlier} before {later}, but the model computes {later} first: stages "
+                "follow the model's order; define them the other way round, or drop it"
+            )
+
+
+def _cycle(before: Mapping[int, Mapping[int, LayerRule]]) -> list[int]:
+    """Layers of a cycle, the first once more at the end; empty: there is none."""
+    done: set[int] = set()
+    for start in before:
+        path, walk = [start], [iter(before.get(start, {}))]
+        while walk and start not in done:
+            after = next(walk[-1], None)
+            if after is None:
+                done.add(path.pop())
+                walk.pop()
+            elif after in path:
+                return [*path[path.index(after) :], after]
+            elif after not in done:
+                path.append(after)
+                walk.append(iter(before.get(after, {})))
+    return []
+
+
+def _check_places(request: PlanRequest, hard: Sequence[LayerRule]) -> None:
+    together = [rule for rule in hard if rule.kind == "together" and rule.scope != "stage"]
+    apart = [rule for rule in hard if rule.kind == "apart" and rule.scope != "stage"]
+    for rule in together:
+        for other in apart:
+            groups = [group for group in other.groups if set(group) & set(rule.layers)]
+            if len(groups) > 1 and (rule.scope == "node" or other.scope == "cluster"):
+                why = (
+                    f"layers of {len(groups)} groups would be in one {rule.scope} and in different "
+                    f"{other.scope}s"
+                )
+                raise contradiction(rule, other, why)
+    pins = [rule for rule in hard if rule.kind == "pin"]
+    for rule in together:
+        pinned = _pinned(pins)
+        wanted = {frozenset(pinned[layer]) for layer in rule.layers if layer in pinned}
+        places: dict[str, list[frozenset[str]]] = defaultdict(list)
+        for slot in request.slots:
+            places[slot.node if rule.scope == "node" else slot.cluster].append(frozenset(slot.labels))
+        if (
+            wanted
+            and places
+            and not any(
+                all(any(labels <= slot for slot in slots) for labels in wanted) for slots in places.values()
+            )
+        ):
+            other = next(pin for pin in pins if set(pin.layers) & set(rule.layers))
+            raise contradiction(
+                rule, other, f"no {rule.scope} has slots for all that its layers are pinned to"
+            )
