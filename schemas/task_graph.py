@@ -231,7 +231,9 @@ class PlanForecast(Part):
 
     step_ms: float
     bottleneck_ms: float = Field(description="of the costliest stage, for all microbatches")
-    fill_ms: float = Field(description="a microbatch through the other stages")
+    fill_ms: float = Field(
+        description="a microbatch through the other stages, and what instances wait for each other"
+    )
     reduction_ms: float
     constant_ms: float
     stage_ms: tuple[float, ...] = ()

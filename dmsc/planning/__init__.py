@@ -4,5 +4,6 @@
 starts no instance; the planning itself is `entities.planner`.
 
 local_plans.py    plans of a job on slots that are named
+plan_judge.py     a plan in the simulator; `python -m dmsc.planning` is the planning process with it
 topology_file.py  the network between nodes, from a file
 """

@@ -181,6 +181,7 @@ def _orchestrator(options: RunOptions) -> ServicePart:
     from entities.orchestrator import Orchestrator, OrchestratorConfig
     from entities.orchestrator.policy.arbitration import ArbitrationConfig
     from entities.orchestrator.queue.mesh_slots import queue_rules
+    from entities.planner.planning_process import PlanningConfig
 
     modules = [name.strip() for name in options.precedence.split(",") if name.strip()]
     ranks = {module: rank for rank, module in enumerate(reversed(modules), start=1)}
@@ -190,6 +191,7 @@ def _orchestrator(options: RunOptions) -> ServicePart:
         arbitration=ArbitrationConfig(precedence=ranks),
         peak_tflops=options.peak_tflops,
         queue=queue_rules(options.queue_order, options.queue_cool_down),
+        planning=PlanningConfig(program="dmsc.planning"),
     )
     return ServicePart(
         sid="orchestrator",

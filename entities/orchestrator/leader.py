@@ -35,6 +35,7 @@ from entities.orchestrator.policy.policy_service import PolicyService
 from entities.orchestrator.policy.promotion_rules import PromotionConfig
 from entities.orchestrator.policy.promotion_service import PromotionService
 from entities.orchestrator.queue.mesh_slots import queue_rules
+from entities.planner.planning_process import PlanningConfig
 from entities.queue.queue_rules import QueueRules
 from schemas.base import Message
 from schemas.cluster import AnalysisFailed, NodeStatus, SampleWritten
@@ -81,6 +82,7 @@ class OrchestratorConfig:
     promotion: PromotionConfig = field(default_factory=PromotionConfig)
     queue: QueueRules = field(default_factory=queue_rules)
     builds: BuildsConfig = field(default_factory=BuildsConfig)
+    planning: PlanningConfig = field(default_factory=PlanningConfig)
 
 
 class Leader:
@@ -112,6 +114,7 @@ class Leader:
             ended_kept=config.ended_kept,
             submissions_kept=config.submissions_kept,
             spawn=self._spawn,
+            planning=config.planning,
             queue_rules=config.queue,
         )
         self._claims = term.claims

@@ -31,6 +31,8 @@ MOST_STEPS = 12_500
 MOST_STEPS_OF_OTHERS = 3_000
 """Likewise, for each alternative that is shown beside it."""
 MOST_UNITS = 256
+ALTERNATIVES = 3
+"""Other plans that are shown beside it, where there are so many."""
 
 EXACT, BY_SHARES = "at once, exactly", "at once, by equal shares of work"
 
@@ -82,20 +84,24 @@ def plan_at_once(request: PlanRequest) -> PlanAnswer:
     forecast = costs.forecast(cuts, memory)
     others = _others(request, forecast) if exact else ()
     times = ", ".join(f"stage {stage} {time:.1f} ms" for stage, time in enumerate(forecast.stage_ms))
+    few = ""
+    if exact and len(others) < ALTERNATIVES:
+        few = f"; no more than {len(others)} other plan{'' if len(others) == 1 else 's'} found"
     unkept = f"; not kept: {', '.join(request.unkept)}" if request.unkept else ""
     return PlanAnswer(
         cuts=tuple(cuts),
         replicas=tuple(replicas),
         places=places,
         forecast=forecast,
-        reason=f"cut by measured time ({how}): {times} of a step of {forecast.step_ms:.0f} ms{unkept}",
+        reason=f"cut by measured time ({how}): {times} of a step of {forecast.step_ms:.0f} ms{few}{unkept}",
         alternatives=others,
         planned_by=how,
     )
 
 
 def _others(request: PlanRequest, chosen: PlannedStep) -> tuple[Alternative, ...]:
-    """What fewer and more stages on as many slots would take, and as many layers for each stage."""
+    """What fewer and more stages on as many slots would take, as many layers for each stage, and an instance
+    fewer where there are most: three of these, if there are so many."""
     stages, total = len(request.replicas or ()), sum(request.replicas or ())
     edges = request.edges or tuple(range(len(request.layers) + 1))
     if len(edges) * len(edges) * stages > MOST_STEPS_OF_OTHERS:
@@ -115,8 +121,17 @@ def _others(request: PlanRequest, chosen: PlannedStep) -> tuple[Alternative, ...
         costs = _StageCosts(request, replicas)
         forecast = costs.forecast(list(pairwise(even)), chosen.memory_bytes)
         found.append(("as many layers in each stage", forecast))
+    largest = max(replicas)
+    if largest > 1 and len(found) < ALTERNATIVES:
+        at = replicas.index(largest)
+        fewer = (*replicas[:at], largest - 1, *replicas[at + 1 :])
+        costs = _StageCosts(replace(request, replicas=fewer), fewer)
+        cut = costs.exact()
+        name = f"an instance fewer in stage {at}"
+        found.append((name, costs.forecast(cut, chosen.memory_bytes) if cut else None))
     return tuple(
-        Alternative(name, other.step_ms if other else 0.0, _why_not(other, chosen)) for name, other in found
+        Alternative(name, other.step_ms if other else 0.0, _why_not(other, chosen))
+        for name, other in found[:ALTERNATIVES]
     )
 
 
@@ -282,12 +297,13 @@ class _StageCosts:
         # each stage has its own microbatches to do, and waits for the others' part of one: the latest counts
         worst = max(stages, key=lambda stage: times[stage] - fills[stage])
         fill = sum(fills) - fills[worst]
+        constant = self._request.constant_ms + self._request.instance_ms * sum(self._replicas)
         return PlannedStep(
-            step_ms=times[worst] + fill + reduction + self._request.constant_ms,
+            step_ms=times[worst] + fill + reduction + constant,
             bottleneck_ms=times[worst],
             fill_ms=fill,
             reduction_ms=reduction,
-            constant_ms=self._request.constant_ms,
+            constant_ms=constant,
             stage_ms=tuple(times),
             memory_bytes=tuple(memory),
         )

@@ -21,8 +21,8 @@ from entities.orchestrator.planning.task_graph import graph_for, plan_in, room_f
 from entities.orchestrator.queue.job_queue import QueueTurn, SlotGrant
 from entities.orchestrator.queue.mesh_slots import emptied, job_request, ran_s, shaped, work_left_s
 from entities.planner.plan_at_once import EXACT
-from entities.planner.plan_request import BY_SEARCH, NoPlan, PlanAnswer, PlanRequest
-from entities.planner.planning_process import PlanningConfig, searched
+from entities.planner.plan_request import BY_SEARCH, BY_SIMULATION, NoPlan, PlanAnswer, PlanRequest
+from entities.planner.planning_process import searched
 from entities.queue.queued_job import QueuedJob
 from schemas.cluster import NodeStatus
 from schemas.errors import BadJob
@@ -259,7 +259,7 @@ class Deployment:
     async def _search_for(self, request: PlanRequest) -> None:
         refusal = None
         try:
-            self._found[request] = await searched(request, PlanningConfig(deadline_s=self._times.plan_s))
+            self._found[request] = await searched(request, self._job.planning)
         except NoPlan as refused:
             if request.is_constrained:  # else what the plan at once says is as true
                 refusal = NoRoom(str(refused), never=refused.never)
@@ -269,7 +269,7 @@ class Deployment:
 
     async def _improve(self, graph: TaskGraph, topology: ModelTopology) -> TaskGraph:
         """A better plan by a search, where the one at once need not be the best; its slots must be free."""
-        if graph.forecast is None or graph.forecast.planned_by in (EXACT, BY_SEARCH):
+        if graph.forecast is None or graph.forecast.planned_by in (EXACT, BY_SEARCH, BY_SIMULATION):
             return graph
         job = self._job
         room = self._room(graph)
@@ -277,7 +277,7 @@ class Deployment:
             return graph
         try:
             request = request_for(self._shaped, topology, room)
-            answer = await searched(request, PlanningConfig(deadline_s=self._times.plan_s))
+            answer = await searched(request, self._job.planning)
         except NoPlan:
             return graph  # only with less memory than all that windows may hold
         now = self._room(graph)

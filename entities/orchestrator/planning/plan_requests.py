@@ -27,10 +27,14 @@ SUMS_BYTES = {True: 9, False: 4}
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastConstants:
-    """`constant_ms`: of a step beside computing and links: begin, prepare, decide, commit, as in the
-    simulator's `overheads`."""
+    """What a step takes beside computing and links: begin, prepare, decide, commit.
 
-    constant_ms: float = 15.0
+    Measured on two cores that all instances share (`make bench-forecast`); more cores take less.
+    """
+
+    constant_ms: float = 8.0
+    instance_ms: float = 6.5
+    """For each instance that works."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,7 @@ def request_for(
         microbatches=spec.training.microbatches,
         input_bytes=topology.input_bytes,
         constant_ms=config.constant_ms,
+        instance_ms=config.instance_ms,
         stages=stages,
         replicas=replicas if shape is None else None,
         standbys=parallel.standbys_per_stage() if shape is None else (),

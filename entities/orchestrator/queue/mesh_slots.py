@@ -315,10 +315,14 @@ def ran_s(record: JobRecord, now: float) -> float:
 def work_left_s(record: JobRecord, spec: JobSpec, step: int, request: JobRequest) -> float | None:
     """Predicted seconds from this step to the last one with the replicas that it wants; None: not known.
 
-    By the speed of the last step, with as many replicas as it has, or had.
+    By the speed of the last step, with as many replicas as it has, or had; until there is one, by the
+    forecast of its plan (ADR-0077).
     """
-    if record.tokens_per_s <= 0 or spec.ends_with_feed:
+    if spec.ends_with_feed:
         return None
+    if record.tokens_per_s <= 0:
+        forecast = record.graph.forecast if record.graph is not None else None
+        return None if forecast is None else max(0, record.last_step - step) * forecast.step_ms / 1e3
     training = spec.training
     tokens = training.microbatches * training.microbatch_samples * spec.data.tokens_per_sample
     present_s = max(0, record.last_step - step) * tokens / record.tokens_per_s

@@ -23,6 +23,7 @@ from entities.orchestrator.queue.mesh_slots import (
     queue_rules,
     reshaped,
     slot_facts,
+    work_left_s,
 )
 from entities.queue import scheduling
 from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob, Replicas
@@ -369,3 +370,15 @@ async def test_people_are_told_who_waits_for_what_and_until_when() -> None:
         assert told.explained.starts_at == told.jobs[0].expected_at
         with pytest.raises(Conflict, match="job holder does not wait for slots"):
             await queue.status(records, "holder")
+
+
+def test_until_a_step_is_measured_a_jobs_end_is_predicted_by_its_forecast() -> None:
+    record = job_record()
+    steps, request = record.last_step, job_request(record, record.spec)
+    assert work_left_s(record, record.spec, 0, request) is None, "it has no plan yet"
+    forecast = PlanForecast(step_ms=500.0, bottleneck_ms=400.0, fill_ms=50.0, reduction_ms=0, constant_ms=50)
+    made = graph().model_copy(update={"forecast": forecast})
+    planned = record.model_copy(update={"graph": made})
+    assert work_left_s(planned, record.spec, 1, request) == pytest.approx((steps - 1) * 0.5)
+    measured = planned.model_copy(update={"tokens_per_s": 1e3})
+    assert work_left_s(measured, record.spec, 1, request) != pytest.approx((steps - 1) * 0.5)
