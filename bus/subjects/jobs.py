@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bus.subject_row import Names, Subject
 from bus.subjects.table import ALL, BROKER, CLIENT, FM, MG, MI, MIC, RECORDS_BYTES, SMO, STREAM
-from schemas import broker, feeds, gateway_api, job, module_status, policy, queue
+from schemas import broker, feeds, gateway_api, job, module_status, plans, policy, queue
 from schemas.errors import Ack
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "JOB_EVENT",
     "JOB_RECORD",
     "KEPT_ANSWER",
+    "MAKE_PLAN",
     "MESH_QUERY",
     "PARK",
     "QUERY",
@@ -157,6 +158,16 @@ QUEUE_QUERY = Subject(
     SMO,
     "who waits for slots, and why",
     reply=queue.QueueStatus,
+    answer_bytes=RECORDS_BYTES,
+)
+MAKE_PLAN = Subject(
+    "make plan",
+    "job.command.plan",
+    plans.MakePlan,
+    MG,
+    SMO,
+    "a plan of a job that is not there yet, on the mesh's slots",
+    reply=plans.PlanMade,
     answer_bytes=RECORDS_BYTES,
 )
 MESH_QUERY = Subject(

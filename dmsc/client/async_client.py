@@ -48,6 +48,7 @@ from schemas.pages import (
     Readiness,
     RoutePage,
 )
+from schemas.plans import PlanBody, PlanMade
 from schemas.policy import ModuleLifecycle, PolicySwitch
 from schemas.queue import QueueStatus
 from schemas.registry import ServiceRecord
@@ -165,6 +166,12 @@ class AsyncClient(TrainCalls, DataCalls, AccessCalls, FeedCalls):
         return await self._post(JobRecord, f"/v1/jobs/{segment(job)}/resume")
 
     # --- the mesh -------------------------------------------------------------------------------------------
+
+    async def plan(self, question: PlanBody) -> PlanMade:
+        """What a job would get on the mesh's slots, and what a step would take; nothing is started."""
+        return await self._gateways.ask_for(
+            PlanMade, "POST", "/v1/plans", question.model_dump(mode="json", exclude_unset=True)
+        )
 
     async def queue(self, job: str | None = None) -> QueueStatus:
         """The waiting jobs in order; of one also its expected start. Raises `Conflict` if it runs."""

@@ -118,6 +118,7 @@ class Client:
     instances = _called(AsyncClient.instances)
     instance = _called(AsyncClient.instance)
     routes = _called(AsyncClient.routes)
+    plan = _called(AsyncClient.plan)
     queue = _called(AsyncClient.queue)
     nodes = _called(AsyncClient.nodes)
     node = _called(AsyncClient.node)

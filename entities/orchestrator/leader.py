@@ -34,6 +34,7 @@ from entities.orchestrator.policy.policy_service import PolicyService
 from entities.orchestrator.policy.promotion_rules import PromotionConfig
 from entities.orchestrator.policy.promotion_service import PromotionService
 from entities.orchestrator.queue.mesh_slots import queue_rules
+from entities.orchestrator.queue.plan_service import PlanService
 from entities.queue.queue_rules import QueueRules
 from schemas.base import Message
 from schemas.cluster import AnalysisFailed, NodeStatus, SampleWritten
@@ -117,6 +118,7 @@ class Leader:
         self._jobs = JobRuns(term, former_records, lambda job: self._policies.forget(job))
         self._builds = Builds(term, self._jobs, config.builds)
         self._runs = self._jobs.running
+        self._plans = PlanService(bus, mesh, self._analysed, lambda: self._jobs.queue.occupied(""))
         self._draining = Draining(self.mesh, self._cordoning, self._runs, candidate.confirmed)
         self._policies = PolicyService(
             bus, self._runs, self.mesh.runs, candidate.confirmed, config.arbitration
@@ -233,6 +235,7 @@ class Leader:
             (subjects.CHANGE_STAGE, self._jobs.change_stage),
             (subjects.QUERY, self._jobs.query),
             (subjects.QUEUE_QUERY, self._jobs.queue_status),
+            (subjects.MAKE_PLAN, self._plans.make),
             (subjects.MESH_QUERY, self._mesh_query),
             (subjects.SUBMIT_BUILD, self._builds.submit),
             (subjects.QUERY_BUILDS, self._builds.query),
@@ -333,11 +336,19 @@ class Leader:
     async def _topology(self, message: ModelTopology, envelope: Envelope) -> Ack:
         if run := self._runs.get(message.job):
             run.model_analysis.topology(message, envelope.sender.name)
+        else:
+            self._plans.topology(message, envelope.sender.name)
         return Ack()
+
+    def _analysed(self, job: str) -> ModelTopology | None:
+        run = self._runs.get(job)
+        return run.model_analysis.known if run is not None else None
 
     async def _analysis_failed(self, message: AnalysisFailed, envelope: Envelope) -> Ack:
         if run := self._runs.get(message.job):
             run.model_analysis.analysis_failed(message, envelope.sender.name)
+        else:
+            self._plans.analysis_failed(message, envelope.sender.name)
         return Ack()
 
     async def _sample_written(self, message: SampleWritten, envelope: Envelope) -> Ack:

@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 
 from entities.planner.constraints import broken_by
 from entities.planner.first_placement import NeededPlace, NodeRoom, NothingFits, place_first
-from entities.planner.layer_rules import barred, in_words
+from entities.planner.layer_rules import in_words, reaches
 from entities.planner.plan_request import (
     Alternative,
     NoPlan,
@@ -167,6 +167,7 @@ class _StageCosts:
         self._live = [request.input_bytes, *(layer.output_bytes for layer in layers)]
         self._live[-1] = 0.0
         self._edges = list(request.edges) or list(range(len(layers) + 1))
+        self._reach = reaches(request.parted, len(layers))
         self._rounds = [math.ceil(request.microbatches / count) / self._speed for count in replicas]
 
     def stage_ms(self, stage: int, first: int, last: int) -> float:
@@ -262,8 +263,7 @@ class _StageCosts:
         )
 
     def _fits(self, stage: int, first: int, last: int) -> bool:
-        parted = self._request.parted
-        return self.memory(stage, first, last) <= self._room and not barred(parted, first, last)
+        return last <= self._reach[first] and self.memory(stage, first, last) <= self._room
 
     def forecast(self, cuts: Sequence[Cut], memory: Sequence[int]) -> PlannedStep:
         stages = range(len(cuts))

@@ -15,6 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from entities.planner.layer_rules import reaches
 from entities.planner.search.chain_cut import Cuts, interval_sums, least_bottleneck, least_sum
 from entities.planner.search.layer_graph import Floats, LayerChain
 from entities.planner.windows import held
@@ -155,9 +156,8 @@ class StepCost:
         self._live = chain.crossing_bytes[self._edges]
         self._both = self._live[:, None] + self._live[None, :]
         self._barred = [self._barred_for(kind, pins) for kind in self.kinds]
-        self._both_parted = np.zeros_like(self._work, dtype=bool)
-        for lower, upper, _ in parted:
-            self._both_parted |= (self._edges[:, None] <= lower) & (self._edges[None, :] > upper)
+        reach = np.array(reaches(parted, int(self._edges[-1])))
+        self._both_parted = self._edges[None, :] > reach[self._edges][:, None]
         self._matrices: dict[tuple[int, int, Group], tuple[Floats, Floats]] = {}
         self.calls = 0
 

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from schemas.errors import BadJob
 from schemas.job import JobRecord, JobSpec, JobState
+from schemas.job_file.plan import PlanSpec
+from schemas.plans import PlanBody
 from schemas.task_graph import UnitKind
 from tests.integration.mesh.conftest import Mesh, done, outcome, padded, running_mesh, tiny_job
 
@@ -98,3 +101,33 @@ def test_a_job_that_asks_for_what_is_not_there_fails_with_one_line(plans_mesh: M
     assert "plan.constraints[0] (pin) pins" in record.reason
     assert "which no slot has (labels here: none with trust)" in record.reason
     assert "\n" not in record.reason
+
+
+def test_a_plan_is_asked_for_before_there_is_a_job(plans_mesh: Mesh) -> None:
+    """A node measures the model; the plan keeps the rules of the question, and a kept one is what a job
+    gets."""
+    spec = tiny_job("asked", parallel={"stages": 3})
+    rules = PlanSpec.model_validate(
+        {
+            "privacy": {"embed": "trust=high"},
+            "constraints": [{"kind": "pin", "layers": ["head"], "cluster": "b"}],
+        }
+    )
+    made = plans_mesh.client.plan(PlanBody(job=spec, plan=rules))
+    assert [made.stages[stage].places[0].cluster for stage in (0, 2)] == ["a", "b"]
+    assert made.stages[0].labels == ("trust=high",)
+    assert made.hours is not None
+    assert made.forecast.alternatives
+    keeps = {"cuts": made.cuts, "model": made.model}
+    kept = JobSpec.model_validate(spec.model_dump() | {"plan": keeps})
+    record = done(plans_mesh.client, plans_mesh.client.submit(kept).job)
+    assert record.graph is not None
+    assert [record.graph.layers(stage)[0] for stage in range(3)] == [
+        stage.first_layer for stage in made.stages
+    ]
+    other = tiny_job("another", model={"args": {"layers": 3}}, parallel={"stages": 3}, plan=keeps)
+    refused = outcome(plans_mesh.client, other)
+    assert refused.state is JobState.FAILED
+    assert refused.reason.startswith("plan.cuts is of another model: of ")
+    with pytest.raises(BadJob, match="layers: no layer is called tail"):
+        plans_mesh.client.plan(PlanBody(job=spec, layers=("embed", "tail")))

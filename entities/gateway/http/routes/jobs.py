@@ -27,6 +27,7 @@ from schemas.errors import Ack, BadJob
 from schemas.gateway_api import JobLoad
 from schemas.job import JobRecord, JobSpec, JobState
 from schemas.pages import JobPage
+from schemas.plans import PlanBody, PlanMade
 from schemas.queue import QueueStatus
 
 
@@ -143,5 +144,19 @@ def queue(context: HttpContext) -> APIRouter:
     async def explain(job: JobId, bearer: HttpBearer) -> Response:
         """One waiting job: its place, what blocks it, its expected start, what would change that."""
         return answer(await bearer.run(context.jobs.queue(job)))
+
+    return router
+
+
+def plans(context: HttpContext) -> APIRouter:
+    """`/v1/plans`: what a job would get, before it is submitted."""
+    router = APIRouter(prefix="/v1/plans", tags=["jobs"])
+
+    @router.post("", response_model=PlanMade, openapi_extra=body_of(PlanBody))
+    async def make(bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
+        """Plan a job on the mesh's slots: stages, places, the time of a step and why; nothing is started."""
+        text = await context.body(keyed)
+        question = parse(PlanBody, text, BadJob)
+        return await context.command(keyed, bearer, context.jobs.plan(bearer, question), text)
 
     return router
