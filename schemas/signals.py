@@ -179,7 +179,7 @@ class StagePolicy(Part):
     window: int = Field(ge=1, description="microbatches one sender may have open at one receiver")
 
 
-class CommunicationPolicy(Message, wire="signal.qos.policy"):
+class CommunicationPolicy(Message, wire="signal.qos.policy", version=(1, 1)):
     """Type 5, downward: how a job's traffic is to flow. Acknowledged; a higher revision replaces a lower."""
 
     job: Token
@@ -188,6 +188,9 @@ class CommunicationPolicy(Message, wire="signal.qos.policy"):
     clusters: tuple[Token, ...]
     stages: tuple[StagePolicy, ...]
     algorithm: Algorithm = DEFAULT_ALGORITHM
+    distances: dict[Token, dict[Token, int]] = Field(
+        {}, description="links between clusters, by the mesh's topology file; empty: there is none"
+    )
     reason: str
     ended: bool = False
 

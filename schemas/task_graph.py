@@ -259,6 +259,9 @@ class TaskGraph(Part):
         (), description="groups of stages that share a parameter: they prepare together"
     )
 
+    distances: dict[Token, dict[Token, int]] = Field(
+        {}, description="links between clusters, by the mesh's topology file; empty: there is none"
+    )
     forecast: PlanForecast | None = Field(None, description="as planned; changes of replicas leave it")
 
     def unit(self, sid: str) -> TaskUnit:

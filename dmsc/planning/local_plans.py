@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from entities.orchestrator.planning.placement import OpenRoom
 from entities.orchestrator.planning.plan_requests import OpenShape, request_for
 from entities.orchestrator.planning.shape_choice import one_stage
+from entities.planner.network_topology import NetworkTopology
 from entities.planner.plan_at_once import is_exact, is_small, plan_at_once
 from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest
-from entities.planner.search.network_topology import NetworkTopology
 from entities.planner.search.plan_search import search_plan
 from schemas.cluster import NodeStatus, Slot
 from schemas.errors import BadInput

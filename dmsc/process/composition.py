@@ -177,8 +177,10 @@ def _authorizer(sid: str, options: RunOptions, address: BusAddress) -> ServicePa
 
 
 def _orchestrator(options: RunOptions) -> ServicePart:
+    from dmsc.planning.topology_file import mesh_network
     from entities.election.lease import LeadershipLeaseConfig
     from entities.orchestrator import Orchestrator, OrchestratorConfig
+    from entities.orchestrator.planning.plan_requests import MeshNetwork
     from entities.orchestrator.policy.arbitration import ArbitrationConfig
     from entities.orchestrator.queue.mesh_slots import queue_rules
 
@@ -190,6 +192,7 @@ def _orchestrator(options: RunOptions) -> ServicePart:
         arbitration=ArbitrationConfig(precedence=ranks),
         peak_tflops=options.peak_tflops,
         queue=queue_rules(options.queue_order, options.queue_cool_down),
+        network=mesh_network(options.topology) if options.topology is not None else MeshNetwork(),
     )
     return ServicePart(
         sid="orchestrator",

@@ -29,6 +29,7 @@ from entities.orchestrator.job_state.link_secret import seal_links_anew
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.nodes.cordon_service import CordonService
 from entities.orchestrator.nodes.draining import Draining
+from entities.orchestrator.planning.plan_requests import MeshNetwork
 from entities.orchestrator.policy.arbitration import ArbitrationConfig
 from entities.orchestrator.policy.policy_service import PolicyService
 from entities.orchestrator.policy.promotion_rules import PromotionConfig
@@ -80,6 +81,7 @@ class OrchestratorConfig:
     arbitration: ArbitrationConfig = field(default_factory=ArbitrationConfig)
     promotion: PromotionConfig = field(default_factory=PromotionConfig)
     queue: QueueRules = field(default_factory=queue_rules)
+    network: MeshNetwork = field(default_factory=MeshNetwork)
     builds: BuildsConfig = field(default_factory=BuildsConfig)
 
 

@@ -245,9 +245,8 @@ def _check_order(request: PlanRequest, hard: Sequence[LayerRule]) -> None:
     rule, pair = strange[0]
     earlier, later = (request.layers[layer].name for layer in pair)
     raise NoPlan(
-        f"{rule.shown} wants {earlier} before {later}, but the model computes {later} first: stages "
-        "follow the "
-        "model's order; define them the other way round, or drop it"
+        f"{rule.shown} wants {earlier} before {later}, but the model computes {later} first: stages follow "
+        "the model's order; define them the other way round, or drop it"
     )
 
 

@@ -274,7 +274,15 @@ class Router:
                 instances = self.follower.view.instances(job=job, stage=stage.stage)
                 health = self._health(job, stage.stage, instances, now)
                 decision = decide_table(
-                    policy, stage, instances, self._measured, health, self._links, memo, self._area.guests
+                    policy,
+                    stage,
+                    instances,
+                    self._measured,
+                    health,
+                    self._links,
+                    memo,
+                    self._area.guests,
+                    policy.distances.get(self.config.cluster),
                 )
                 try:
                     await self._write_table(policy, stage, decision, now)

@@ -15,7 +15,12 @@ from entities.orchestrator.job_state.instances import NodeLost, NotReady, StartF
 from entities.orchestrator.job_state.retry_limits import Parked
 from entities.orchestrator.planning.eligible_slots import class_of, eligible, plan_in_one_class, query_of
 from entities.orchestrator.planning.placement import Cordoned, NoRoom, OpenRoom
-from entities.orchestrator.planning.plan_requests import request_for, still_open
+from entities.orchestrator.planning.plan_requests import (
+    cluster_distances,
+    on_network,
+    request_for,
+    still_open,
+)
 from entities.orchestrator.planning.task_graph import graph_for, plan_in, room_for, why_inexact
 from entities.orchestrator.queue.mesh_slots import emptied, job_request, ran_s, work_left_s
 from entities.planner.plan_at_once import EXACT
@@ -118,7 +123,7 @@ class Deployment:
                 else:
                     await self._job.store.reason(graph.reason)
                 began = time.monotonic()
-        graph = await self._improve(graph, topology)
+        graph = self._on_network(await self._improve(graph, topology))
         if self._job.store.record.state is JobState.QUEUED:
             await self._job.store.move(JobState.ANALYSING, "room was found")
         because = why_inexact(self._job.spec, graph)
@@ -218,14 +223,18 @@ class Deployment:
 
     async def _improve(self, graph: TaskGraph, topology: ModelTopology) -> TaskGraph:
         """A better plan by a search, where the one at once need not be the best; its slots must be free."""
-        if graph.forecast is None or graph.forecast.planned_by in (EXACT, BY_SEARCH):
-            return graph
         job = self._job
+        if graph.forecast is None:
+            return graph
         room = self._room(graph)
         if isinstance(room, NoRoom):
             return graph
+        network = job.mesh.network()
+        best_without = graph.forecast.planned_by in (EXACT, BY_SEARCH)
         try:
-            request = request_for(job.spec, topology, room)
+            request = on_network(request_for(job.spec, topology, room), network, graph.forecast.step_ms)
+            if best_without and not request.hosts:
+                return graph
             answer = await searched(request, PlanningConfig(deadline_s=self._times.plan_s))
         except NoPlan:
             return graph  # only with less memory than all that windows may hold
@@ -237,6 +246,19 @@ class Deployment:
             return graph
         job.instances.graph = better
         return better
+
+    def _on_network(self, graph: TaskGraph) -> TaskGraph:
+        """The graph with what the topology says of it: how far its clusters are, and which nodes it lacks."""
+        job, network = self._job, self._job.mesh.network()
+        if network.topology is None:
+            return graph
+        used = {(place.cluster, place.node) for place in graph.placements}
+        nodes = [node for node in job.mesh.open_nodes() if (node.cluster, node.node) in used]
+        changed: dict[str, object] = {"distances": cluster_distances(network.topology, nodes)}
+        if missing := network.missing(nodes):
+            changed["reason"] = f"{graph.reason}; {missing}"
+        job.instances.graph = graph.model_copy(update=changed)
+        return job.instances.graph
 
     def _room(self, graph: TaskGraph) -> OpenRoom | NoRoom:
         """What is free for the job in the class of bits of its plan, the slots that it holds among it."""

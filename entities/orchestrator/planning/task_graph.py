@@ -324,5 +324,6 @@ def first_policy(
             for stage in sorted({unit.stage for unit in graph.units if is_before_entry(unit.stage)})
         ),
         algorithm=spec.routing.algorithm,
+        distances=graph.distances,
         reason="initial: equal weights",
     )

@@ -15,6 +15,7 @@ from bus.subjects import ANALYSE, FORGET_TOPOLOGY
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.eligible_slots import eligible, query_of
 from entities.orchestrator.planning.plan_question import asked, told
+from entities.orchestrator.planning.plan_requests import on_network
 from entities.orchestrator.planning.plan_rules import open_to
 from entities.orchestrator.queue.mesh_slots import emptied
 from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest
@@ -24,6 +25,7 @@ from schemas.envelope import Envelope
 from schemas.errors import (
     BadJob,
     BadModel,
+    Conflict,
     DmscError,
     ErrorReply,
     NotFound,
@@ -34,6 +36,12 @@ from schemas.plans import MakePlan, PlanMade
 from schemas.task_graph import ModelTopology, Placement
 
 log = get_logger("orchestrator")
+
+
+def work_ms(request: PlanRequest) -> float:
+    """A step of a request if all of its slots shared the work perfectly."""
+    speed = sum(slot.speed for slot in request.slots) or 1.0
+    return request.microbatches * sum(layer.work_ms for layer in request.layers) / speed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +83,8 @@ class PlanService:
             Overloaded: its user waits for another plan, or too many do.
             BadJob: what is asked for can't be: what, where, and a remedy.
             NotFound: there is no such job, or its model is not known.
-            Unavailable: no node could analyse the model.
+            Conflict: no node is there that could analyse the model.
+            Unavailable: a node took too long for that.
         """
         async with self._turn(message.user):
             topology = await self._topology(message)
@@ -93,7 +102,7 @@ class PlanService:
                     dict(taken),
                     self._mesh.cordons.places(),
                 )
-                answer = await self._search(request)
+                answer = await self._search(on_network(request, self._mesh.network(), work_ms(request)))
             except NoPlan as refused:
                 raise BadJob(str(refused)) from refused
             return await asyncio.to_thread(told, spec, topology, request, answer, nodes)
@@ -132,9 +141,8 @@ class PlanService:
         if question.like is not None:
             if (topology := self._known(question.like)) is None:
                 raise NotFound(
-                    f"like: no running job {question.like} whose model was analysed here: give model, or "
-                    "a job of "
-                    "`dmsc jobs`"
+                    f"like: no running job {question.like} whose model was analysed here: give model, or a "
+                    "job of `dmsc jobs`"
                 )
             return topology
         return await self._analyse(message)
@@ -149,7 +157,7 @@ class PlanService:
             key=lambda node: (self._mesh.cordons.whole(node.sid), not node.warm, node.sid),
         )
         if not usable:
-            raise Unavailable("no node is there that the job may use: join one, or give model")
+            raise Conflict("no node is there that the job may use: join one, or give model")
         agent = usable[0].sid
         found: asyncio.Future[ModelTopology] = asyncio.get_running_loop().create_future()
         self._analyses[name] = agent, found
@@ -160,9 +168,8 @@ class PlanService:
                 return await found
         except TimeoutError:
             raise Unavailable(
-                f"{agent} has not measured the model within {self._config.analysis_s:g} s: measure it "
-                "here, with "
-                "dmsc plan FILE --mesh"
+                f"{agent} has not measured the model within {self._config.analysis_s:g} s: measure it here, "
+                "with dmsc plan FILE --mesh"
             ) from None
         finally:
             del self._analyses[name]

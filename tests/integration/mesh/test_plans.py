@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from dmsc.process.composition import node_name
 from schemas.errors import BadJob
 from schemas.job import JobRecord, JobSpec, JobState
 from schemas.job_file.plan import PlanSpec
@@ -24,7 +26,13 @@ def plans_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     """Each of two clusters has a slow and a fast slot; those of a are trusted."""
     emulated = [word for speed in SPEEDS for word in ("--emulate-slot", speed)]
     state = tmp_path_factory.mktemp("plans") / "state"
-    with running_mesh(state, *emulated, "--label", "a:trust=high") as mesh:
+    hosts = [f"{cluster}-{node_name()}" for cluster in ("a", "b")]
+    links = [{"between": [host, "switch"], "gbps": 10} for host in hosts]
+    (network := state.with_name("net.yaml")).write_text(
+        json.dumps({"kind": "links", "hosts": hosts, "links": links})
+    )
+    options = ("--label", "a:trust=high", "--topology", str(network))
+    with running_mesh(state, *emulated, *options) as mesh:
         yield mesh
 
 
@@ -89,6 +97,9 @@ def test_heads_are_stages_private_layers_stay_where_they_may_and_the_bits_are_th
     graph = parted.graph
     assert graph is not None
     assert [graph.placement(graph.stage(stage)[0].sid).cluster for stage in range(3)] == ["a", "b", "b"]
+    assert graph.distances == {"a": {"b": 2}, "b": {"a": 2}}, "links by the topology file"
+    assert graph.forecast is not None
+    assert graph.forecast.busiest_link_ms > 0
     assert {rule.reason for rule in graph.constraints if rule.stages} == {"plan.constraints[1] (apart)"}
     print([(stage, graph.layers(stage)) for stage in range(3)], graph.reason)
 

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from bus.connection import Bus
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.plan_question import asked, only, told
+from entities.orchestrator.planning.plan_requests import MeshNetwork
 from entities.orchestrator.planning.plan_rules import model_digest
 from entities.orchestrator.queue.plan_service import PlanService, PlanServiceConfig
 from entities.planner.plan_at_once import plan_at_once
@@ -127,6 +128,7 @@ def test_a_measured_model_is_the_analysed_one_and_bounded() -> None:
 def service(**config: Any) -> PlanService:
     mesh = SimpleNamespace(
         open_nodes=lambda: list(NODES),
+        network=MeshNetwork,
         records={},
         cordons=SimpleNamespace(places=dict, whole=lambda _: False),
     )
