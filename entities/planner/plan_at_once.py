@@ -345,8 +345,8 @@ def too_small(unit: NeededPlace, largest_left: int, request: PlanRequest) -> NoP
     shown = largest if never else largest_left
     where = "the largest slot" if never else "the largest slot that is left"
     return NoPlan(
-        f"stage {unit.stage} needs {need / 2**30:.2f} GiB in each instance, {where} has "
-        f"{shown / 2**30:.2f} GiB ({(need - shown) / 2**30:.2f} GiB too little): set more parallel.stages "
-        "or fewer training.microbatch_samples, join a larger node, or have fewer slots share its memory",
+        f"stage {unit.stage} needs {need / 2**30:.2f} GiB in each instance, {where} has {shown / 2**30:.2f} "
+        f"GiB ({(need - shown) / 2**30:.2f} GiB too little): set more parallel.stages or fewer "
+        "training.microbatch_samples, join a larger node, or have fewer slots share its memory",
         never=never,
     )

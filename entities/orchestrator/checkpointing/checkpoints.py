@@ -376,8 +376,8 @@ class Checkpoints:
             raise Unrecoverable(f"resume_from {named}: {error.text}") from None
         if not urls:
             raise Unrecoverable(
-                f"resume_from {named}: there is no manifest.json of a checkpoint; "
-                "name the folder of one, or the folder 'checkpoints' of a job"
+                f"resume_from {named}: there is no manifest.json of a checkpoint; name the folder of one, "
+                "or the folder 'checkpoints' of a job"
             )
         for url in urls:
             if (manifest := await self._try(url, open_url)) is not None:
