@@ -45,8 +45,10 @@ def read_topology_file(path: Path) -> NetworkTopology:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: can't be read: {error}") from error
+    except OSError as error:
+        raise BadInput(f"{path}: can't be read: {error.strerror}: name a topology file") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path}: not UTF-8 text (byte {error.start}): give GraphML or YAML") from error
     try:
         if text.lstrip().startswith("<"):
             return topology_from_graphml(path.name, text)

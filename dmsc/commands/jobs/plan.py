@@ -97,7 +97,7 @@ def plan(
         )
     if not offline and (why := answering(mesh)):
         if on_mesh or best or free or layers:
-            raise BadInput(f"no mesh answers: {why}: start one (dmsc up), or name slots with --slots")
+            raise BadInput(f"no mesh answers: {why}; without one, name slots with --slots")
         print_text(f"planned on slots of this machine's speed, as no mesh answers: {why}", error=True)
         offline = True
     asked_for = load_job(file, set_ or ()) if code is None else spec
