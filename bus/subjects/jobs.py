@@ -10,6 +10,7 @@ from schemas.errors import Ack
 __all__ = [
     "BROKER_REQUEST",
     "CANCEL",
+    "CANCEL_RESERVATION",
     "CHANGE_STAGE",
     "CORDON_PLACE",
     "DATASET_OWNER",
@@ -24,6 +25,8 @@ __all__ = [
     "PARK",
     "QUERY",
     "QUEUE_QUERY",
+    "RESERVATION",
+    "RESERVE_SLOTS",
     "RESUME",
     "SCALE",
     "SUBMIT",
@@ -158,6 +161,33 @@ QUEUE_QUERY = Subject(
     "who waits for slots, and why",
     reply=queue.QueueStatus,
     answer_bytes=RECORDS_BYTES,
+)
+RESERVE_SLOTS = Subject(
+    "reserve slots",
+    "job.command.reserve",
+    queue.ReserveSlots,
+    MG,
+    SMO,
+    "slots are kept from one time until another",
+    reply=queue.Reservations,
+)
+CANCEL_RESERVATION = Subject(
+    "cancel reservation",
+    "job.command.cancel_reservation",
+    queue.CancelReservation,
+    MG,
+    SMO,
+    "they are kept no more",
+    reply=queue.Reservations,
+)
+RESERVATION = Subject(
+    "reservation",
+    "{reservation}",
+    queue.SlotsReserved,
+    SMO,
+    SMO,
+    "slots that are kept, and until when",
+    bucket="reservations",
 )
 MESH_QUERY = Subject(
     "mesh query",

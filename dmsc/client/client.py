@@ -108,6 +108,9 @@ class Client:
     cancel = _called(AsyncClient.cancel)
     park = _called(AsyncClient.park)
     resume = _called(AsyncClient.resume)
+    reserve = _called(AsyncClient.reserve)
+    reservations = _called(AsyncClient.reservations)
+    cancel_reservation = _called(AsyncClient.cancel_reservation)
 
     mesh = _called(AsyncClient.mesh)
     overview = _called(AsyncClient.overview)

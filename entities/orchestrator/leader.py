@@ -183,7 +183,7 @@ class Leader:
         """Reads what earlier leaders left, resumes their jobs, serves, and runs until cancelled."""
         assert self._tasks is not None
         loads = (self._cordoning.load, self._policies.load, self._promotions.load)
-        for load in (*loads, self._sealing.start):
+        for load in (*loads, self._jobs.reservations.load, self._sealing.start):
             await insistently(load)
         self._tasks.create_task(self._jobs.queue.run(), name="queue")
         await self._builds.know_code()
@@ -235,6 +235,8 @@ class Leader:
             (subjects.CHANGE_STAGE, self._jobs.change_stage),
             (subjects.QUERY, self._jobs.query),
             (subjects.QUEUE_QUERY, self._jobs.queue_status),
+            (subjects.RESERVE_SLOTS, self._jobs.reservations.reserve),
+            (subjects.CANCEL_RESERVATION, self._jobs.reservations.cancel),
             (subjects.MESH_QUERY, self._mesh_query),
             (subjects.SUBMIT_BUILD, self._builds.submit),
             (subjects.QUERY_BUILDS, self._builds.query),

@@ -63,7 +63,14 @@ from schemas.gateway_api import (
 )
 from schemas.job import JobRecord, JobSpec
 from schemas.policy import ModuleLifecycle
-from schemas.queue import QueueQuery, QueueStatus
+from schemas.queue import (
+    CancelReservation,
+    QueueQuery,
+    QueueStatus,
+    Reservations,
+    ReservationSpec,
+    ReserveSlots,
+)
 from schemas.signals import AccessDecision, ComputeEntry
 from schemas.urls import bus_name
 
@@ -251,6 +258,23 @@ class JobOperations:
         """Who waits for slots, and why; of one job, when it is expected to start."""
         return self._backends.operation(
             "mesh.read", "mesh", subjects.QUEUE_QUERY, lambda _: QueueQuery(job=job), self.times.query_s
+        )
+
+    def reserve(self, spec: ReservationSpec) -> Operation[Reservations]:
+        """Keeps slots for a user or job from one time until another; for operators."""
+        return self._command(
+            "node.reserve",
+            spec.name,
+            subjects.RESERVE_SLOTS,
+            lambda access: ReserveSlots(spec=spec, by=access.user),
+        )
+
+    def cancel_reservation(self, name: str) -> Operation[Reservations]:
+        return self._command(
+            "node.reserve",
+            name,
+            subjects.CANCEL_RESERVATION,
+            lambda access: CancelReservation(name=name, by=access.user),
         )
 
     def mesh(self) -> Operation[MeshStatus]:

@@ -49,7 +49,7 @@ class Deployment:
         self._unfit: tuple[object, str] | None = None
         """Of which nodes it has been found that they have no room for it, were they empty; and why."""
         self._only: frozenset[str] | None = None  # nodes that the queue leaves it; None: all
-        self._asked: tuple[tuple[JobRecord, JobSpec, str] | tuple[()], QueuedJob | None] = (), None
+        self._asked: tuple[JobRecord, JobSpec, str, QueuedJob] | None = None
         self._shaped = job.spec  # with as many replicas as it got slots for
         self._tried: dict[PlanRequest, NoRoom | None] = {}
         self._found: dict[PlanRequest, PlanAnswer] = {}
@@ -65,18 +65,19 @@ class Deployment:
         if not held and self._unfit is not None and self._unfit[0] == self._there():
             held = self._unfit[1]
         spec = self._job.spec
-        known, job = self._asked
-        if job is None or not _same(known, (record, spec, held)):
-            request = job_request(record, spec, held)
-            job = QueuedJob(
-                request=request,
-                since=record.submitted_at,
-                work_s=work_left_s(record, spec, record.checkpoint_step or 0, request),
-                attained_slot_s=record.usage.slot_s,
-                ran_s=ran_s(record, time.time()),
-                parked=self._has_trained,
-            )
-            self._asked = (record, spec, held), job
+        asked = self._asked
+        if asked is not None and asked[0] is record and asked[1] is spec and asked[2] == held:
+            return asked[3]  # it is asked before each decision, for thousands of jobs
+        request = job_request(record, spec, held)
+        job = QueuedJob(
+            request=request,
+            since=record.submitted_at,
+            work_s=work_left_s(record, spec, record.checkpoint_step or 0, request),
+            attained_slot_s=record.usage.slot_s,
+            ran_s=ran_s(record, time.time()),
+            parked=self._has_trained,
+        )
+        self._asked = record, spec, held, job
         return job
 
     def forget_shape(self) -> None:
@@ -325,11 +326,6 @@ class Deployment:
         await self._job.store.tell("fault", text=f"{why}; planned again")
         await self._job.instances.stop(now=True)
         self._job.instances.deployed = None
-
-
-def _same(before: Sequence[object], now: Sequence[object]) -> bool:
-    """Whether these are the same objects: the queue asks often, and records are large."""
-    return len(before) == len(now) and all(old is new for old, new in zip(before, now, strict=True))
 
 
 def _within(nodes: Sequence[NodeStatus], only: frozenset[str] | None) -> Sequence[NodeStatus]:

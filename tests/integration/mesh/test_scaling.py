@@ -93,6 +93,26 @@ def until_parked(mesh: Mesh, job: str) -> None:
             return
 
 
+def test_slots_that_are_reserved_stay_empty_for_their_user(mesh: Mesh) -> None:
+    outside = shape("outside", steps=4, pad_ms=0.0, stages=1)
+    check_weights(mesh.client, mesh.client.submit(outside).job)  # so all nodes have joined
+    slots = mesh.client.queue().slots
+    mesh.printed("reserve", str(slots), "--until", "1h", "--user", "rita", "--name", "night")
+    try:
+        assert "night" in mesh.printed("queue", "reservations")
+        refused = mesh.dmsc("reserve", "1", "--until", "30m", "--name", "late")
+        assert refused.returncode != 0
+        assert "reservation late: 1 of its 1 slots are kept for night at the same time" in refused.stderr
+        job = mesh.client.submit(outside).job
+        for event in mesh.client.events(job):
+            if "needs 1 slots" in event.text:
+                break
+        assert mesh.client.queue(job).jobs[0].cause == "reserved"
+    finally:
+        mesh.printed("queue", "release", "night")
+    check_weights(mesh.client, job)
+
+
 QUOTA = """
 quotas:
   - {name: narrow, roles: [researcher], slots: 3}

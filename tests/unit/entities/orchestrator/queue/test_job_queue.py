@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.placement import NoRoom
 from entities.orchestrator.queue import job_queue
-from entities.orchestrator.queue.job_queue import JobQueue, SlotGrant
+from entities.orchestrator.queue.job_queue import KEPT, JobQueue, SlotGrant
 from entities.orchestrator.queue.mesh_slots import (
     LEFT_BEHIND,
     RegisteredSlots,
@@ -26,6 +27,7 @@ from entities.orchestrator.queue.mesh_slots import (
 )
 from entities.queue import scheduling
 from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob, Replicas
+from entities.queue.reservations import SlotReservation
 from schemas.errors import BadInput, Conflict
 from schemas.job import JobState
 from schemas.job_file.parallel import ReplicaRange
@@ -301,6 +303,22 @@ async def test_a_running_job_shrinks_for_one_that_waits_and_grows_into_what_nobo
         wide.leaving, wide.replicas = {"wide-3"}, 3
         await mesh.nudge()
         assert late.placements == []
+
+
+async def test_slots_that_are_kept_go_to_their_user_alone() -> None:
+    mesh = await mesh_of(node("a", slots=4))
+    other, own = Run("other", 3, 0.0), Run("own", 2, 1.0)
+    own.request = replace(own.request, tenant="rita")
+    now = time.time()
+    window = SlotReservation(name="night", start_at=now - 1, end_at=now + 1e6, count=2, tenant="rita")
+    async with queue_of(mesh, other, own) as queue:
+        queue.reservations = lambda at: (window,)
+        queue.again()
+        await heard(own, "own")
+        await heard(other, "needs 3 slots")
+        kept = [place.slot for place in queue.occupied("other")["a-n"] if place.sid == KEPT]
+        assert kept == [2, 3]
+        assert [place for place in queue.occupied("own").get("a-n", []) if place.sid == KEPT] == []
 
 
 async def test_a_job_waits_for_those_that_it_names() -> None:
