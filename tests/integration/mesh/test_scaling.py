@@ -73,7 +73,7 @@ def test_a_parked_job_goes_on_in_other_shapes_to_the_same_bits(mesh: Mesh) -> No
     mesh.printed("park", job)
     until_parked(mesh, job)
     refused = mesh.dmsc("resume", job, "--stages", "90")
-    assert "90 stages, but job" in refused.stderr
+    assert "90 stages, but the model of job" in refused.stderr
     for stages, replicas, step in ((1, 3, 9), (3, 1, 15)):
         until_parked(mesh, job)
         mesh.printed("resume", job, "--stages", str(stages), "--replicas", str(replicas))
