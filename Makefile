@@ -227,6 +227,14 @@ bench-dashboard: setup-dev ## frame times of the dashboard with 1,000 instances,
 bench-planner: setup ## the planner on recorded models (DATA=folder), beside solvers' bounds, all assignments and its former rule
 	@$(VENV)/python -m benchmarks.planner --data "$(DATA)" $(ARGS)
 
+.PHONY: bench-forecast
+bench-forecast: setup ## the planner's forecast of a step beside real padded jobs, on equal and unequal slots
+	@$(VENV)/python -m benchmarks.forecast $(ARGS)
+
+.PHONY: bench-unequal
+bench-unequal: setup ## a plan for slots of speeds 1, 1, 2, 2, 4 beside the plan of equal ones, real padded jobs in turn
+	@$(VENV)/python -m benchmarks.unequal_slots $(ARGS)
+
 .PHONY: bench-queue
 bench-queue: setup ## the queue's orders on recorded traces (DATA=folder), and how long a decision over 10,000 jobs takes
 	@$(VENV)/python -m benchmarks.job_queue --data "$(DATA)" $(ARGS)

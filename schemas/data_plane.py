@@ -94,10 +94,11 @@ class RouteEntry(Part):
     window: int = Field(ge=1)
     service_ms: float = Field(0.0, ge=0)
     link_ms: float = Field(0.0, ge=0)
+    hops: int = Field(0, ge=0, description="links to its cluster by the mesh's topology file; 0: not known")
     reason: str = ""
 
 
-class RouteTable(Message, wire="route.table", version=(1, 2)):
+class RouteTable(Message, wire="route.table", version=(1, 3)):
     """A router's table for one stage of a job, for the senders of one cluster, who choose by `algorithm`.
 
     Kept in the bucket `routes` under `<job>.<cluster>.<stage>`; senders watch those of all clusters and go by

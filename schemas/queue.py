@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from schemas.base import Message, Part, Time, Token
+from schemas.job_file.parallel import MOST_INSTANCES
+
+ReservationName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 
 MOST_LISTED = 1000
 """Waiting jobs that one answer lists; `waiting` counts all."""
@@ -44,7 +49,49 @@ class QueueExplained(Part):
     remedies: tuple[str, ...] = Field((), description="what would have it start now; each was tried")
 
 
-class QueueStatus(Message, wire="queue.status"):
+class ReservationSpec(Part):
+    """Slots that are kept from one time until another, for a user or a job; for neither: for nobody."""
+
+    name: ReservationName
+    slots: int = Field(ge=1, le=MOST_INSTANCES)
+    start_at: Time
+    end_at: Time
+    user: str = Field("", max_length=120, description="whose jobs may use them")
+    job: str = Field("", max_length=120, description="the one job that may use them")
+    device: str = Field("", max_length=120, description="kind of device; empty: any")
+    clusters: tuple[Token, ...] = Field((), max_length=64)
+    labels: dict[str, str] = Field({}, description="that the slots have")
+
+
+class SlotsReserved(Message, wire="queue.reserved"):
+    """A reservation, in the bucket `reservations` by its name."""
+
+    spec: ReservationSpec
+    by: str
+    at: Time
+
+
+class ReserveSlots(Message, wire="queue.reserve"):
+    """MG → SMO: keep slots from one time until another."""
+
+    spec: ReservationSpec
+    by: str
+
+
+class CancelReservation(Message, wire="queue.cancel_reservation"):
+    """MG → SMO: nothing is kept by this reservation any more."""
+
+    name: ReservationName
+    by: str
+
+
+class Reservations(Message, wire="queue.reservations"):
+    """SMO → MG: all reservations that have not ended, by their start."""
+
+    reservations: tuple[SlotsReserved, ...] = ()
+
+
+class QueueStatus(Message, wire="queue.status", version=(1, 1)):
     """SMO → MG: the queue, first first."""
 
     order: str
@@ -56,3 +103,6 @@ class QueueStatus(Message, wire="queue.status"):
     )
     jobs: tuple[QueuePlace, ...] = Field((), description=f"at most {MOST_LISTED}; the one that was asked for")
     explained: QueueExplained | None = None
+    reservations: tuple[SlotsReserved, ...] = Field(
+        (), description="those that have not ended, by their start"
+    )

@@ -182,7 +182,7 @@ class StagePolicy(Part):
     )
 
 
-class CommunicationPolicy(Message, wire="signal.qos.policy"):
+class CommunicationPolicy(Message, wire="signal.qos.policy", version=(1, 1)):
     """Type 5, downward: how a job's traffic is to flow. Acknowledged; a higher revision replaces a lower."""
 
     job: Token
@@ -191,6 +191,9 @@ class CommunicationPolicy(Message, wire="signal.qos.policy"):
     clusters: tuple[Token, ...]
     stages: tuple[StagePolicy, ...]
     algorithm: Algorithm = DEFAULT_ALGORITHM
+    distances: dict[Token, dict[Token, int]] = Field(
+        {}, description="links between clusters, by the mesh's topology file; empty: there is none"
+    )
     reason: str
     ended: bool = False
 

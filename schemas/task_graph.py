@@ -231,7 +231,9 @@ class PlanForecast(Part):
 
     step_ms: float
     bottleneck_ms: float = Field(description="of the costliest stage, for all microbatches")
-    fill_ms: float = Field(description="a microbatch through the other stages")
+    fill_ms: float = Field(
+        description="a microbatch through the other stages, and what instances wait for each other"
+    )
     reduction_ms: float
     constant_ms: float
     stage_ms: tuple[float, ...] = ()
@@ -258,9 +260,6 @@ class TaskGraph(Part):
     compiler: str = Field("", description="as analysed; instances check their own")
     layer_count: int = 0
     parameters: int = Field(0, description="of the whole model; 0: not known")
-    measured_speed: float = Field(
-        1.0, gt=0, description="of the device that measured the units' cost_ms, relative to the reference"
-    )
     batch: tuple[TensorSchema, ...] = Field(
         (), description="what travels of a batch, in order; empty: inputs and targets, tokens both"
     )
@@ -269,6 +268,9 @@ class TaskGraph(Part):
         (), description="groups of stages that share a parameter: they prepare together"
     )
 
+    distances: dict[Token, dict[Token, int]] = Field(
+        {}, description="links between clusters, by the mesh's topology file; empty: there is none"
+    )
     forecast: PlanForecast | None = Field(None, description="as planned; changes of replicas leave it")
 
     def unit(self, sid: str) -> TaskUnit:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 
 from benchmarks.policy_sections.sheet import Bench
+from entities.planner.network_topology import NetworkTopology, dragonfly, fat_tree
 from entities.planner.plan_at_once import plan_at_once
 from entities.planner.plan_request import PlanLayer, PlanRequest, PlanSlot
 from entities.planner.search.link_placement import link_loads
-from entities.planner.search.network_topology import NetworkTopology, dragonfly, fat_tree
 from entities.planner.search.plan_places import link_problem
 from entities.planner.search.plan_search import search_plan
 

@@ -63,7 +63,7 @@ STREAMS = _streams()
 KEEPS_PREVIOUS = frozenset(
     {
         *("jobs", "users", "revocations", "cordons", "modules", "standings", "link_secrets", "secrets"),
-        *("datasets", "builds", "data_sets"),
+        *("datasets", "builds", "data_sets", "reservations"),
     }
 )
 """Buckets whose values exist nowhere else. Their streams keep earlier values, in case the newest can't be
@@ -71,7 +71,10 @@ read. Buckets that change often, or whose values others can publish again (regis
 answers, uploads), keep only the newest. So do `steps`, because a decision that is not the last is worse
 than none, and `feeds`, whose rows are written once."""
 MARKERS_STAY = frozenset(
-    ("users", "revocations", "secrets", "cordons", "modules", "standings", "datasets", "data_sets")
+    {
+        *("users", "revocations", "secrets", "cordons", "modules", "standings", "datasets", "data_sets"),
+        "reservations",
+    }
 )
 """Buckets in which a deleted key must never be there again, and in which few keys are deleted (ADR-0067).
 

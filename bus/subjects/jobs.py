@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from bus.subject_row import Names, Subject
 from bus.subjects.table import ALL, BROKER, CLIENT, FM, MG, MI, MIC, RECORDS_BYTES, SMO, STREAM
-from schemas import broker, feeds, gateway_api, job, module_status, policy, queue
+from schemas import broker, feeds, gateway_api, job, module_status, plans, policy, queue
 from schemas.errors import Ack
 
 __all__ = [
     "BROKER_REQUEST",
     "CANCEL",
+    "CANCEL_RESERVATION",
     "CHANGE_STAGE",
     "CORDON_PLACE",
     "DATASET_OWNER",
@@ -20,10 +21,13 @@ __all__ = [
     "JOB_EVENT",
     "JOB_RECORD",
     "KEPT_ANSWER",
+    "MAKE_PLAN",
     "MESH_QUERY",
     "PARK",
     "QUERY",
     "QUEUE_QUERY",
+    "RESERVATION",
+    "RESERVE_SLOTS",
     "RESUME",
     "SCALE",
     "SUBMIT",
@@ -158,6 +162,43 @@ QUEUE_QUERY = Subject(
     "who waits for slots, and why",
     reply=queue.QueueStatus,
     answer_bytes=RECORDS_BYTES,
+)
+MAKE_PLAN = Subject(
+    "make plan",
+    "job.command.plan",
+    plans.MakePlan,
+    MG,
+    SMO,
+    "a plan of a job that is not there yet, on the mesh's slots",
+    reply=plans.PlanMade,
+    answer_bytes=RECORDS_BYTES,
+)
+RESERVE_SLOTS = Subject(
+    "reserve slots",
+    "job.command.reserve",
+    queue.ReserveSlots,
+    MG,
+    SMO,
+    "slots are kept from one time until another",
+    reply=queue.Reservations,
+)
+CANCEL_RESERVATION = Subject(
+    "cancel reservation",
+    "job.command.cancel_reservation",
+    queue.CancelReservation,
+    MG,
+    SMO,
+    "they are kept no more",
+    reply=queue.Reservations,
+)
+RESERVATION = Subject(
+    "reservation",
+    "{reservation}",
+    queue.SlotsReserved,
+    SMO,
+    SMO,
+    "slots that are kept, and until when",
+    bucket="reservations",
 )
 MESH_QUERY = Subject(
     "mesh query",

@@ -48,8 +48,9 @@ from schemas.pages import (
     Readiness,
     RoutePage,
 )
+from schemas.plans import PlanBody, PlanMade
 from schemas.policy import ModuleLifecycle, PolicySwitch
-from schemas.queue import QueueStatus
+from schemas.queue import QueueStatus, Reservations, ReservationSpec, SlotsReserved
 from schemas.registry import ServiceRecord
 from schemas.usage import Prices
 
@@ -170,9 +171,32 @@ class AsyncClient(TrainCalls, DataCalls, AccessCalls, FeedCalls):
 
     # --- the mesh -------------------------------------------------------------------------------------------
 
+    async def plan(self, question: PlanBody) -> PlanMade:
+        """What a job would get on the mesh's slots, and what a step would take; nothing is started."""
+        return await self._gateways.ask_for(
+            PlanMade, "POST", "/v1/plans", question.model_dump(mode="json", exclude_unset=True)
+        )
+
     async def queue(self, job: str | None = None) -> QueueStatus:
         """The waiting jobs in order; of one also its expected start. Raises `Conflict` if it runs."""
         return await self._get(QueueStatus, "/v1/queue" if job is None else f"/v1/queue/{segment(job)}")
+
+    async def reserve(self, spec: ReservationSpec) -> list[SlotsReserved]:
+        """Keep slots from one time until another; returns all reservations.
+
+        Raises `Conflict` if too many of them are kept for others at that time.
+        """
+        body = spec.model_dump(mode="json")
+        return list((await self._post(Reservations, "/v1/queue/reservations", body)).reservations)
+
+    async def reservations(self) -> list[SlotsReserved]:
+        """The reservations that have not ended, by their start."""
+        return list((await self._get(Reservations, "/v1/queue/reservations")).reservations)
+
+    async def cancel_reservation(self, name: str) -> list[SlotsReserved]:
+        """Cancel a reservation; returns those that are left."""
+        path = f"/v1/queue/reservations/{segment(name)}"
+        return list((await self._gateways.ask_for(Reservations, "DELETE", path)).reservations)
 
     async def mesh(self) -> MeshStatus:
         """An overview of services, nodes and jobs."""

@@ -108,6 +108,9 @@ class Client:
     cancel = _called(AsyncClient.cancel)
     park = _called(AsyncClient.park)
     resume = _called(AsyncClient.resume)
+    reserve = _called(AsyncClient.reserve)
+    reservations = _called(AsyncClient.reservations)
+    cancel_reservation = _called(AsyncClient.cancel_reservation)
 
     mesh = _called(AsyncClient.mesh)
     overview = _called(AsyncClient.overview)
@@ -118,6 +121,7 @@ class Client:
     instances = _called(AsyncClient.instances)
     instance = _called(AsyncClient.instance)
     routes = _called(AsyncClient.routes)
+    plan = _called(AsyncClient.plan)
     queue = _called(AsyncClient.queue)
     nodes = _called(AsyncClient.nodes)
     node = _called(AsyncClient.node)

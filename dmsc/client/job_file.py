@@ -129,7 +129,7 @@ def load_document(path: Path, model: type[M], what: str, overrides: Sequence[str
         raise BadJob(f"{path}:1: {what}, not {type(body).__name__}")
     places: dict[tuple[str, ...], str] = {}
     for override in overrides:
-        keys = _apply(body, override)
+        keys = apply_override(body, override)
         places[keys] = f"--set {override}"
     try:
         return model.model_validate(body)
@@ -173,7 +173,7 @@ def _refuse_duplicates(path: Path, node: yaml.Node) -> None:
         _refuse_duplicates(path, value)
 
 
-def _apply(body: dict[str, Any], override: str) -> tuple[str, ...]:
+def apply_override(body: dict[str, Any], override: str) -> tuple[str, ...]:
     """Apply one override `key.path=value` to `body`; return the path of keys."""
     from schemas.errors import BadJob
 

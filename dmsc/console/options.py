@@ -28,6 +28,13 @@ AccessFileOption = Annotated[
         "Rules of who may do what; see `dmsc access default`. The file is read again when it changes.",
     ),
 ]
+TopologyOption = Annotated[
+    Path | None,
+    option(
+        "--topology FILE $DMSC_TOPOLOGY",
+        "For the orchestrator: the network between nodes, GraphML or YAML; see docs/planning.md.",
+    ),
+]
 ModuleArgument = Annotated[str, argument("MODULE", "A module's name; see `dmsc policy list`.")]
 JobArgument = Annotated[str, argument("JOB", "The job's id; see `dmsc jobs`.")]
 PngOption = Annotated[Path, option("--out FILE.png", "The file to write.", show_default=False)]

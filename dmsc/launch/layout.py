@@ -165,11 +165,12 @@ def _control_plane(
         return ("--cluster", cluster, "--http-port", str(port), *option_words(options, "bind", "proxies"))
 
     allowed = option_words(options, "allow_urls")
+    network = option_words(options, "topology")
     pairs = list(zip(options.clusters, http_ports, strict=True))
     several = {"service-registry": options.registries, "orchestrator": options.orchestrators}
     apart = [entity for entity, count in several.items() if options.separate or count > 1]
     orchestrators = [
-        ChildSpec(name=name, arguments=("run", "orchestrator", *allowed), stop_order=1)
+        ChildSpec(name=name, arguments=("run", "orchestrator", *allowed, *network), stop_order=1)
         for name in (numbered("orchestrator", options.orchestrators) if "orchestrator" in apart else ())
     ]
     registries = [
@@ -181,7 +182,7 @@ def _control_plane(
         together = tuple(entity for entity in alone if entity not in apart)
         arguments: tuple[str, ...] = ("run", *together, "router", "gateway")
         arguments += tuple(argument for pair in pairs for argument in http_options(*pair))
-        arguments += (*files, *allowed)
+        arguments += (*files, *allowed, *(network if "orchestrator" in together else ()))
         return [
             *registries,
             ChildSpec(name="control-plane", arguments=arguments, stop_order=3 if orchestrators else 1),

@@ -15,6 +15,7 @@ from dmsc.console.options import (
     EmulateOption,
     InstanceUsersOption,
     OwnStateOption,
+    TopologyOption,
     TrustOption,
 )
 from dmsc.state.state_folder import default_state
@@ -106,6 +107,7 @@ class MeshOptions:
     tls: Annotated[
         bool, option("--tls", "Encrypt the bus and the gateways, with a CA made in the state folder.")
     ] = False
+    topology: TopologyOption = None
     access_file: AccessFileOption = None
     code: CodeOption = ()
     allow_urls: AllowUrlOption = ()

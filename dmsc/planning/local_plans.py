@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from dmsc.planning.plan_judge import simulated_step_ms
 from entities.orchestrator.planning.placement import OpenRoom
 from entities.orchestrator.planning.plan_requests import OpenShape, request_for
 from entities.orchestrator.planning.shape_choice import one_stage
+from entities.planner.network_topology import NetworkTopology
 from entities.planner.plan_at_once import is_exact, is_small, plan_at_once
 from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest
-from entities.planner.search.network_topology import NetworkTopology
 from entities.planner.search.plan_search import search_plan
 from schemas.cluster import NodeStatus, Slot
 from schemas.errors import BadInput
@@ -147,10 +148,10 @@ def _answer(request: PlanRequest) -> PlanAnswer:
     try:
         if is_small(request) and is_exact(answer := plan_at_once(request)):
             return answer
-        return search_plan(request)
+        return search_plan(request, simulated_step_ms)
     except NoPlan:
         try:
-            return search_plan(request.relaxed())
+            return search_plan(request.relaxed(), simulated_step_ms)
         except NoPlan as refused:
             raise BadInput(str(refused)) from refused
 

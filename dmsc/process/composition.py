@@ -177,10 +177,13 @@ def _authorizer(sid: str, options: RunOptions, address: BusAddress) -> ServicePa
 
 
 def _orchestrator(options: RunOptions) -> ServicePart:
+    from dmsc.planning.topology_file import mesh_network
     from entities.election.lease import LeadershipLeaseConfig
     from entities.orchestrator import Orchestrator, OrchestratorConfig
+    from entities.orchestrator.planning.plan_requests import MeshNetwork
     from entities.orchestrator.policy.arbitration import ArbitrationConfig
     from entities.orchestrator.queue.mesh_slots import queue_rules
+    from entities.planner.planning_process import PlanningConfig
 
     modules = [name.strip() for name in options.precedence.split(",") if name.strip()]
     ranks = {module: rank for rank, module in enumerate(reversed(modules), start=1)}
@@ -190,6 +193,8 @@ def _orchestrator(options: RunOptions) -> ServicePart:
         arbitration=ArbitrationConfig(precedence=ranks),
         peak_tflops=options.peak_tflops,
         queue=queue_rules(options.queue_order, options.queue_cool_down),
+        planning=PlanningConfig(program="dmsc.planning"),
+        network=mesh_network(options.topology) if options.topology is not None else MeshNetwork(),
     )
     return ServicePart(
         sid="orchestrator",

@@ -17,6 +17,7 @@ from dmsc.console.options import (
     MetricsPortOption,
     ParentOption,
     StateOption,
+    TopologyOption,
     WaitOption,
 )
 
@@ -103,6 +104,7 @@ class RunOptions:
             show_default=False,
         ),
     ] = ""
+    topology: TopologyOption = None
     queue_order: Annotated[
         str,
         option(

@@ -456,6 +456,7 @@ class ClusterAgent:
 
     async def _on_leader(self, message: Leadership, envelope: Envelope) -> None:
         self._changed.set()
+        self._judge.repeat()
 
     def _speed(self) -> dict[str, float]:
         """Of what a short-lived worker computes on, which knows nothing of emulated slots."""

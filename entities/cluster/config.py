@@ -70,13 +70,13 @@ class ChainConfig:
     stalled_times: float = 20.0
     """Times the usual time of a microbatch without progress: garbage collection, a page-in and a busy machine
     take a few."""
-    stalled_least_s: float = 10.0
-    """But no sooner than this; samples come once a second."""
+    stalled_least_s: float = 30.0
+    """But no sooner than this, after which the orchestrator begins a step again, too."""
     first_s: float = 300.0
     """Likewise before the first microbatch: layers may be compiled in it."""
     hung_times: float = 6.0
     """After so many times that limit it will not go on by itself, even if it computes."""
-    silent_s: float = 10.0
+    silent_s: float = 30.0
     """A process that runs and has sent no sample for so long is stalled, if it had work."""
     slow: float = 3.0
     """Times what the plan expects: below it, windows and routes compensate."""

@@ -30,11 +30,14 @@ from entities.orchestrator.job_state.link_secret import seal_links_anew
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.nodes.cordon_service import CordonService
 from entities.orchestrator.nodes.draining import Draining
+from entities.orchestrator.planning.plan_requests import MeshNetwork
 from entities.orchestrator.policy.arbitration import ArbitrationConfig
 from entities.orchestrator.policy.policy_service import PolicyService
 from entities.orchestrator.policy.promotion_rules import PromotionConfig
 from entities.orchestrator.policy.promotion_service import PromotionService
 from entities.orchestrator.queue.mesh_slots import queue_rules
+from entities.orchestrator.queue.plan_service import PlanService
+from entities.planner.planning_process import PlanningConfig
 from entities.queue.queue_rules import QueueRules
 from schemas.base import Message
 from schemas.cluster import AnalysisFailed, NodeStatus, SampleWritten
@@ -80,7 +83,9 @@ class OrchestratorConfig:
     arbitration: ArbitrationConfig = field(default_factory=ArbitrationConfig)
     promotion: PromotionConfig = field(default_factory=PromotionConfig)
     queue: QueueRules = field(default_factory=queue_rules)
+    network: MeshNetwork = field(default_factory=MeshNetwork)
     builds: BuildsConfig = field(default_factory=BuildsConfig)
+    planning: PlanningConfig = field(default_factory=PlanningConfig)
 
 
 class Leader:
@@ -112,12 +117,16 @@ class Leader:
             ended_kept=config.ended_kept,
             submissions_kept=config.submissions_kept,
             spawn=self._spawn,
+            planning=config.planning,
             queue_rules=config.queue,
         )
         self._claims = term.claims
         self._jobs = JobRuns(term, former_records, lambda job: self._policies.forget(job))
         self._builds = Builds(term, self._jobs, config.builds)
         self._runs = self._jobs.running
+        self._plans = PlanService(
+            bus, mesh, self._analysed, lambda: self._jobs.queue.occupied(""), planning=config.planning
+        )
         self._draining = Draining(self.mesh, self._cordoning, self._runs, candidate.confirmed)
         self._policies = PolicyService(
             bus, self._runs, self.mesh.runs, candidate.confirmed, config.arbitration
@@ -183,7 +192,7 @@ class Leader:
         """Reads what earlier leaders left, resumes their jobs, serves, and runs until cancelled."""
         assert self._tasks is not None
         loads = (self._cordoning.load, self._policies.load, self._promotions.load)
-        for load in (*loads, self._sealing.start):
+        for load in (*loads, self._jobs.reservations.load, self._sealing.start):
             await insistently(load)
         self._tasks.create_task(self._jobs.queue.run(), name="queue")
         await self._builds.know_code()
@@ -235,6 +244,9 @@ class Leader:
             (subjects.CHANGE_STAGE, self._jobs.change_stage),
             (subjects.QUERY, self._jobs.query),
             (subjects.QUEUE_QUERY, self._jobs.queue_status),
+            (subjects.MAKE_PLAN, self._plans.make),
+            (subjects.RESERVE_SLOTS, self._jobs.reservations.reserve),
+            (subjects.CANCEL_RESERVATION, self._jobs.reservations.cancel),
             (subjects.MESH_QUERY, self._mesh_query),
             (subjects.SUBMIT_BUILD, self._builds.submit),
             (subjects.QUERY_BUILDS, self._builds.query),
@@ -335,11 +347,19 @@ class Leader:
     async def _topology(self, message: ModelTopology, envelope: Envelope) -> Ack:
         if run := self._runs.get(message.job):
             run.model_analysis.topology(message, envelope.sender.name)
+        else:
+            self._plans.topology(message, envelope.sender.name)
         return Ack()
+
+    def _analysed(self, job: str) -> ModelTopology | None:
+        run = self._runs.get(job)
+        return run.model_analysis.known if run is not None else None
 
     async def _analysis_failed(self, message: AnalysisFailed, envelope: Envelope) -> Ack:
         if run := self._runs.get(message.job):
             run.model_analysis.analysis_failed(message, envelope.sender.name)
+        else:
+            self._plans.analysis_failed(message, envelope.sender.name)
         return Ack()
 
     async def _sample_written(self, message: SampleWritten, envelope: Envelope) -> Ack:

@@ -30,6 +30,7 @@ class Orchestrator(LeaderService[Leader]):
         self.config = config or OrchestratorConfig()
         super().__init__(bus, EntityKind.ORCHESTRATOR, self.config.lease, self.config.node)
         self.mesh = MeshView(bus.pulse.timeout)
+        self.mesh.topology = self.config.network
         self._former_records: dict[str, JobRecord] = {}
 
     async def run(self, ready: asyncio.Event | None = None) -> None:

@@ -9,6 +9,7 @@ plan_at_once.py      the plan of a small job, or one to fall back on, for the le
 planning_process.py  asks a process of its own, which `search/` is for
 first_placement.py   a slot for each unit, spread, within memory
 windows.py           how many microbatches are held and open
+network_topology.py  which links lie between hosts, from a file or as measured
 layer_rules.py       what users say of layers; which of it contradicts what
 constraints.py       what that says of instances: spread, together, apart, pin
 """

@@ -8,14 +8,15 @@ import sys
 
 from entities.planner.plan_request import NoPlan, PlanRequest
 from entities.planner.search.plan_search import search_plan
+from entities.planner.search.plan_trial import Judge
 
 
-def main() -> None:
-    """Answers one request; a refusal is an answer, too."""
+def main(judge: Judge | None = None) -> None:
+    """Answers one request; a refusal is an answer, too. `judge`: as of `search_plan`."""
     os.nice(5)
     request = PlanRequest.from_json(sys.stdin.read())
     try:
-        sys.stdout.write(search_plan(request).to_json())
+        sys.stdout.write(search_plan(request, judge).to_json())
     except NoPlan as refused:
         sys.stdout.write(json.dumps({"refused": str(refused), "never": refused.never}))
 

@@ -61,18 +61,23 @@ def with_rules(request: PlanRequest, rules: Iterable[LayerRule]) -> PlanRequest:
 
 def least_stages(request: PlanRequest) -> int:
     """The fewest stages that the request's parted layers allow."""
-    stages, first = 0, 0
     edges = _edges(request)
+    reach = reaches(request.parted, edges[-1])
+    stages, first = 0, 0
     while first < edges[-1]:
-        reach = min((upper for lower, upper, _ in request.parted if lower >= first), default=edges[-1])
-        first = max((edge for edge in edges if first < edge <= reach), default=edges[-1])
+        first = max((edge for edge in edges if first < edge <= reach[first]), default=edges[-1])
         stages += 1
     return stages
 
 
-def barred(parted: Sequence[tuple[int, int, str]], first: int, last: int) -> bool:
-    """Whether a stage of these layers, the last exclusive, would have two that are parted."""
-    return any(first <= lower and upper < last for lower, upper, _ in parted)
+def reaches(parted: Sequence[tuple[int, int, str]], count: int) -> list[int]:
+    """How far a stage may go that begins with each layer: the first layer that it may not have."""
+    reach = [count] * (count + 1)
+    for lower, upper, _ in parted:
+        reach[lower] = min(reach[lower], upper)
+    for layer in reversed(range(count)):
+        reach[layer] = min(reach[layer], reach[layer + 1])
+    return reach
 
 
 def in_words(label: str) -> str:
@@ -86,6 +91,8 @@ def in_words(label: str) -> str:
 
 NODE, CLUSTER, MEMORY = "@node=", "@cluster=", "@memory="
 """Labels of slots for what is no label of their nodes. Operators' labels have no @."""
+MOST_PAIRS = 20_000
+"""Pairs of ordered layers among which a cycle is looked for."""
 
 
 def _edges(request: PlanRequest) -> tuple[int, ...]:
@@ -114,7 +121,7 @@ def _cut_by(request: PlanRequest, rules: Sequence[LayerRule]) -> PlanRequest:
                 tie = next(tie for tie in ties if tie.layers[0] <= lower and upper <= tie.layers[-1])
                 raise contradiction(rule, tie, f"{names} would be in one stage and in different stages")
             parted.append((lower, upper, rule.shown))
-    found = replace(request, edges=edges, parted=(*request.parted, *parted))
+    found = replace(request, edges=edges, parted=_nearest((*request.parted, *parted)))
     least = least_stages(found)
     if request.stages is not None and request.stages < least:
         who = ", ".join(dict.fromkeys(name for _, _, name in found.parted))
@@ -129,6 +136,17 @@ def _cut_by(request: PlanRequest, rules: Sequence[LayerRule]) -> PlanRequest:
             f"parallel.stages to at most {len(edges) - 1}"
         )
     return found
+
+
+def _nearest(parted: Iterable[tuple[int, int, str]]) -> tuple[tuple[int, int, str], ...]:
+    """Those pairs that have no other pair between them: whoever keeps these keeps all."""
+    found: list[tuple[int, int, str]] = []
+    least: int | None = None
+    for lower, upper, name in sorted(parted, key=lambda pair: (-pair[0], pair[1])):
+        if least is None or upper < least:
+            found.append((lower, upper, name))
+            least = upper
+    return tuple(reversed(found))
 
 
 def _borders(rule: LayerRule, request: PlanRequest) -> list[tuple[int, int]]:
@@ -218,6 +236,21 @@ def _out_of_order(rule: LayerRule) -> tuple[int, int] | None:
 
 def _check_order(request: PlanRequest, hard: Sequence[LayerRule]) -> None:
     orders = [rule for rule in hard if rule.kind == "order"]
+    strange = [(rule, pair) for rule in orders if (pair := _out_of_order(rule)) is not None]
+    if not strange:
+        return  # all of them are the model's order, which has no cycle
+    size = sum(len(first) * len(second) for rule in orders for first, second in pairwise(rule.groups))
+    if size <= MOST_PAIRS:
+        _check_cycles(request, orders)
+    rule, pair = strange[0]
+    earlier, later = (request.layers[layer].name for layer in pair)
+    raise NoPlan(
+        f"{rule.shown} wants {earlier} before {later}, but the model computes {later} first: stages follow "
+        "the model's order; define them the other way round, or drop it"
+    )
+
+
+def _check_cycles(request: PlanRequest, orders: Sequence[LayerRule]) -> None:
     before: dict[int, dict[int, LayerRule]] = defaultdict(dict)
     for rule in orders:
         for first, second in pairwise(rule.groups):
@@ -228,13 +261,6 @@ def _check_order(request: PlanRequest, hard: Sequence[LayerRule]) -> None:
         rules = list(dict.fromkeys(before[low][high].shown for low, high in pairwise(cycle)))
         what = "contradict each other" if len(rules) > 1 else "has a cycle"
         raise NoPlan(f"{' and '.join(rules)} {what}: {names}: drop one")
-    for rule in orders:
-        if (pair := _out_of_order(rule)) is not None:
-            earlier, later = (request.layers[layer].name for layer in pair)
-            raise NoPlan(
-                f"{rule.shown} wants {earlier} before {later}, but the model computes {later} first: stages "
-                "follow the model's order; define them the other way round, or drop it"
-            )
 
 
 def _cycle(before: Mapping[int, Mapping[int, LayerRule]]) -> list[int]:
@@ -255,12 +281,18 @@ def _cycle(before: Mapping[int, Mapping[int, LayerRule]]) -> list[int]:
     return []
 
 
+def _mask(layers: Iterable[int]) -> int:
+    return sum(1 << layer for layer in set(layers))
+
+
 def _check_places(request: PlanRequest, hard: Sequence[LayerRule]) -> None:
     together = [rule for rule in hard if rule.kind == "together" and rule.scope != "stage"]
     apart = [rule for rule in hard if rule.kind == "apart" and rule.scope != "stage"]
+    masks = [[_mask(group) for group in other.groups] for other in apart]
     for rule in together:
-        for other in apart:
-            groups = [group for group in other.groups if set(group) & set(rule.layers)]
+        mine = _mask(rule.layers)
+        for other, mask in zip(apart, masks, strict=True):
+            groups = [group for group in mask if group & mine]
             if len(groups) > 1 and (rule.scope == "node" or other.scope == "cluster"):
                 why = (
                     f"layers of {len(groups)} groups would be in one {rule.scope} and in different "

@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 
 from entities.planner.constraints import broken_by
 from entities.planner.first_placement import NeededPlace, NodeRoom, NothingFits, place_first
-from entities.planner.layer_rules import barred, in_words
+from entities.planner.layer_rules import in_words, reaches
 from entities.planner.plan_request import (
     Alternative,
     NoPlan,
@@ -31,6 +31,8 @@ MOST_STEPS = 12_500
 MOST_STEPS_OF_OTHERS = 3_000
 """Likewise, for each alternative that is shown beside it."""
 MOST_UNITS = 256
+ALTERNATIVES = 3
+"""Other plans that are shown beside it, where there are so many."""
 
 EXACT, BY_SHARES = "at once, exactly", "at once, by equal shares of work"
 
@@ -82,20 +84,25 @@ def plan_at_once(request: PlanRequest) -> PlanAnswer:
     forecast = costs.forecast(cuts, memory)
     others = _others(request, forecast) if exact else ()
     times = ", ".join(f"stage {stage} {time:.1f} ms" for stage, time in enumerate(forecast.stage_ms))
-    unkept = f"; not kept: {', '.join(request.unkept)}" if request.unkept else ""
+    notes = ""
+    if exact and len(others) < ALTERNATIVES:
+        notes = f"; no more than {len(others)} other plan{'' if len(others) == 1 else 's'} found"
+    if request.unkept:
+        notes += f"; not kept: {', '.join(request.unkept)}"
     return PlanAnswer(
         cuts=tuple(cuts),
         replicas=tuple(replicas),
         places=places,
         forecast=forecast,
-        reason=f"cut by measured time ({how}): {times} of a step of {forecast.step_ms:.0f} ms{unkept}",
+        reason=f"cut by measured time ({how}): {times} of a step of {forecast.step_ms:.0f} ms{notes}",
         alternatives=others,
         planned_by=how,
     )
 
 
 def _others(request: PlanRequest, chosen: PlannedStep) -> tuple[Alternative, ...]:
-    """What fewer and more stages on as many slots would take, and as many layers for each stage."""
+    """What fewer and more stages on as many slots would take, as many layers for each stage, and an instance
+    fewer where there are most: three of these, if there are so many."""
     stages, total = len(request.replicas or ()), sum(request.replicas or ())
     edges = request.edges or tuple(range(len(request.layers) + 1))
     if len(edges) * len(edges) * stages > MOST_STEPS_OF_OTHERS:
@@ -115,8 +122,17 @@ def _others(request: PlanRequest, chosen: PlannedStep) -> tuple[Alternative, ...
         costs = _StageCosts(request, replicas)
         forecast = costs.forecast(list(pairwise(even)), chosen.memory_bytes)
         found.append(("as many layers in each stage", forecast))
+    largest = max(replicas)
+    if largest > 1 and len(found) < ALTERNATIVES:
+        at = replicas.index(largest)
+        fewer = (*replicas[:at], largest - 1, *replicas[at + 1 :])
+        costs = _StageCosts(replace(request, replicas=fewer), fewer)
+        cut = costs.exact()
+        name = f"an instance fewer in stage {at}"
+        found.append((name, costs.forecast(cut, chosen.memory_bytes) if cut else None))
     return tuple(
-        Alternative(name, other.step_ms if other else 0.0, _why_not(other, chosen)) for name, other in found
+        Alternative(name, other.step_ms if other else 0.0, _why_not(other, chosen))
+        for name, other in found[:ALTERNATIVES]
     )
 
 
@@ -173,6 +189,7 @@ class _StageCosts:
         self._live = [request.input_bytes, *(layer.output_bytes for layer in layers)]
         self._live[-1] = 0.0
         self._edges = list(request.edges) or list(range(len(layers) + 1))
+        self._reach = reaches(request.parted, len(layers))
         self._rounds = [math.ceil(request.microbatches / count) / self._speed for count in replicas]
 
     def stage_ms(self, stage: int, first: int, last: int) -> float:
@@ -266,8 +283,7 @@ class _StageCosts:
         )
 
     def _fits(self, stage: int, first: int, last: int) -> bool:
-        parted = self._request.parted
-        return self.memory(stage, first, last) <= self._room and not barred(parted, first, last)
+        return last <= self._reach[first] and self.memory(stage, first, last) <= self._room
 
     def forecast(self, cuts: Sequence[Cut], memory: Sequence[int]) -> PlannedStep:
         stages = range(len(cuts))
@@ -282,12 +298,13 @@ class _StageCosts:
         # each stage has its own microbatches to do, and waits for the others' part of one: the latest counts
         worst = max(stages, key=lambda stage: times[stage] - fills[stage])
         fill = sum(fills) - fills[worst]
+        constant = self._request.constant_ms + self._request.instance_ms * sum(self._replicas)
         return PlannedStep(
-            step_ms=times[worst] + fill + reduction + self._request.constant_ms,
+            step_ms=times[worst] + fill + reduction + constant,
             bottleneck_ms=times[worst],
             fill_ms=fill,
             reduction_ms=reduction,
-            constant_ms=self._request.constant_ms,
+            constant_ms=constant,
             stage_ms=tuple(times),
             memory_bytes=tuple(memory),
         )

@@ -9,7 +9,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-BY_SEARCH = "search"
+BY_SEARCH, BY_SIMULATION = "search", "search, judged by simulation"
 
 
 class NoPlan(Exception):
@@ -120,6 +120,8 @@ class PlanRequest:
     link_bytes_per_s: float = 1e9
     hop_ms: float = 1.0
     constant_ms: float = 0.0
+    instance_ms: float = 0.0
+    """Of a step, for each working instance, beside `constant_ms`."""
     memory_factor: float = 1.0
     most_held: int = 0
     """Microbatches whose activations must fit at once; 0: as many as windows let be held."""

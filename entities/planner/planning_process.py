@@ -21,9 +21,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningConfig:
-    """`deadline_s`: for a search; longer gives larger jobs a better plan, and has them start later."""
+    """`deadline_s`: for a search; longer gives larger jobs a better plan, and has them start later.
+
+    `program`: the module that is run. That of `dmsc` has a simulator as judge, which this package may not
+    import.
+    """
 
     deadline_s: float = 30.0
+    program: str = "entities.planner"
 
 
 async def searched(request: PlanRequest, config: PlanningConfig = PlanningConfig()) -> PlanAnswer:
@@ -36,7 +41,7 @@ async def searched(request: PlanRequest, config: PlanningConfig = PlanningConfig
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "entities.planner",
+        config.program,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -58,6 +58,7 @@ def decide_table(
     links: LinkStatistics | None = None,
     memo: Memo[RouteEntry] | None = None,
     guests: Iterable[str] = (),
+    near: Mapping[str, int] | None = None,
 ) -> TableDecision:
     """The next hops of `stage` for the senders of one cluster, and of its `guests`, which have no router.
 
@@ -66,8 +67,9 @@ def decide_table(
     still finish; pending, faulted and gone ones are left out. Health is ignored if it would leave no
     instance. What an instance takes before it is measured follows from the plan and its slot's speed; one on
     a slower slot than another has a smaller window (ADR-0076). Transfer times are those reported by this
-    cluster's senders, or else those of all transfers that an instance receives. `memo` (of `route_entry`) has
-    the earlier entries, so that only changed ones are built anew.
+    cluster's senders, or else those of all transfers that an instance receives. `near`: links to each other
+    cluster, by the mesh's topology. `memo` (of `route_entry`) has the earlier entries, so that only changed
+    ones are built anew.
     """
     measured, health, links = measured or LoadStatistics(), health or {}, links or LinkStatistics()
     memo = memo or Memo(route_entry)
@@ -115,6 +117,7 @@ def decide_table(
                 link_ms=link_ms,
                 part=times.get(sid, 1.0),
                 slow_link=slow_link,
+                hops=(near or {}).get(record.endpoint.cluster, 0),
             )
         )
     reason = f"policy {policy.revision}: {open_entries} of {len(entries) + len(left_out)} take work"
@@ -145,6 +148,7 @@ def route_entry(
     link_ms: float,
     part: float,
     slow_link: str,
+    hops: int = 0,
 ) -> RouteEntry:
     """A table's entry of one instance.
 
@@ -162,6 +166,8 @@ def route_entry(
             reasons[-1] += f", {part:.1f}× the stage's median"
     if health.reason:
         reasons.append(health.reason)
+    if hops:
+        reasons.append(f"{hops} link{'s' if hops > 1 else ''} away by the topology")
     return RouteEntry(
         sid=sid,
         incarnation=incarnation,
@@ -170,6 +176,7 @@ def route_entry(
         window=window,
         service_ms=round(service_ms, 3),
         link_ms=round(link_ms, 3),
+        hops=hops,
         reason="; ".join(reasons) + slow_link,
     )
 

@@ -273,8 +273,9 @@ class Router:
             for number, stage in enumerate(stages):
                 instances = self.follower.view.instances(job=job, stage=stage.stage)
                 health = self._health(job, stage.stage, instances, now)
+                guests, near = self._area.guests, policy.distances.get(self.config.cluster)
                 decision = decide_table(
-                    policy, stage, instances, self._measured, health, self._links, memo, self._area.guests
+                    policy, stage, instances, self._measured, health, self._links, memo, guests, near
                 )
                 try:
                     await self._write_table(policy, stage, decision, now)

@@ -10,6 +10,8 @@ from pydantic import Field, StringConstraints, model_validator
 from schemas.base import Part, Token
 
 MOST_RULES = 64
+MOST_PATTERNS = 128
+"""Of a whole section: each is looked for among all layers."""
 LayerPattern = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 """Layers by name: `embed*`, or `branches.0` for that layer and all whose names begin with `branches.0.`."""
 SlotLabel = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,120}=.{1,120}$")]
@@ -124,6 +126,9 @@ class PlanSpec(Part):
             raise ValueError(f"cuts and {key} both say where the model is cut: leave one out")
         return self
 
-    @property
-    def is_empty(self) -> bool:
-        return self == PlanSpec()
+    @model_validator(mode="after")
+    def _not_too_many(self) -> PlanSpec:
+        patterns = sum(len(each.layers) for each in self.constraints) + sum(map(len, self.shared))
+        if (total := patterns + len(self.privacy) + len(self.tabu.begin)) > MOST_PATTERNS:
+            raise ValueError(f"{total} patterns of layers in all; give at most {MOST_PATTERNS}")
+        return self

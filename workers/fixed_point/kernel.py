@@ -147,7 +147,12 @@ def _load(path: Path) -> FixedPointKernel | None:
         found = FixedPointKernel(ctypes.CDLL(str(path)))
     except (OSError, AttributeError):
         return None
-    return found if _agrees(found) else None
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # else the check starts torch's pool, and a fork server can't fork after that
+    try:
+        return found if _agrees(found) else None
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _compiled(compiler: str, path: Path, within_s: float) -> FixedPointKernel | None:

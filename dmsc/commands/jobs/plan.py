@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from dmsc.console.command_app import argument, option
-from dmsc.console.options import JsonOption, print_json, print_table, print_text
+from dmsc.console.option_groups import GatewayQuery
+from dmsc.console.options import print_json, print_table, print_text
 
 if TYPE_CHECKING:
     from dmsc.planning.local_plans import PricedPlan, SlotOffer
@@ -40,15 +41,30 @@ def plan(
     compare: Annotated[
         bool, option("--compare", "Beside the job's own stages and replicas: the best ones on its slots.")
     ] = False,
-    json: JsonOption = False,
+    on_mesh: Annotated[
+        bool, option("--mesh", "On the mesh's slots: the default where one answers and no slots are named.")
+    ] = False,
+    best: Annotated[
+        bool, option("--best", "On the mesh: the best stages and replicas, not the file's.")
+    ] = False,
+    free: Annotated[bool, option("--free", "On the mesh: only slots that are free now.")] = False,
+    layers: Annotated[
+        str | None, option("--layers FIRST..LAST", "On the mesh: only these layers, by name.")
+    ] = None,
+    out: Annotated[
+        Path | None, option("--out FILE", "Write the job file with this plan in it, for `dmsc train`.")
+    ] = None,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
-    """Plan a job here, without a mesh: stages, instances, the time of a step, and the price.
+    """Plan a job: stages, instances, the time of a step, why, and the price. Nothing is started.
 
-    Its layers are measured here, by a process of its own. Speeds are relative to this machine's.
+    Its layers are measured here, by a process of its own. It is planned on the slots of the mesh, or without
+    one on slots that you name; their speeds are relative to this machine's.
 
     Example: dmsc plan examples/stdlib-gpt.yaml --slots 1..16 --price 0.4
     """
     from dmsc.client.job_file import load_job, with_code
+    from dmsc.planning.kept_plan import keep
     from dmsc.planning.local_plans import (
         PlanOptions,
         SlotOffer,
@@ -57,8 +73,11 @@ def plan(
         plan_chosen,
         plans_by_slots,
     )
+    from dmsc.planning.mesh_plans import answering, ask_plan, lines_of, range_of_layers, row_of
     from dmsc.planning.topology_file import read_topology_file
+    from entities.orchestrator.planning.plan_rules import model_digest
     from schemas.errors import BadInput
+    from schemas.plans import MeasuredModel, PlanBody
 
     if sum(given is not None for given in (slots, slot, deadline)) > 1:
         raise BadInput("--slots, --slot and --deadline exclude each other: give one of them")
@@ -70,7 +89,38 @@ def plan(
         spec = with_code(spec, code)
     if deadline is not None and spec.training.steps is None:
         raise BadInput(f"{file}: --deadline needs a number of steps: set training.steps")
+    offline = any(given for given in (slots, slot, deadline, topology, price, compare))
+    if offline and (on_mesh or best or free or layers):
+        raise BadInput(
+            "--slots, --slot, --deadline, --topology, --price and --compare plan without a mesh: leave them "
+            "out, or --mesh, --best, --free and --layers"
+        )
+    if not offline and (why := answering(mesh)):
+        if on_mesh or best or free or layers:
+            raise BadInput(f"no mesh answers: {why}; without one, name slots with --slots")
+        print_text(f"planned on slots of this machine's speed, as no mesh answers: {why}", error=True)
+        offline = True
+    asked_for = load_job(file, set_ or ()) if code is None else spec
     spec, model = _analysed(spec)
+    if not offline:
+        question = PlanBody(
+            job=asked_for,
+            model=MeasuredModel.of(model),
+            best=best,
+            free=free,
+            layers=range_of_layers(layers) if layers is not None else None,
+        )
+        made = ask_plan(mesh, question)
+        if out is not None:
+            replicas = [stage.replicas for stage in made.stages]
+            keep(file, out, replicas=replicas, cuts=made.cuts, model=made.model, overrides=set_ or ())
+        if mesh.json:
+            print_json(made)
+            return
+        print_table(COLUMNS, [row_of(made)])
+        for line in lines_of(made):
+            print_text(line)
+        return
     options = PlanOptions(price=price, steps=spec.training.steps, network=network)
     own = sum(spec.parallel.replicas_per_stage()) + sum(spec.parallel.standbys_per_stage())
     if counts is not None:
@@ -79,21 +129,35 @@ def plan(
         tried = plans_by_slots(spec, model, counts_between(1, MOST_FOR_DEADLINE), SlotOffer(1), options)
         found = [priced for priced in tried if priced.hours is not None and priced.hours <= deadline][:1]
         if not found:
-            best = min(tried, key=lambda priced: priced.hours or 0.0)
+            nearest = min(tried, key=lambda priced: priced.hours or 0.0)
             raise BadInput(
-                f"no {MOST_FOR_DEADLINE} slots end it in {deadline:g} h: the best plan, on {best.slots}, "
+                f"no {MOST_FOR_DEADLINE} slots end it in {deadline:g} h: the best plan, on {nearest.slots}, "
                 "takes "
-                f"{best.hours:.3g} h: give more time, or train fewer steps"
+                f"{nearest.hours:.3g} h: give more time, or train fewer steps"
             )
     else:
         offers = offers or [SlotOffer(own)]
         is_free = bool(slot or spec.parallel.auto)
         asked = [] if is_free and not compare else [plan_as_asked(spec, model, offers, options)]
         found = asked + ([plan_chosen(spec, model, offers, options)] if compare or is_free else [])
-    if json:
+    if out is not None:
+        if len(found) != 1:
+            raise BadInput(f"--out keeps one plan, and these are {len(found)}: give one number of slots")
+        names = [layer.name for layer in model.layers]
+        (only,) = found
+        cuts = [names[first] for first, _ in only.answer.cuts[1:]]
+        keep(
+            file,
+            out,
+            replicas=only.answer.replicas,
+            cuts=cuts,
+            model=model_digest(model),
+            overrides=set_ or (),
+        )
+    if mesh.json:
         print_json([_as_json(priced) for priced in found])
         return
-    print_table(("slots", "stages × instances", "step", "bubble", "job", "price"), map(_row, found))
+    print_table(COLUMNS, map(_row, found))
     for priced in found if len(found) < FEW else ():
         print_text(priced.answer.reason)
         for stage, (first, last) in enumerate(priced.answer.cuts):
@@ -106,6 +170,7 @@ def plan(
             print_text(f"  not {other.plan} ({other.step_ms:.0f} ms): {other.why_not}")
 
 
+COLUMNS = ("slots", "stages × instances", "step", "bubble", "job", "price")
 FEW = 3
 """So many plans are explained; of more there is the table."""
 MOST_FOR_DEADLINE = 64

@@ -1,17 +1,17 @@
-"""`dmsc queue`: who waits for slots, and what one job waits for."""
+"""`dmsc queue`, `reserve`: who waits for slots and for what, and slots that are kept for a time."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Annotated
 
-from dmsc.console.command_app import CommandApp, argument
+from dmsc.console.command_app import CommandApp, argument, option
 from dmsc.console.option_groups import GatewayQuery
 
 if TYPE_CHECKING:
-    from schemas.queue import QueueStatus
+    from schemas.queue import QueueStatus, ReservationSpec, SlotsReserved
 
-app = CommandApp(help="Show which jobs wait for slots, and why.", no_args_is_help=True)
+app = CommandApp(help="Show which jobs wait for slots, and why; reservations.", no_args_is_help=True)
 
 
 @app.command("list")
@@ -53,6 +53,143 @@ def explain(
     """
     status = mesh.ask(lambda client: client.queue(job))
     mesh.show(status, *explained(status))
+
+
+def reserve(
+    slots: Annotated[int, argument("SLOTS", "How many slots.", min=1)],
+    until: Annotated[
+        str, option("--until TIME", "Until when: a local time (2026-12-24T06:00), or how long (8h).")
+    ],
+    start: Annotated[str, option("--from TIME", "From when: a local time, or in how long (30m).")] = "0s",
+    user: Annotated[str, option("--user NAME", "Whose jobs may use them.", show_default=False)] = "",
+    job: Annotated[str, option("--job JOB", "The one job that may use them.", show_default=False)] = "",
+    name: Annotated[str, option("--name NAME", "What it is called (a new name).", show_default=False)] = "",
+    device: Annotated[str, option("--device KIND", "Only slots of this kind.", show_default=False)] = "",
+    cluster: Annotated[
+        list[str] | None, option("--cluster NAME", "Only slots of this cluster.", show_default=False)
+    ] = None,
+    label: Annotated[
+        list[str] | None, option("--label KEY=VALUE", "Only slots with this label.", show_default=False)
+    ] = None,
+    mesh: GatewayQuery = GatewayQuery(),
+) -> None:
+    """Keep slots for a user or job from one time until another; for neither, they stay empty.
+
+    Jobs on them leave in time: they shrink or park. `dmsc queue reservations` lists reservations.
+
+    Example: dmsc reserve 4 --from 22:00 --until 8h --user rita --name night
+    """
+    import secrets
+
+    from pydantic import ValidationError
+
+    from schemas.errors import BadInput
+    from schemas.explain import explain as explain_errors
+    from schemas.queue import ReservationSpec
+
+    now = time.time()
+    start_at = when(start, "--from", now, now)
+    asked = {
+        "name": name or f"r{secrets.token_hex(2)}",
+        "slots": slots,
+        "start_at": start_at,
+        "end_at": when(until, "--until", start_at, now),
+        "user": user,
+        "job": job,
+        "device": device,
+        "clusters": cluster or (),
+        "labels": dict(_label(each) for each in label or ()),
+    }
+    try:
+        spec = ReservationSpec.model_validate(asked)
+    except ValidationError as error:
+        raise BadInput(f"reserve: {'; '.join(explain_errors(error, ReservationSpec))}") from None
+    _show(mesh, mesh.ask(lambda client: client.reserve(spec)))
+
+
+@app.command()
+def reservations(mesh: GatewayQuery = GatewayQuery()) -> None:
+    """List the reservations that have not ended.
+
+    Example: dmsc queue reservations
+    """
+    _show(mesh, mesh.ask(lambda client: client.reservations()))
+
+
+@app.command()
+def release(
+    name: Annotated[str, argument("NAME", "The reservation.")], mesh: GatewayQuery = GatewayQuery()
+) -> None:
+    """Cancel a reservation: its slots are free for all.
+
+    Example: dmsc queue release night
+    """
+    _show(mesh, mesh.ask(lambda client: client.cancel_reservation(name)))
+
+
+def _show(mesh: GatewayQuery, found: list[SlotsReserved]) -> None:
+    from schemas.queue import Reservations
+
+    mesh.show_table(
+        Reservations(reservations=tuple(found)),
+        ("name", "slots", "from", "until", "for", "of", "by"),
+        [
+            (
+                record.spec.name,
+                str(record.spec.slots),
+                clock(record.spec.start_at),
+                clock(record.spec.end_at),
+                record.spec.job or record.spec.user or "nobody",
+                which(record.spec),
+                record.by,
+            )
+            for record in found
+        ],
+    )
+
+
+def which(spec: ReservationSpec) -> str:
+    """Which slots a reservation is about, in words."""
+    labels = [f"{key}={value}" for key, value in sorted(spec.labels.items())]
+    return ", ".join([*([spec.device] if spec.device else []), *spec.clusters, *labels]) or "any"
+
+
+def _label(text: str) -> tuple[str, str]:
+    from schemas.errors import BadInput
+
+    key, sign, value = text.partition("=")
+    if not (key and sign):
+        raise BadInput(f"--label {text}: give KEY=VALUE, for example region=eu")
+    return key, value
+
+
+def when(text: str, name: str, since: float, now: float) -> float:
+    """Seconds since the epoch of a local time (`22:00`: the next one; `2026-12-24T06:00`), or of a duration.
+
+    Raises:
+        BadInput: the text is neither.
+    """
+    from datetime import datetime, timedelta
+
+    from dmsc.console.durations import parse_duration
+    from schemas.errors import BadInput
+
+    try:
+        return since + parse_duration(text, name, zero=True)
+    except BadInput:
+        pass
+    try:
+        if "-" in text:
+            return datetime.fromisoformat(text).timestamp()
+        today = datetime.fromtimestamp(now)
+        hour, minute = text.split(":")
+        at = today.replace(hour=int(hour), minute=int(minute), second=0, microsecond=0)
+        while at.timestamp() < since:
+            at += timedelta(days=1)
+        return at.timestamp()
+    except (ValueError, OverflowError, OSError):
+        pass
+    raise BadInput(f"{name} {text}: give a local time (22:00, 2026-12-24T06:00) or a duration (8h)")
 
 
 def explained(status: QueueStatus) -> list[str]:

@@ -107,6 +107,12 @@ def _checked(options: MeshOptions) -> MeshOptions:
 
         check_access_file(access_file)
         access_file = access_file.absolute()
+    topology = options.topology
+    if topology is not None:
+        from dmsc.planning.topology_file import check_has
+
+        check_has(topology, node_name(), [f"{cluster}-{node_name()}" for cluster in options.clusters])
+        topology = topology.absolute()
     ports.port_or_off(options.metrics_port, "--metrics-port")
     ports.port_or_off(options.monitor_port, "--monitor-port")
     if options.instance_users is not None:
@@ -118,6 +124,7 @@ def _checked(options: MeshOptions) -> MeshOptions:
         proxies=check_proxies(options.proxies),
         address=own_address(options.bind),
         node=node_name(),
+        topology=topology,
         access_file=access_file,
         code=tuple(folder.absolute() for folder in options.code),
     )

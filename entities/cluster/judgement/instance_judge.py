@@ -6,6 +6,8 @@ import asyncio
 import os
 from collections.abc import Callable
 
+import psutil
+
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
@@ -106,11 +108,14 @@ class InstanceJudge:
         return next((slot for slot in slots if slot.index == instance.slot), None)
 
     def _crowding(self, slot: Slot) -> float:
-        """How many instances share a core where slots are the processor's, and there are more than cores."""
+        """How many share a core, where slots are the processor's and more is to run than there are cores.
+
+        The system's load counts, too: other agents of the machine, and other programs.
+        """
         if slot.kind != "cpu":
             return 1.0
         threads = sum(each.unit.requirements.compute_threads for each in self._staged())
-        return max(1.0, threads / (os.cpu_count() or 1))
+        return max(1.0, max(threads, psutil.getloadavg()[0]) / (os.cpu_count() or 1))
 
     def _review(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -141,6 +146,13 @@ class InstanceJudge:
         """The system shows the instance's process as stopped: that is said at once."""
         self._stopped.add(instance.sid)
         self._review()
+
+    def repeat(self) -> None:
+        """Another orchestrator leads: it is told again of what is not well."""
+        for instance in self._staged():
+            condition = self._detector.of(instance.sid, instance.incarnation)
+            if condition is not None and condition.condition != "well":
+                self._context.start_task(self._report(instance, condition))
 
     async def _report(self, instance: LocalIncarnation, condition: InstanceCondition) -> None:
         level = log.info if condition.condition == "well" else log.warning

@@ -62,8 +62,16 @@ from schemas.gateway_api import (
     UncordonPlace,
 )
 from schemas.job import JobRecord, JobSpec
+from schemas.plans import MakePlan, PlanBody, PlanMade
 from schemas.policy import ModuleLifecycle
-from schemas.queue import QueueQuery, QueueStatus
+from schemas.queue import (
+    CancelReservation,
+    QueueQuery,
+    QueueStatus,
+    Reservations,
+    ReservationSpec,
+    ReserveSlots,
+)
 from schemas.signals import AccessDecision, ComputeEntry
 from schemas.urls import bus_name
 
@@ -82,6 +90,7 @@ class OperationTimes:
 
     query_s: float = 3.0  # one query to the orchestrator, repeated while nobody leads: longer than a failover
     command_s: float = 15.0  # one command to the orchestrator, repeated until answered
+    plan_s: float = 90.0  # one plan: the analysis of a model and a search, and others' searches before it
     pause_s: float = 0.1  # between two checks whether another gateway has answered the same request
 
 
@@ -251,6 +260,42 @@ class JobOperations:
         """Who waits for slots, and why; of one job, when it is expected to start."""
         return self._backends.operation(
             "mesh.read", "mesh", subjects.QUEUE_QUERY, lambda _: QueueQuery(job=job), self.times.query_s
+        )
+
+    def plan(self, bearer: Bearer, question: PlanBody) -> Operation[PlanMade]:
+        """A plan of a job that is not there yet.
+
+        Where nobody has measured its model, a node runs that: then the user needs what a submission needs.
+        """
+
+        async def act(access: AccessDecision) -> PlanMade:
+            asked = question
+            if question.model is None and question.like is None:
+                await bearer.check("job.submit", question.job.name)
+                spec = unresolved(question.job)
+                refuse_urls(spec)
+                await self._let_read(bearer, spec, access.user)
+                asked = question.model_copy(update={"job": await self.code.admit(bearer, spec, access.user)})
+            message = MakePlan(question=asked, user=access.user)
+            return await self._backends.command(subjects.MAKE_PLAN, message, deadline_s=self.times.plan_s)
+
+        return Operation("plan.make", question.job.name, act)
+
+    def reserve(self, spec: ReservationSpec) -> Operation[Reservations]:
+        """Keeps slots for a user or job from one time until another; for operators."""
+        return self._command(
+            "node.reserve",
+            spec.name,
+            subjects.RESERVE_SLOTS,
+            lambda access: ReserveSlots(spec=spec, by=access.user),
+        )
+
+    def cancel_reservation(self, name: str) -> Operation[Reservations]:
+        return self._command(
+            "node.reserve",
+            name,
+            subjects.CANCEL_RESERVATION,
+            lambda access: CancelReservation(name=name, by=access.user),
         )
 
     def mesh(self) -> Operation[MeshStatus]:

@@ -16,13 +16,18 @@ from entities.orchestrator.job_state.instances import NodeLost, NotReady, StartF
 from entities.orchestrator.job_state.retry_limits import Parked
 from entities.orchestrator.planning.eligible_slots import class_of, eligible, plan_in_one_class, query_of
 from entities.orchestrator.planning.placement import Cordoned, NoRoom, OpenRoom
-from entities.orchestrator.planning.plan_requests import request_for, still_open
+from entities.orchestrator.planning.plan_requests import (
+    cluster_distances,
+    on_network,
+    request_for,
+    still_open,
+)
 from entities.orchestrator.planning.task_graph import graph_for, plan_in, room_for, why_inexact
 from entities.orchestrator.queue.job_queue import QueueTurn, SlotGrant
 from entities.orchestrator.queue.mesh_slots import emptied, job_request, ran_s, shaped, work_left_s
 from entities.planner.plan_at_once import EXACT
-from entities.planner.plan_request import BY_SEARCH, NoPlan, PlanAnswer, PlanRequest
-from entities.planner.planning_process import PlanningConfig, searched
+from entities.planner.plan_request import BY_SEARCH, BY_SIMULATION, NoPlan, PlanAnswer, PlanRequest
+from entities.planner.planning_process import searched
 from entities.queue.queued_job import QueuedJob
 from schemas.cluster import NodeStatus
 from schemas.errors import BadJob
@@ -49,7 +54,7 @@ class Deployment:
         self._unfit: tuple[object, str] | None = None
         """Of which nodes it has been found that they have no room for it, were they empty; and why."""
         self._only: frozenset[str] | None = None  # nodes that the queue leaves it; None: all
-        self._asked: tuple[tuple[JobRecord, JobSpec, str] | tuple[()], QueuedJob | None] = (), None
+        self._asked: tuple[JobRecord, JobSpec, str, QueuedJob] | None = None
         self._shaped = job.spec  # with as many replicas as it got slots for
         self._tried: dict[PlanRequest, NoRoom | None] = {}
         self._found: dict[PlanRequest, PlanAnswer] = {}
@@ -65,18 +70,19 @@ class Deployment:
         if not held and self._unfit is not None and self._unfit[0] == self._there():
             held = self._unfit[1]
         spec = self._job.spec
-        known, job = self._asked
-        if job is None or not _same(known, (record, spec, held)):
-            request = job_request(record, spec, held)
-            job = QueuedJob(
-                request=request,
-                since=record.submitted_at,
-                work_s=work_left_s(record, spec, record.checkpoint_step or 0, request),
-                attained_slot_s=record.usage.slot_s,
-                ran_s=ran_s(record, time.time()),
-                parked=self._has_trained,
-            )
-            self._asked = (record, spec, held), job
+        asked = self._asked
+        if asked is not None and asked[0] is record and asked[1] is spec and asked[2] == held:
+            return asked[3]  # it is asked before each decision, for thousands of jobs
+        request = job_request(record, spec, held)
+        job = QueuedJob(
+            request=request,
+            since=record.submitted_at,
+            work_s=work_left_s(record, spec, record.checkpoint_step or 0, request),
+            attained_slot_s=record.usage.slot_s,
+            ran_s=ran_s(record, time.time()),
+            parked=self._has_trained,
+        )
+        self._asked = record, spec, held, job
         return job
 
     def forget_shape(self) -> None:
@@ -143,7 +149,7 @@ class Deployment:
                 else:
                     await self._job.store.reason(graph.reason)
                 began = time.monotonic()
-        graph = await self._improve(graph, topology)
+        graph = self._on_network(await self._improve(graph, topology))
         if self._job.store.record.state is JobState.QUEUED:
             await self._job.store.move(JobState.ANALYSING, "room was found")
         because = why_inexact(self._job.spec, graph)
@@ -259,7 +265,7 @@ class Deployment:
     async def _search_for(self, request: PlanRequest) -> None:
         refusal = None
         try:
-            self._found[request] = await searched(request, PlanningConfig(deadline_s=self._times.plan_s))
+            self._found[request] = await searched(request, self._job.planning)
         except NoPlan as refused:
             if request.is_constrained:  # else what the plan at once says is as true
                 refusal = NoRoom(str(refused), never=refused.never)
@@ -269,15 +275,19 @@ class Deployment:
 
     async def _improve(self, graph: TaskGraph, topology: ModelTopology) -> TaskGraph:
         """A better plan by a search, where the one at once need not be the best; its slots must be free."""
-        if graph.forecast is None or graph.forecast.planned_by in (EXACT, BY_SEARCH):
-            return graph
         job = self._job
+        if graph.forecast is None:
+            return graph
         room = self._room(graph)
         if isinstance(room, NoRoom):
             return graph
+        network = job.mesh.network()
+        best_without = graph.forecast.planned_by in (EXACT, BY_SEARCH, BY_SIMULATION)
         try:
-            request = request_for(self._shaped, topology, room)
-            answer = await searched(request, PlanningConfig(deadline_s=self._times.plan_s))
+            request = on_network(request_for(self._shaped, topology, room), network, graph.forecast.step_ms)
+            if best_without and not request.hosts:
+                return graph
+            answer = await searched(request, self._job.planning)
         except NoPlan:
             return graph  # only with less memory than all that windows may hold
         now = self._room(graph)
@@ -288,6 +298,19 @@ class Deployment:
             return graph
         job.instances.graph = better
         return better
+
+    def _on_network(self, graph: TaskGraph) -> TaskGraph:
+        """The graph with what the topology says of it: how far its clusters are, and which nodes it lacks."""
+        job, network = self._job, self._job.mesh.network()
+        if network.topology is None:
+            return graph
+        used = {(place.cluster, place.node) for place in graph.placements}
+        nodes = [node for node in job.mesh.open_nodes() if (node.cluster, node.node) in used]
+        changed: dict[str, object] = {"distances": cluster_distances(network.topology, nodes)}
+        if missing := network.missing(nodes):
+            changed["reason"] = f"{graph.reason}; {missing}"
+        job.instances.graph = graph.model_copy(update=changed)
+        return job.instances.graph
 
     def _room(self, graph: TaskGraph) -> OpenRoom | NoRoom:
         """What is free for the job in the class of bits of its plan, the slots that it holds among it."""
@@ -325,11 +348,6 @@ class Deployment:
         await self._job.store.tell("fault", text=f"{why}; planned again")
         await self._job.instances.stop(now=True)
         self._job.instances.deployed = None
-
-
-def _same(before: Sequence[object], now: Sequence[object]) -> bool:
-    """Whether these are the same objects: the queue asks often, and records are large."""
-    return len(before) == len(now) and all(old is new for old, new in zip(before, now, strict=True))
 
 
 def _within(nodes: Sequence[NodeStatus], only: frozenset[str] | None) -> Sequence[NodeStatus]:

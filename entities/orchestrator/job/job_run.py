@@ -86,6 +86,7 @@ class JobRun:
             retry_limits=RetryLimits(record.setbacks, roll_backs=record.roll_backs, furthest=record.furthest),
             queue=queue,
             claims=term.claims,
+            planning=term.planning,
         )
         self._outages = BusOutages(job.name, store.reason)
         self.checkpoints = Checkpoints(job)
@@ -373,10 +374,9 @@ class JobRun:
 
     async def _choose_shape(self, topology: ModelTopology) -> None:
         """Replaces `auto` stages and replicas by the planner's choice; the record keeps it."""
-        chosen, because = await with_shape(
-            self.job.spec, topology, eligible_nodes(self.job), deadline_s=self.job.times.run.plan_s
-        )
-        await settle(self.job, chosen)
+        job = self.job
+        chosen, because = await with_shape(job.spec, topology, eligible_nodes(job), job.planning)
+        await settle(job, chosen)
         await self.job.store.reason(because)
 
     async def _fix_by_memory(self, topology: ModelTopology) -> None:

@@ -23,6 +23,7 @@ from entities.orchestrator.membership.slot_holding import SlotHolding
 from entities.orchestrator.queue.admission import JobAdmission
 from entities.orchestrator.queue.job_queue import JobQueue
 from entities.orchestrator.queue.mesh_slots import reshaped
+from entities.orchestrator.queue.reservation_book import ReservationBook
 from schemas import names
 from schemas.envelope import Envelope
 from schemas.errors import Ack, Conflict, DmscError, Fenced, NotFound, Unavailable
@@ -60,6 +61,10 @@ class JobRuns:
         self._forget = forget
         self._holders: dict[str, SlotHolding] = {}
         self.queue = JobQueue(term.mesh, self._holders, self.ended, term.queue_rules)
+        self.reservations = ReservationBook(
+            term.bus, table=lambda: self.queue.table, jobs=self.running, changed=self.queue.again
+        )
+        self.queue.reservations = self.reservations.kept
         self.admission = JobAdmission(lambda: [run.present_record() for run in self.running.values()])
         self.code = CodeArchives(term.bus, term.code_of_builds)
         self._submitted: OrderedDict[tuple[str, str], asyncio.Future[JobRecord]] = OrderedDict()
@@ -286,7 +291,9 @@ class JobRuns:
         if message.job is not None:
             self._unended(message.job)
         return await self.queue.status(
-            {name: run.job.store.record for name, run in self.running.items()}, message.job
+            {name: run.job.store.record for name, run in self.running.items()},
+            message.job,
+            self.reservations.present(time.time()),
         )
 
     def records(self) -> list[JobRecord]:

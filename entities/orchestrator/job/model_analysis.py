@@ -30,6 +30,12 @@ class ModelAnalysis:
         self._analysts: set[str] = set()
         self._writers: set[str] = set()
 
+    @property
+    def known(self) -> ModelTopology | None:
+        """What the last analysis found; None: there was none in this term, or it failed."""
+        done = self._topology.done() and not self._topology.cancelled()
+        return self._topology.result() if done and self._topology.exception() is None else None
+
     # --- answers: only of agents that were asked ------------------------------------------------------------
     def topology(self, message: ModelTopology, agent: str) -> None:
         if not self._is_asked(agent, self._analysts, "topology") or self._topology.done():

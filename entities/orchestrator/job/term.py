@@ -13,6 +13,7 @@ from entities.election.leadership import LeaderCandidate
 from entities.orchestrator.faults.fault_queue import FaultQueue
 from entities.orchestrator.job_state.context import Claims
 from entities.orchestrator.mesh.mesh_view import MeshView
+from entities.planner.planning_process import PlanningConfig
 from entities.queue.queue_rules import QueueRules
 from schemas.errors import Unavailable
 
@@ -36,6 +37,8 @@ class TermContext:
     """Submissions that stay in memory: one that comes again through another gateway is the same job."""
     spawn: Callable[[Coroutine[None, None, None]], None]
     """Starts a task of the term."""
+    planning: PlanningConfig
+    """How plans are searched for."""
     queue_rules: QueueRules
     """How waiting jobs are decided about."""
     claims: Claims = field(default_factory=dict)

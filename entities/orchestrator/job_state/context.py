@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bus.connection import Bus
 from entities.orchestrator.job_state.decision_record import DecisionRecord
@@ -20,6 +20,7 @@ from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.eligible_slots import eligible, query_of
 from entities.orchestrator.planning.plan_rules import open_to
 from entities.orchestrator.queue.job_queue import JobQueue
+from entities.planner.planning_process import PlanningConfig
 from schemas.cluster import NodeStatus
 from schemas.job import JobSpec
 from schemas.step import MicrobatchClaim
@@ -118,8 +119,6 @@ class RunTimes:
     analysis_accept_s: float = 20.0
     """A living agent takes an order within milliseconds; after this time (while the bus is heard) the next
     agent is asked."""
-    plan_s: float = 30.0
-    """A search for a plan that takes longer is given up, and the plan made at once is taken."""
     sample_s: float = 90.0
     """How long a text sample of a small model may take. A large one gets more time (SLOWEST_BYTES_PER_S); a
     worker that makes no progress is ended before."""
@@ -185,6 +184,7 @@ class JobContext:
     claims: Claims
     """The term's; the job's step loop enters itself."""
     times: JobTimes = JobTimes()
+    planning: PlanningConfig = field(default_factory=PlanningConfig)
 
 
 async def settle(job: JobContext, spec: JobSpec) -> None:

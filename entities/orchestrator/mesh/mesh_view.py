@@ -15,6 +15,7 @@ from bus.logs import get_logger
 from bus.messaging.key_value import Change
 from entities.orchestrator.mesh.cordons import CordonBook
 from entities.orchestrator.mesh.node_links import NodeLinks
+from entities.orchestrator.planning.plan_requests import MeshNetwork
 from schemas.cluster import Cordon, NodeStatus
 from schemas.envelope import EntityKind
 from schemas.errors import DmscError, Unavailable
@@ -61,6 +62,8 @@ class MeshView:
         self.records: dict[str, ServiceRecord] = {}
         self.cordons = CordonBook()
         self.links = NodeLinks()
+        self.topology = MeshNetwork()
+        """Of the operator; without one the network is what jobs have measured."""
         self.quality: dict[tuple[str, str], QosReport] = {}
         self._lost_nodes: set[str] = set()
         self._conditions: dict[str, ClusterReport] = {}  # of instances that are not well, by SID
@@ -114,6 +117,12 @@ class MeshView:
     def sealing_keys(self) -> dict[str, str]:
         """The agents of all nodes, each with the key to which its secrets are sealed."""
         return {sid: status.sealing_key for sid, status in self.nodes.items()}
+
+    def network(self) -> MeshNetwork:
+        """What lies between nodes, as far as that is known."""
+        if self.topology.topology is not None:
+            return self.topology
+        return MeshNetwork(bytes_per_s=self.links.bytes_per_s())
 
     def forget_node(self, agent: str) -> None:
         """Forgets an agent that does not answer: nothing is placed there until it registers again."""

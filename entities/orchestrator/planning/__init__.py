@@ -9,6 +9,7 @@ plan_requests.py what the planner (`entities.planner`) is asked for a job
 plan_rules.py    what a job's section `plan` says, as rules of the planner
 task_heads.py    units by business: the trunk, and each task head
 kept_apart.py    the same rules for whatever instances the job gets later
+plan_question.py what somebody asks before there is a job, and what is told
 shape_choice.py  stages and replicas that a job leaves to the planner
 eligible_slots.py the slots that a job may use, by what their nodes registered
 segmentation.py  where a model may be cut; `segment`: its cut without a mesh

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from entities.orchestrator.planning.plan_rules import labels_for
-from entities.planner.layer_rules import in_words
+from entities.planner.layer_rules import MEMORY, in_words
 from entities.planner.plan_request import LayerRule
 from schemas.cluster import NodeStatus
 from schemas.task_graph import Constraint, Placement, TaskGraph, TaskUnit, UnitKind
@@ -103,6 +103,17 @@ def unfit_for(graph: TaskGraph, stage: int, sid: str, node: NodeStatus | None) -
         if isinstance(found, str):
             return f"{found} forbids it"
     return ""
+
+
+def may_lie(graph: TaskGraph, stage: int, node: NodeStatus | None) -> bool:
+    """Whether a copy of a stage's state may lie on a node: its layers are pinned to slots like that node's.
+
+    What memory a slot must have is a matter of who computes.
+    """
+    wanted = {label for label in graph.stage(stage)[0].requirements.labels if not label.startswith(MEMORY)}
+    if not wanted:
+        return True
+    return node is not None and any(wanted == {*labels_for(node, slot, wanted)} for slot in node.slots)
 
 
 def _place(placement: Placement, scope: str) -> str:

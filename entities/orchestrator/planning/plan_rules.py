@@ -7,9 +7,10 @@ slots. A name that nothing has is refused with what there is instead.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
+from fnmatch import translate
 
 from entities.orchestrator.planning.task_heads import task_units
 from entities.planner.layer_rules import CLUSTER, MEMORY, NODE
@@ -123,9 +124,8 @@ def matching(pattern: str, names: Sequence[str], where: str) -> tuple[int, ...]:
     Raises:
         BadJob: there is none.
     """
-    found = tuple(
-        at for at, name in enumerate(names) if fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
-    )
+    matches = re.compile(translate(pattern)).match
+    found = tuple(at for at, name in enumerate(names) if matches(name) or name.startswith(f"{pattern}."))
     if not found:
         shown = ", ".join(names[:6]) + (f" … ({len(names)} in all)" if len(names) > 6 else "")
         raise BadJob(f"{where}: no layer matches {pattern}{_near(pattern, names)}: the model has {shown}")

@@ -19,14 +19,16 @@ from schemas.task_graph import ModelTopology
 
 
 async def with_shape(
-    spec: JobSpec, topology: ModelTopology, nodes: Iterable[NodeStatus], *, deadline_s: float
+    spec: JobSpec,
+    topology: ModelTopology,
+    nodes: Iterable[NodeStatus],
+    config: PlanningConfig = PlanningConfig(),
 ) -> tuple[JobSpec, str]:
     """The job with a number for each `auto` of its section `parallel`, and why these.
 
     Raises:
         BadJob: no shape fits; what stands against it, and what to change.
     """
-    config = PlanningConfig(deadline_s=deadline_s)
     try:
         request = shape_request(spec, topology, nodes)
     except NoPlan as refused:

@@ -203,7 +203,6 @@ def graph_for(
         compiler=topology.compiler,
         layer_count=len(topology.layers),
         parameters=topology.parameters,
-        measured_speed=topology.speed.get(STAGE, 1.0),
         batch=topology.batch,
         sources=topology.sources,
         tied_stages=tied_stages(topology.shared, cuts),
@@ -318,7 +317,7 @@ def first_policy(
                 stage=stage,
                 weights={unit.sid: float(not unit.standby) for unit in graph.stage(stage)},
                 window=window(replicas, stage, workers(stage - 1)),
-                reference_ms=graph.stage(stage)[0].requirements.cost_ms * graph.measured_speed,
+                reference_ms=_reference_ms(graph, stage),
             )
             for stage in stages
         )
@@ -333,5 +332,12 @@ def first_policy(
             for stage in sorted({unit.stage for unit in graph.units if is_before_entry(unit.stage)})
         ),
         algorithm=spec.routing.algorithm,
+        distances=graph.distances,
         reason="initial: equal weights",
     )
+
+
+def _reference_ms(graph: TaskGraph, stage: int) -> float:
+    """What a microbatch of a stage takes on a device of speed 1."""
+    needs = graph.stage(stage)[0].requirements
+    return needs.cost_ms * needs.measured_speed

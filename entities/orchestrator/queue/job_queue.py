@@ -28,17 +28,24 @@ from entities.orchestrator.queue.mesh_slots import (
     slot_facts,
     slot_name,
 )
-from entities.queue.decision import Cause, QueueDecision
+from entities.queue.decision import Cause, Hold, QueueDecision
 from entities.queue.explanation import explain
 from entities.queue.queue_rules import QueueRules
-from entities.queue.queued_job import ActiveJob, QueuedJob
+from entities.queue.queued_job import ActiveJob, QueuedJob, predicted_s
+from entities.queue.reservations import SlotReservation, assign, barred_for
 from entities.queue.scheduling import QueueSurroundings, decide
+from entities.queue.slot_pools import MeshSlot, SlotTable
 from schemas.errors import Conflict, DmscError
 from schemas.job import JobRecord, JobState
-from schemas.queue import MOST_LISTED, QueueExplained, QueueStatus
+from schemas.queue import MOST_LISTED, QueueExplained, QueueStatus, SlotsReserved
 from schemas.task_graph import Placement, TaskGraph
 
 log = get_logger("orchestrator")
+
+TOLD_AT_ONCE = 100
+"""Waiting jobs that hear their reason before the orchestrator's loop goes on with something else."""
+KEPT = "kept"
+"""Stands for an instance in a slot that is kept for others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,6 +149,8 @@ class JobQueue:
         self._turns: dict[str, QueueTurn] = {}
         self._parks_at: dict[str, float] = {}  # jobs that have been told to park
         self._slots = RegisteredSlots()
+        self.reservations: Callable[[float], tuple[SlotReservation, ...]] = lambda now: ()
+        """Slots that are kept for a time, as the core sees them."""
         self._entered = asyncio.Event()
 
     @contextlib.contextmanager
@@ -159,9 +168,19 @@ class JobQueue:
         """Decides again, though neither mesh nor queue has changed: something about a job has."""
         self._entered.set()
 
+    @property
+    def table(self) -> SlotTable:
+        """The slots of the mesh."""
+        return self._slots.table(self._mesh.nodes.values(), self._mesh.cordons.places())
+
     def occupied(self, job: str) -> dict[str, list[Placement]]:
-        """Slots promised to all jobs but this one, by node agent."""
+        """Slots promised to all jobs but this one, or kept for others, by node agent."""
         taken: dict[str, list[Placement]] = defaultdict(list)
+        for kept in self._kept_from(job):
+            if (node := self._mesh.nodes.get(kept.node)) is not None:
+                index = int(kept.slot.rpartition("/")[2])
+                place = Placement(sid=KEPT, cluster=node.cluster, node=node.node, slot=index, device="")
+                taken[kept.node].append(place)
         for run in self._holders.values():
             if run.name == job:
                 continue
@@ -170,6 +189,20 @@ class JobQueue:
                 if agent is not None and place.slot >= 0:
                     taken[agent].append(place)
         return taken
+
+    def _kept_from(self, job: str) -> Iterator[MeshSlot]:
+        """The slots that are kept for others while the job is predicted to run."""
+        now = time.time()
+        kept = self.reservations(now)
+        if not kept or (run := self._holders.get(job)) is None:
+            return
+        if (waiting := run.waiting) is not None:
+            request, until = waiting.request, now + predicted_s(waiting, waiting.request.replicas.want)
+        else:
+            request, until = run.active.request, run.active.ends_at(now)
+        table = self.table
+        for number in barred_for(request, assign(kept, table), now, until):
+            yield table.slots[number]
 
     async def run(self) -> None:
         """Decides whenever something has changed and a job waits, until cancelled."""
@@ -180,7 +213,7 @@ class JobQueue:
             await self._until_changed(seen, again_at)
 
     def _has_to_decide(self) -> bool:
-        if self._turns:
+        if self._turns or self.reservations(time.time()):
             return True
         requests = (run.active.request for run in self._holders.values())
         return any(request.elastic or request.wall_time_s for request in requests)
@@ -207,6 +240,7 @@ class JobQueue:
             if facts.as_decided(self._facts()):
                 break
         self._carry_out(decision, {job.request.job for job in facts.queue if job.request.local})
+        await self._tell(decision.holds)
         return decision.next_at
 
     def _around(self, facts: SlotFacts) -> QueueSurroundings:
@@ -217,9 +251,12 @@ class JobQueue:
             for job in after
             if job not in self._holders
         }
-        return QueueSurroundings(table=facts.table, rules=self.rules, done=done)
+        kept = self.reservations(time.time())
+        return QueueSurroundings(table=facts.table, rules=self.rules, reservations=kept, done=done)
 
-    async def status(self, records: Mapping[str, JobRecord], job: str | None) -> QueueStatus:
+    async def status(
+        self, records: Mapping[str, JobRecord], job: str | None, reservations: Sequence[SlotsReserved] = ()
+    ) -> QueueStatus:
         """Who waits and why; of one job, when it is expected to start, and what would change that.
 
         Raises:
@@ -250,6 +287,7 @@ class JobQueue:
             lacking=facts.lacking,
             jobs=tuple(places[:MOST_LISTED]),
             explained=explained,
+            reservations=tuple(reservations),
         )
 
     def readings(self) -> Iterator[metrics.MetricReading]:
@@ -291,7 +329,7 @@ class JobQueue:
         return replace(run.active, slots=tuple(slots), leaving=frozenset(gone))
 
     def _carry_out(self, decision: QueueDecision, local: Collection[str]) -> None:
-        """Has jobs park and change their size, places those that start, and tells the others why they wait.
+        """Has jobs park and change their size, and places those that start.
 
         `local`: jobs that were given slots on certain nodes, because others run there, or do not.
         A job that is still being analysed keeps its slots free by being among those that start.
@@ -312,7 +350,12 @@ class JobQueue:
         for resize in decision.resizes:  # after those that start: it grows into what they leave
             if not (resize.takes and urgent):
                 self._holders[resize.job].resize(resize.replicas, resize.reason)
-        for job, hold in decision.holds.items():
+
+    async def _tell(self, holds: Mapping[str, Hold]) -> None:
+        """Tells the others why they wait; each then writes its record, so not all of thousands at once."""
+        for number, (job, hold) in enumerate(holds.items(), start=1):
+            if not number % TOLD_AT_ONCE:
+                await asyncio.sleep(0)
             if (turn := self._turns.get(job)) is None:
                 continue
             if hold.cause is Cause.NEVER and hold.blocker:  # the job that it was to start after failed

@@ -315,13 +315,20 @@ def ran_s(record: JobRecord, now: float) -> float:
 def work_left_s(record: JobRecord, spec: JobSpec, step: int, request: JobRequest) -> float | None:
     """Predicted seconds from this step to the last one with the replicas that it wants; None: not known.
 
-    By the speed of the last step, with as many replicas as it has, or had.
+    By the speed of the last step, with as many replicas as it has, or had; until there is one, by the
+    forecast of the job's plan (ADR-0077).
     """
-    if record.tokens_per_s <= 0 or spec.ends_with_feed:
+    if spec.ends_with_feed:
         return None
-    training = spec.training
-    tokens = training.microbatches * training.microbatch_samples * spec.data.tokens_per_sample
-    present_s = max(0, record.last_step - step) * tokens / record.tokens_per_s
+    steps_left = max(0, record.last_step - step)
+    if record.tokens_per_s > 0:
+        training = spec.training
+        tokens = training.microbatches * training.microbatch_samples * spec.data.tokens_per_sample
+        present_s = steps_left * tokens / record.tokens_per_s
+    elif record.graph is not None and record.graph.forecast is not None:
+        present_s = steps_left * record.graph.forecast.step_ms / 1e3
+    else:
+        return None
     if record.graph is None or spec.parallel.replica_range is None:
         return present_s
     return present_s * request.speed(replicas_of(record.graph))

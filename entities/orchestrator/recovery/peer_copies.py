@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from bus.logs import get_logger
 from bus.subjects import COPY_SEND, COPY_STATUS, COPY_TO, STATE_WAIT
 from entities.orchestrator.job_state.context import JobContext
+from entities.orchestrator.planning.kept_apart import may_lie
 from entities.orchestrator.recovery.joining import JoiningMembers
 from entities.orchestrator.step.step_owner import StepOwner
 from schemas.errors import DmscError, Fenced
@@ -25,6 +26,7 @@ def choose_holders(
     *,
     nodes: Mapping[str, str],
     present: Mapping[Member, Member],
+    may_hold: Callable[[int, Member], bool] = lambda stage, peer: True,
 ) -> dict[Member, Member]:
     """The holder of the copy of each stage that has only one member. Pure.
 
@@ -36,13 +38,18 @@ def choose_holders(
         data: living data instances.
         nodes: the node of each SID, as far as known.
         present: the present holders, by source.
+        may_hold: whether a stage's state may lie at a peer. Rather no copy than one where it may not be.
     """
     peers = [(stage, member) for stage, members in enumerate(stages) for member in members]
     holders: dict[Member, Member] = {}
     load: Counter[Member] = Counter()
     sources = [(stage, members[0]) for stage, members in enumerate(stages) if len(members) == 1]
     possible = {
-        source: [member for other, member in peers if other != stage] or list(data)
+        source: [
+            member
+            for member in [member for other, member in peers if other != stage] or list(data)
+            if may_hold(stage, member)
+        ]
         for stage, source in sources
     }
     for _, source in sources:
@@ -87,7 +94,13 @@ class PeerCopies:
         nodes = {place.sid: f"{place.cluster}/{place.node}" for place in placements}
         members = [member for stage in stages for member in stage]
         present = {source: holder for source, holder in self._ordered_holders.items() if holder is not None}
-        holders = choose_holders(stages, data, nodes=nodes, present=present)
+        graph, there = self._job.instances.graph, self._job.mesh.nodes
+        agent_of = self._job.instances.agent_of
+
+        def may_hold(stage: int, peer: Member) -> bool:
+            return may_lie(graph, stage, there.get(agent_of(peer.sid) or ""))
+
+        holders = choose_holders(stages, data, nodes=nodes, present=present, may_hold=may_hold)
         orders: dict[Member, Member | None] = {member: holders.get(member) for member in members}
         changed = {
             member: holder

@@ -11,6 +11,7 @@ chain_cut.py            the exact cut of a chain
 graph_cut.py            that of a graph with branches
 contraction.py          ties and cycles as one layer
 layer_graph.py          what is cut
-network_topology.py     what lies between hosts
+plan_trial.py           candidates, and their trial by a judge
+access_routes.py        which links lie between hosts
 link_placement.py       places where the busiest link is least busy
 """

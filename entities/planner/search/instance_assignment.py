@@ -66,7 +66,20 @@ def assign_instances(
         shape: how many instances each stage has; none: any number of them, and some may stay unused.
         config: how long to search.
     """
-    return _TableSearch(cost, tuple(counts), stages, shape, config).run()
+    return best_assignments(cost, counts, stages, shape=shape, config=config, most=1)[0]
+
+
+def best_assignments(
+    cost: StepCost,
+    counts: Sequence[int],
+    stages: int,
+    *,
+    most: int,
+    shape: Sequence[int] | None = None,
+    config: AssignmentConfig = AssignmentConfig(),
+) -> list[AssignedStages]:
+    """The best tables that were found, at most so many, the best one first; see `assign_instances`."""
+    return _TableSearch(cost, tuple(counts), stages, shape, config).run(most)
 
 
 class _TableSearch:
@@ -86,12 +99,17 @@ class _TableSearch:
         self._table: Table = ()
         self._limit = 0
 
-    def run(self) -> AssignedStages:
+    def run(self, most: int) -> list[AssignedStages]:
         for number in range(self._config.restarts):
             self._limit = (number + 1) * self._config.evaluations // self._config.restarts
             self._walk(self._start(number))
-        step_ms, cuts = self._known[self._table]
-        return AssignedStages(step_ms, self._table[:-1], cuts, self._table[-1])
+        others = sorted(
+            (found[0], table) for table, found in self._known.items() if table != self._table and found[1]
+        )
+        return [
+            AssignedStages(self._known[table][0], table[:-1], self._known[table][1], table[-1])
+            for table in (self._table, *(table for _, table in others[: most - 1]))
+        ]
 
     def _value(self, table: Table) -> float:
         if (known := self._known.get(table)) is None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from entities.planner.constraints import PlaceConstraint, PlaceFacts
+from entities.planner.search.access_routes import AccessRoutes
 from entities.planner.search.layer_graph import Floats
-from entities.planner.search.network_topology import AccessRoutes
 
 MOST_UNITS = 512
 """Beyond these the first placement stays."""

@@ -8,8 +8,10 @@ from dataclasses import replace
 
 from entities.planner.constraints import PlaceFacts, constraints_on_units
 from entities.planner.first_placement import NeededPlace, NodeRoom, NothingFits, place_first
+from entities.planner.network_topology import NetworkTopology
 from entities.planner.plan_at_once import too_small
 from entities.planner.plan_request import LayerRule, NoPlan, PlanAnswer, PlanRequest, PlanSlot, UnitPlace
+from entities.planner.search.access_routes import AccessRoutes
 from entities.planner.search.link_placement import (
     LinkedPlaces,
     LinkProblem,
@@ -17,7 +19,6 @@ from entities.planner.search.link_placement import (
     pipeline_traffic,
     place_on_links,
 )
-from entities.planner.search.network_topology import AccessRoutes, NetworkTopology
 from entities.planner.search.step_cost import InstanceKind, StageForecast
 
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from entities.planner.layer_rules import least_stages
-from entities.planner.plan_at_once import plan_at_once
+from entities.planner.plan_at_once import ALTERNATIVES, plan_at_once
 from entities.planner.plan_request import (
+    BY_SEARCH,
+    BY_SIMULATION,
     Alternative,
     NoPlan,
     PlanAnswer,
@@ -23,37 +25,24 @@ from entities.planner.plan_request import (
     PlanRequest,
 )
 from entities.planner.search.chain_cut import interval_sums, least_bottlenecks
-from entities.planner.search.instance_assignment import AssignedStages, AssignmentConfig, assign_instances
+from entities.planner.search.instance_assignment import AssignedStages, AssignmentConfig, best_assignments
 from entities.planner.search.layer_graph import LayerChain
 from entities.planner.search.plan_places import first_places, groups_of, kind_of, on_links
+from entities.planner.search.plan_trial import JUDGED, Judge, PlanCandidate, judged
 from entities.planner.search.step_cost import NO_FIT, InstanceKind, StepCost, StepForecast, StepSettings
 
 COARSE_EDGES = 64
 """While instances are assigned, a longer chain is cut at so many edges at most; the last cut uses all."""
-ALTERNATIVES = 3
 STAGE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """That are tried where the planner chooses; then those beside the best one."""
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    """An assignment, cut at all edges, with its forecast."""
-
-    found: AssignedStages
-    forecast: StepForecast
-
-    @property
-    def shape(self) -> str:
-        """In words: `2 stages of 3 and 2 instances`."""
-        counts = [sum(group) for group in self.found.groups]
-        stages = f"{len(counts)} stage{'s' if len(counts) > 1 else ''}"
-        if len(set(counts)) == 1:
-            return f"{stages} of {counts[0]} instance{'s' if counts[0] > 1 else ''}"
-        return f"{stages} of {', '.join(map(str, counts[:-1]))} and {counts[-1]} instances"
-
-
-def search_plan(request: PlanRequest) -> PlanAnswer:
+def search_plan(request: PlanRequest, judge: Judge | None = None) -> PlanAnswer:
     """Plans a job.
+
+    Args:
+        request: the job, and what is free.
+        judge: simulates the best candidates; its step is their forecast then. None: the formula's is.
 
     Raises:
         NoPlan: what stands against it, in one line.
@@ -69,6 +58,7 @@ def search_plan(request: PlanRequest) -> PlanAnswer:
         link_bytes_per_s=request.link_bytes_per_s,
         hop_ms=request.hop_ms,
         constant_ms=request.constant_ms,
+        instance_ms=request.instance_ms,
         most_held=request.most_held,
         memory_factor=request.memory_factor,
     )
@@ -79,6 +69,8 @@ def search_plan(request: PlanRequest) -> PlanAnswer:
     fitting = [candidate for candidate in candidates if candidate.found.cuts]
     if not fitting:
         raise _nothing_fits(request, fine, kinds)
+    if judge is not None:
+        fitting = judged(fitting, fine, request, judge)
     chosen = _choose(fitting, request)
     forecast = chosen.forecast
     others = sorted(
@@ -92,17 +84,27 @@ def search_plan(request: PlanRequest) -> PlanAnswer:
         reason=f"{chosen.shape}: {forecast.reason()}"
         + (f"; not kept: {', '.join(request.unkept)}" if request.unkept else ""),
         alternatives=tuple(_alternatives(chosen, others, request)),
+        planned_by=BY_SIMULATION if chosen.simulated else BY_SEARCH,
     )
+    missing = ALTERNATIVES - len(answer.alternatives)
+    if missing:
+        plans = f"{len(answer.alternatives)} other plan{'' if missing == ALTERNATIVES - 1 else 's'}"
+        answer = replace(answer, reason=f"{answer.reason}; no more than {plans} found")
     if not (request.hosts or request.rules):
         return answer
     placed = on_links(request, answer)
     groups = groups_of(request, kinds, placed)
     if groups == [tuple(group) for group in chosen.found.groups]:
         return placed
-    forecast = fine.forecast(list(placed.cuts), groups)  # constraints had units go to slots of other speeds
-    step = replace(_planned_step(forecast), busiest_link_ms=placed.forecast.busiest_link_ms)
-    reason = f"{chosen.shape}, where constraints let them be: {forecast.reason()}"
-    return replace(placed, forecast=step, reason=reason)
+    # constraints had units go to slots of other speeds
+    forecast = fine.forecast(list(placed.cuts), groups)
+    moved = PlanCandidate(replace(chosen.found, step_ms=forecast.step_ms, groups=tuple(groups)), forecast)
+    if judge is not None:
+        [moved] = judged([moved], fine, request, judge)
+    step = replace(_planned_step(moved.forecast), busiest_link_ms=placed.forecast.busiest_link_ms)
+    reason = f"{moved.shape}, where constraints let them be: {moved.forecast.reason()}"
+    by = BY_SIMULATION if moved.simulated else BY_SEARCH
+    return replace(placed, forecast=step, reason=reason, planned_by=by)
 
 
 def _planned_step(forecast: StepForecast) -> PlannedStep:
@@ -159,7 +161,7 @@ def coarser(chain: LayerChain, pieces: int, parted: Sequence[tuple[int, int, str
 
 def _candidates(
     request: PlanRequest, fine: StepCost, coarse: StepCost, have: Sequence[int]
-) -> list[_Candidate]:
+) -> list[PlanCandidate]:
     total = sum(have) - sum(request.standbys)
     shape = request.replicas
     if request.stages is not None:
@@ -191,13 +193,17 @@ def _candidates(
         candidates=40 if several else 80,
         seed=request.seed,
     )
-    found = [assign_instances(coarse, have, stages, shape=shape, config=short) for stages in stage_counts]
+
+    def best(stages: int, config: AssignmentConfig) -> list[AssignedStages]:
+        return best_assignments(coarse, have, stages, shape=shape, config=config, most=JUDGED)
+
+    found = [best(stages, short) for stages in stage_counts]
     if several:
-        best = min(range(len(found)), key=lambda at: found[at].step_ms)
-        beside = {stage_counts[best] + step for step in (-2, -1, 1, 2)} - set(stage_counts)
+        first = min(range(len(found)), key=lambda at: found[at][0].step_ms)
+        beside = {stage_counts[first] + step for step in (-2, -1, 1, 2)} - set(stage_counts)
         for stages in sorted(count for count in beside if least <= count <= most):
             stage_counts.append(stages)
-            found.append(assign_instances(coarse, have, stages, shape=shape, config=short))
+            found.append(best(stages, short))
         longer = replace(
             short,
             restarts=7,
@@ -205,22 +211,27 @@ def _candidates(
             candidates=60,
             evaluations=max(100, int(1_200 * request.effort)),
         )
-        for at in sorted(range(len(found)), key=lambda at: found[at].step_ms)[:2]:
-            again = assign_instances(coarse, have, stage_counts[at], shape=shape, config=longer)
-            found[at] = min(found[at], again, key=lambda assigned: assigned.step_ms)
-    return [_recut(fine, assigned) for assigned in found]
+        for at in sorted(range(len(found)), key=lambda at: found[at][0].step_ms)[:2]:
+            found[at] = [*found[at], *best(stage_counts[at], longer)]
+    # the best of each number of stages, and the best others whatever theirs is
+    firsts = [min(tables, key=lambda assigned: assigned.step_ms) for tables in found]
+    others = sorted(
+        (assigned for tables in found for assigned in tables), key=lambda assigned: assigned.step_ms
+    )
+    chosen = {assigned.groups: assigned for assigned in (*firsts, *others[: 2 * JUDGED])}
+    return [_recut(fine, assigned) for assigned in chosen.values()]
 
 
-def _recut(fine: StepCost, assigned: AssignedStages) -> _Candidate:
+def _recut(fine: StepCost, assigned: AssignedStages) -> PlanCandidate:
     step_ms, cuts = fine.best_cut(assigned.groups)
     recut = replace(assigned, step_ms=step_ms, cuts=cuts)
     nothing = StepForecast(
         step_ms=step_ms, bottleneck_ms=0, fill_ms=0, reduction_ms=0, constant_ms=0, stages=()
     )
-    return _Candidate(recut, fine.forecast(cuts, assigned.groups) if cuts else nothing)
+    return PlanCandidate(recut, fine.forecast(cuts, assigned.groups) if cuts else nothing)
 
 
-def _choose(fitting: Sequence[_Candidate], request: PlanRequest) -> _Candidate:
+def _choose(fitting: Sequence[PlanCandidate], request: PlanRequest) -> PlanCandidate:
     """The shortest step; among those hardly longer, one with fewer instances."""
     best = min(fitting, key=lambda candidate: candidate.found.step_ms)
     fewer = [
@@ -234,7 +245,7 @@ def _choose(fitting: Sequence[_Candidate], request: PlanRequest) -> _Candidate:
 
 
 def _alternatives(
-    chosen: _Candidate, others: Sequence[_Candidate], request: PlanRequest
+    chosen: PlanCandidate, others: Sequence[PlanCandidate], request: PlanRequest
 ) -> list[Alternative]:
     found = [
         Alternative(other.shape, other.found.step_ms, _why_not(chosen, other))
@@ -250,30 +261,31 @@ def _alternatives(
             found.append(Alternative("equal shares of work, slots as they come", NO_FIT, text))
         else:
             longer = greedy.forecast.step_ms / chosen.found.step_ms
-            found.append(
-                Alternative(
-                    "equal shares of work, slots as they come",
-                    greedy.forecast.step_ms,
-                    f"its step takes {longer:.2f} times as long" if longer > 1.0005 else "it is no shorter",
-                )
-            )
+            why = f"its step takes {longer:.2f} times as long" if longer > 1.0005 else "it is no shorter"
+            if chosen.simulated and longer < 1:
+                why = "by the formula alone: what instances wait for each other is not in it"
+            name = "equal shares of work, slots as they come"
+            found.append(Alternative(name, greedy.forecast.step_ms, why))
     return found
 
 
-def _why_not(chosen: _Candidate, other: _Candidate) -> str:
+def _why_not(chosen: PlanCandidate, other: PlanCandidate) -> str:
     if other.found.step_ms < chosen.found.step_ms:
         more = other.found.instances - chosen.found.instances
         return f"{1 - other.found.step_ms / chosen.found.step_ms:.1%} shorter for {more} instances more"
     mine, theirs = chosen.forecast, other.forecast
     parts = {
-        "its costliest stage takes": theirs.bottleneck_ms - mine.bottleneck_ms,
-        "its fill takes": theirs.fill_ms - mine.fill_ms,
-        "its reduction takes": theirs.reduction_ms - mine.reduction_ms,
+        "its latest stage works": theirs.bottleneck_ms - mine.bottleneck_ms,
+        "its stages wait for each other": theirs.fill_ms - mine.fill_ms,
+        "its gradients are summed": theirs.reduction_ms - mine.reduction_ms,
+        "its orders and votes take": theirs.constant_ms - mine.constant_ms,
     }
     name = max(parts, key=parts.__getitem__)
+    if round(theirs.step_ms - mine.step_ms) <= 0 and other.found.instances == chosen.found.instances:
+        return "as long"
     if parts[name] <= 0:
         return f"as long with {other.found.instances} instances instead of {chosen.found.instances}"
-    return f"{name} {parts[name]:.0f} ms more"
+    return f"{name} {parts[name]:.0f} ms longer"
 
 
 def _nothing_fits(request: PlanRequest, fine: StepCost, kinds: Sequence[InstanceKind]) -> NoPlan:

@@ -15,6 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from entities.planner.layer_rules import reaches
 from entities.planner.search.chain_cut import Cuts, interval_sums, least_bottleneck, least_sum
 from entities.planner.search.layer_graph import Floats, LayerChain
 from entities.planner.windows import held, in_flight_before
@@ -46,6 +47,8 @@ class StepSettings:
     """What a microbatch loses between two stages, in each direction."""
     constant_ms: float = 0.0
     """Of a step, whatever the plan: orders, votes, the decision, the optimizer."""
+    instance_ms: float = 0.0
+    """Likewise, for each instance that works."""
     most_held: int = 0
     """As of `PlanRequest`."""
     memory_factor: float = 1.0
@@ -87,12 +90,14 @@ class StepForecast:
 
     def reason(self) -> str:
         """In words, for people."""
-        at = max(range(len(self.stages)), key=lambda stage: self.stages[stage].total_ms)
-        by = "links" if self.stages[at].link_ms > self.stages[at].compute_ms else "computing"
+        at = min(
+            range(len(self.stages)), key=lambda stage: abs(self.stages[stage].total_ms - self.bottleneck_ms)
+        )
+        by = "on its links" if self.stages[at].link_ms > self.stages[at].compute_ms else "computing"
         return (
-            f"a step takes {self.step_ms:.0f} ms: stage {at} {self.bottleneck_ms:.0f} ms by {by}, "
-            f"fill {self.fill_ms:.0f} ms, reduction {self.reduction_ms:.0f} ms, constant "
-            f"{self.constant_ms:.0f} ms"
+            f"a step takes {self.step_ms:.0f} ms: stage {at} is {self.bottleneck_ms:.0f} ms {by} and waits "
+            f"{max(0.0, self.fill_ms):.0f} ms for others, gradients are summed in {self.reduction_ms:.0f} "
+            f"ms, orders and votes take {self.constant_ms:.0f} ms"
         )
 
 
@@ -155,9 +160,8 @@ class StepCost:
         self._live = chain.crossing_bytes[self._edges]
         self._both = self._live[:, None] + self._live[None, :]
         self._barred = [self._barred_for(kind, pins) for kind in self.kinds]
-        self._both_parted = np.zeros_like(self._work, dtype=bool)
-        for lower, upper, _ in parted:
-            self._both_parted |= (self._edges[:, None] <= lower) & (self._edges[None, :] > upper)
+        reach = np.array(reaches(parted, int(self._edges[-1])))
+        self._both_parted = self._edges[None, :] > reach[self._edges][:, None]
         self._matrices: dict[tuple[int, int, bool, Group], tuple[Floats, Floats]] = {}
         self.calls = 0
 
@@ -211,12 +215,13 @@ class StepCost:
         fill = sum(fills) - fills[worst]
         bottleneck = stages[worst].total_ms
         reduction = max(stage.reduction_ms for stage in stages)
+        constant = self.settings.constant_ms + self.settings.instance_ms * sum(map(sum, groups))
         return StepForecast(
-            step_ms=bottleneck + fill + reduction + self.settings.constant_ms,
+            step_ms=bottleneck + fill + reduction + constant,
             bottleneck_ms=bottleneck,
             fill_ms=fill,
             reduction_ms=reduction,
-            constant_ms=self.settings.constant_ms,
+            constant_ms=constant,
             stages=stages,
         )
 

@@ -23,7 +23,14 @@ from schemas.gateway_api import (
     SubmitJob,
 )
 from schemas.job import ENDED, JobEvent, JobRecord, JobState, WeightsManifest
-from schemas.queue import QueueQuery, QueueStatus
+from schemas.queue import (
+    CancelReservation,
+    QueueQuery,
+    QueueStatus,
+    Reservations,
+    ReserveSlots,
+    SlotsReserved,
+)
 from schemas.signals import CommunicationPolicy, NodeRegistration
 from tests.builders.records import service
 from tests.patience import PATIENCE_S
@@ -53,6 +60,8 @@ class StandInOrchestrator:
             (subjects.RESUME, self._resume),
             (subjects.QUERY, self._query),
             (subjects.QUEUE_QUERY, self._queue),
+            (subjects.RESERVE_SLOTS, self._reserve),
+            (subjects.CANCEL_RESERVATION, self._cancel_reservation),
             (subjects.MESH_QUERY, self._mesh),
             (subjects.FAULT_REPORT, self._fault),
             (subjects.MESH_REGISTRATION, self._register),
@@ -133,6 +142,12 @@ class StandInOrchestrator:
         if message.job is not None and message.job not in self.jobs:
             raise NotFound(f"no job {message.job}: `dmsc jobs` lists them")
         return QueueStatus(order="fcfs", slots=2, free=0, waiting=0, lacking=0)
+
+    async def _reserve(self, message: ReserveSlots, envelope: Envelope) -> Reservations:
+        return Reservations(reservations=(SlotsReserved(spec=message.spec, by=message.by, at=0.0),))
+
+    async def _cancel_reservation(self, message: CancelReservation, envelope: Envelope) -> Reservations:
+        raise NotFound(f"no reservation {message.name}; there are none")
 
     async def _mesh(self, message: MeshQuery, envelope: Envelope) -> MeshStatus:
         jobs = tuple(

@@ -10,10 +10,11 @@ from bus import subjects
 from entities.cluster.config import ChainConfig, ClusterTimes
 from schemas.cluster import InstanceStart
 from schemas.fault import ClusterReport
+from schemas.leadership import Leadership
 from schemas.telemetry import InstanceSample
 from tests.integration.entities.cluster_mesh import Mesh, job_name, stand_in_mesh, start
 from tests.patience import NEVER_S
-from tests.waiting import beside
+from tests.waiting import beside, eventually
 
 
 async def test_chains_that_stand_still_or_lag_are_judged(tmp_path: Path) -> None:
@@ -71,6 +72,10 @@ async def judged(mesh: Mesh) -> None:
             assert judgement.kind == "structural"
             assert judgement.waiting == (slow.unit.sid,)
             assert (await mesh.smo.judge("judging-n", slow)).condition == "underperforming"
+            before = len(mesh.smo.heard.all(ClusterReport))
+            another = Leadership(incarnation="i2", term=2, lease_s=1.0)
+            await mesh.smo.bus.publish(subjects.LEADER, another)
+            await eventually(lambda: len(mesh.smo.heard.all(ClusterReport)) >= before + 2, "told again")
         await mesh.smo.stop("judging-n", stuck, now=True)
         over = await mesh.smo.heard.first(
             ClusterReport, lambda m: m.sid == stuck.unit.sid and m.condition == "well"

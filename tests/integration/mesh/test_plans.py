@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from entities.planner.plan_request import BY_SIMULATION
 from schemas.job import JobRecord, JobSpec, JobState
 from schemas.task_graph import UnitKind
 from tests.integration.mesh.conftest import Mesh, done, outcome, padded, running_mesh, tiny_job
@@ -42,7 +43,7 @@ def test_the_planner_chooses_the_shape_and_the_record_has_its_forecast(plans_mes
     assert parallel.auto == ()
     assert graph is not None
     assert graph.forecast is not None
-    assert graph.forecast.planned_by == "search"
+    assert graph.forecast.planned_by == BY_SIMULATION
     assert len(graph.forecast.stage_ms) == parallel.stages
     units = [unit for unit in graph.units if unit.kind is UnitKind.STAGE]
     assert len(units) == sum(parallel.replicas_per_stage()) <= 4

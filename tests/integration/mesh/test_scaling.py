@@ -73,7 +73,7 @@ def test_a_parked_job_goes_on_in_other_shapes_to_the_same_bits(mesh: Mesh) -> No
     mesh.printed("park", job)
     until_parked(mesh, job)
     refused = mesh.dmsc("resume", job, "--stages", "90")
-    assert "90 stages, but job" in refused.stderr
+    assert "90 stages, but the model of job" in refused.stderr
     for stages, replicas, step in ((1, 3, 9), (3, 1, 15)):
         until_parked(mesh, job)
         mesh.printed("resume", job, "--stages", str(stages), "--replicas", str(replicas))
@@ -91,6 +91,26 @@ def until_parked(mesh: Mesh, job: str) -> None:
     for event in mesh.client.events(job):
         if event.state is JobState.PARKED and mesh.client.job(job).state is JobState.PARKED:
             return
+
+
+def test_slots_that_are_reserved_stay_empty_for_their_user(mesh: Mesh) -> None:
+    outside = shape("outside", steps=4, pad_ms=0.0, stages=1)
+    check_weights(mesh.client, mesh.client.submit(outside).job)  # so all nodes have joined
+    slots = mesh.client.queue().slots
+    mesh.printed("reserve", str(slots), "--until", "1h", "--user", "rita", "--name", "night")
+    try:
+        assert "night" in mesh.printed("queue", "reservations")
+        refused = mesh.dmsc("reserve", "1", "--until", "30m", "--name", "late")
+        assert refused.returncode != 0
+        assert "reservation late: 1 of its 1 slots are kept for night at the same time" in refused.stderr
+        job = mesh.client.submit(outside).job
+        for event in mesh.client.events(job):
+            if "needs 1 slots" in event.text:
+                break
+        assert mesh.client.queue(job).jobs[0].cause == "reserved"
+    finally:
+        mesh.printed("queue", "release", "night")
+    check_weights(mesh.client, job)
 
 
 QUOTA = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from bus import subjects
 from entities.gateway.http.context import HttpContext
@@ -27,7 +27,8 @@ from schemas.errors import Ack, BadJob
 from schemas.gateway_api import JobLoad
 from schemas.job import JobRecord, JobSpec, JobState
 from schemas.pages import JobPage
-from schemas.queue import QueueStatus
+from schemas.plans import PlanBody, PlanMade
+from schemas.queue import QueueStatus, Reservations, ReservationSpec
 
 
 def jobs(context: HttpContext) -> APIRouter:
@@ -145,9 +146,41 @@ def queue(context: HttpContext) -> APIRouter:
         """The waiting jobs in their order, each with its reason."""
         return answer(await bearer.run(context.jobs.queue()))
 
+    @router.get("/reservations", response_model=Reservations)
+    async def reservations(bearer: HttpBearer) -> Response:
+        """Slots that are kept for a user or job, by their start."""
+        status = await bearer.run(context.jobs.queue())
+        return answer(Reservations(reservations=status.reservations))
+
+    @router.post("/reservations", response_model=Reservations)
+    async def reserve(spec: ReservationSpec, bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
+        """Keep slots for a user or job, from one time until another; for operators."""
+        return await context.command(keyed, bearer, context.jobs.reserve(spec))
+
+    @router.delete("/reservations/{name}", response_model=Reservations)
+    async def cancel_reservation(
+        name: Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")], bearer: HttpBearer
+    ) -> Response:
+        """Cancel a reservation; its slots are free for all."""
+        return answer(await bearer.run(context.jobs.cancel_reservation(name)))
+
     @router.get("/{job}", response_model=QueueStatus)
     async def explain(job: JobId, bearer: HttpBearer) -> Response:
         """One waiting job: its place, what blocks it, its expected start, what would change that."""
         return answer(await bearer.run(context.jobs.queue(job)))
+
+    return router
+
+
+def plans(context: HttpContext) -> APIRouter:
+    """`/v1/plans`: what a job would get, before it is submitted."""
+    router = APIRouter(prefix="/v1/plans", tags=["jobs"])
+
+    @router.post("", response_model=PlanMade, openapi_extra=body_of(PlanBody))
+    async def make(bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
+        """Plan a job on the mesh's slots: stages, places, the time of a step and why; nothing is started."""
+        text = await context.body(keyed)
+        question = parse(PlanBody, text, BadJob)
+        return await context.command(keyed, bearer, context.jobs.plan(bearer, question), text)
 
     return router

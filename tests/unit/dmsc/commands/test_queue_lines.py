@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from dmsc.commands.jobs.queue import explained, lasting, summary
+from datetime import datetime
+
+import pytest
+
+from dmsc.commands.jobs.queue import explained, lasting, summary, when
+from schemas.errors import BadInput
 from schemas.queue import QueueExplained, QueuePlace, QueueStatus
 
 PLACE = QueuePlace(
@@ -39,3 +44,15 @@ def test_one_job_explained() -> None:
 
 def test_time_spans() -> None:
     assert [lasting(seconds) for seconds in (7, 67, 3725)] == ["7 s", "1 min 07 s", "1 h 02 min"]
+
+
+def test_a_time_is_a_clock_a_date_or_a_duration() -> None:
+    now = datetime(2026, 11, 28, 23, 0).timestamp()
+    assert when("8h", "--until", now + 60, now) == now + 60 + 8 * 3600
+    assert when("0s", "--from", now, now) == now
+    assert when("22:00", "--from", now, now) == datetime(2026, 11, 29, 22, 0).timestamp()
+    assert when("23:30", "--from", now, now) == now + 1800
+    assert when("2026-12-24T06:00", "--until", now, now) == datetime(2026, 12, 24, 6, 0).timestamp()
+    for wrong in ("soon", "25:00", "2026-13-01", ""):
+        with pytest.raises(BadInput, match=r"--until .*: give a local time \(22:00, 2026-12-24T06:00\)"):
+            when(wrong, "--until", now, now)

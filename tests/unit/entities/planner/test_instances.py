@@ -118,4 +118,4 @@ def test_a_forecast_explains_itself() -> None:
     parts = forecast.bottleneck_ms + forecast.fill_ms + forecast.reduction_ms + forecast.constant_ms
     assert forecast.step_ms == pytest.approx(parts)
     assert 0 < forecast.bubble < 1
-    assert "by computing" in forecast.reason()
+    assert "ms computing and waits" in forecast.reason()

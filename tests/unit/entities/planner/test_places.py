@@ -8,10 +8,7 @@ import pytest
 
 from entities.planner.constraints import PlaceConstraint, PlaceFacts
 from entities.planner.first_placement import NeededPlace, NodeRoom, NothingFits, place_first
-from entities.planner.plan_request import NoPlan
-from entities.planner.search.link_placement import LinkProblem, link_loads, pipeline_traffic, place_on_links
-from entities.planner.search.network_topology import (
-    AccessRoutes,
+from entities.planner.network_topology import (
     NetworkTopology,
     dragonfly,
     fat_tree,
@@ -19,6 +16,9 @@ from entities.planner.search.network_topology import (
     topology_from,
     topology_from_graphml,
 )
+from entities.planner.plan_request import NoPlan
+from entities.planner.search.access_routes import AccessRoutes
+from entities.planner.search.link_placement import LinkProblem, link_loads, pipeline_traffic, place_on_links
 
 GRAPHML = """<graphml xmlns="http://graphml.graphdrawing.org/xmlns">
 <key attr.name="label" id="d0" for="node"/><key attr.name="LinkSpeedRaw" id="d1" for="edge"/>

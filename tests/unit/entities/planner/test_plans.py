@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from entities.planner.network_topology import dragonfly
 from entities.planner.plan_at_once import is_small, plan_at_once
 from entities.planner.plan_request import (
     LayerRule,
@@ -17,7 +18,6 @@ from entities.planner.plan_request import (
     PlanSlot,
 )
 from entities.planner.planning_process import PlanningConfig, searched
-from entities.planner.search.network_topology import dragonfly
 from entities.planner.search.plan_search import search_plan
 
 GIB = 2**30

@@ -39,6 +39,12 @@ class TestDecideTable:
         ]
         assert decision.reason == "policy 1: 2 of 2 take work"
 
+    def test_a_topology_says_how_far_an_instance_is(self) -> None:
+        records = (instance("j-s0-r0"), instance("j-s0-r1", cluster="west"))
+        decision = decide_table(policy(), StagePolicy(stage=0, window=3), records, near={"west": 3})
+        assert [entry.hops for entry in decision.entries] == [0, 3]
+        assert decision.entries[1].reason.endswith("3 links away by the topology")
+
     def test_other_stages_and_jobs_do_not(self) -> None:
         decision = table(StagePolicy(stage=0, window=3), instance("j-s1-r0"), instance("k-s0-r0"))
         assert decision.entries == ()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -198,3 +200,23 @@ def test_where_nothing_may_be_kept_it_is_loaded_all_the_same(
     assert build() == ""
     assert kernel() is not None
     assert kept(apart) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads by /proc")
+def test_building_it_starts_no_thread() -> None:
+    """A process with threads can't fork, and a fork server builds it; `OMP_NUM_THREADS` would hide that."""
+    left = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    look = (
+        "import os, torch; from workers.fixed_point.kernel import build; build(); "
+        "print(len(os.listdir('/proc/self/task')), torch.get_num_threads())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", look],
+        env={**left, "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    threads, computing = map(int, done.stdout.split())
+    assert threads == 1
+    assert computing >= 1

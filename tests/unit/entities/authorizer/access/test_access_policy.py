@@ -27,7 +27,7 @@ def user(role: Role, name: str = "ann") -> User:
 
 
 LOOKS = {"self.read", "mesh.read", "job.read", "job.list", "fault.read", "log.read", "tap.read"}
-RESEARCH = LOOKS | {"job.submit", "dataset.read", "dataset.write", "code.read", "policy.ask"}
+RESEARCH = LOOKS | {"job.submit", "plan.make", "dataset.read", "dataset.write", "code.read", "policy.ask"}
 RESEARCH |= {"feed.read", "feed.write"}
 BRINGS = {"code.write", "code.run"}
 QUIET = RESEARCH | {"tap.private", "audit.read", "user.list", "observation.write", "artifact.read"}

@@ -23,7 +23,7 @@ class Node:
 
     def __init__(self, config: ChainConfig | None = None, expected_ms: float = 50.0) -> None:
         self.expected_ms = expected_ms
-        self.detector = ChainDetector(config or ChainConfig())
+        self.detector = ChainDetector(config or ChainConfig(stalled_least_s=10.0, silent_s=10.0))
         self.now = 0.0
         self.cpu_s = 0.0
         self.said: list[tuple[str, InstanceCondition]] = []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from entities.orchestrator.planning.kept_apart import nodes_for, unfit_for
+from entities.orchestrator.planning.kept_apart import may_lie, nodes_for, unfit_for
 from entities.orchestrator.planning.placement import NoRoom, place
 from entities.orchestrator.planning.plan_rules import matching, model_digest, open_to
 from entities.orchestrator.planning.task_graph import plan
@@ -122,6 +122,8 @@ def test_private_layers_run_only_on_trusted_nodes_and_so_do_their_replacements()
     found = place([lost], [NODES[1], labelled("n9", "b", trust="high")])
     assert not isinstance(found, NoRoom)
     assert found[0].node == "n9"
+    assert [may_lie(graph, 0, each) for each in (NODES[0], NODES[1], None)] == [True, False, False]
+    assert may_lie(graph, 1, NODES[1])
     working = graph.stage(1)[0]
     elsewhere = next(each for each in NODES if each.node == graph.placement(working.sid).node)
     assert unfit_for(graph, 0, working.sid, elsewhere) == "stage 0 is pinned to the label trust=high"

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from entities.orchestrator.planning.shape_choice import shape_request, with_shape
+from entities.planner.planning_process import PlanningConfig
 from schemas.errors import BadJob
 from schemas.explain import explain
 from schemas.job import JobSpec
@@ -56,14 +57,18 @@ def test_bad_words_are_refused_in_one_line(parallel: dict[str, Any], refusal: st
 
 async def test_the_planner_chooses_and_the_job_keeps_it() -> None:
     nodes = [node(name="n1", slots=3), node(name="n2", slots=3)]
-    chosen, because = await with_shape(job(stages="auto", slots=4), MODEL, nodes, deadline_s=PATIENCE_S)
+    chosen, because = await with_shape(
+        job(stages="auto", slots=4), MODEL, nodes, PlanningConfig(deadline_s=PATIENCE_S)
+    )
     assert chosen.parallel.auto == ()
     assert chosen.parallel.slots is None
     assert 1 <= sum(chosen.parallel.replicas_per_stage()) <= 4
     assert JobSpec.model_validate(chosen.model_dump(mode="json")) == chosen
     assert because.startswith("parallel: auto chose ")
     assert "; not " in because
-    kept, _ = await with_shape(job(stages=2, replicas="auto", slots=5), MODEL, nodes, deadline_s=PATIENCE_S)
+    kept, _ = await with_shape(
+        job(stages=2, replicas="auto", slots=5), MODEL, nodes, PlanningConfig(deadline_s=PATIENCE_S)
+    )
     assert kept.parallel.stages == 2
 
 

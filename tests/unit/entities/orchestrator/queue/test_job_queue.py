@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.placement import NoRoom
 from entities.orchestrator.queue import job_queue
-from entities.orchestrator.queue.job_queue import JobQueue, SlotGrant
+from entities.orchestrator.queue.job_queue import KEPT, JobQueue, SlotGrant
 from entities.orchestrator.queue.mesh_slots import (
     LEFT_BEHIND,
     RegisteredSlots,
@@ -23,9 +24,11 @@ from entities.orchestrator.queue.mesh_slots import (
     queue_rules,
     reshaped,
     slot_facts,
+    work_left_s,
 )
 from entities.queue import scheduling
 from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob, Replicas
+from entities.queue.reservations import SlotReservation
 from schemas.errors import BadInput, Conflict
 from schemas.job import JobState
 from schemas.job_file.parallel import ReplicaRange
@@ -303,6 +306,22 @@ async def test_a_running_job_shrinks_for_one_that_waits_and_grows_into_what_nobo
         assert late.placements == []
 
 
+async def test_slots_that_are_kept_go_to_their_user_alone() -> None:
+    mesh = await mesh_of(node("a", slots=4))
+    other, own = Run("other", 3, 0.0), Run("own", 2, 1.0)
+    own.request = replace(own.request, tenant="rita")
+    now = time.time()
+    window = SlotReservation(name="night", start_at=now - 1, end_at=now + 1e6, count=2, tenant="rita")
+    async with queue_of(mesh, other, own) as queue:
+        queue.reservations = lambda at: (window,)
+        queue.again()
+        await heard(own, "own")
+        await heard(other, "needs 3 slots")
+        kept = [place.slot for place in queue.occupied("other")["a-n"] if place.sid == KEPT]
+        assert kept == [2, 3]
+        assert [place for place in queue.occupied("own").get("a-n", []) if place.sid == KEPT] == []
+
+
 async def test_a_job_waits_for_those_that_it_names() -> None:
     mesh = await mesh_of(node("a", slots=2))
     first, second = Run("first", 1, 0.0), Run("second", 1, 1.0)
@@ -369,3 +388,15 @@ async def test_people_are_told_who_waits_for_what_and_until_when() -> None:
         assert told.explained.starts_at == told.jobs[0].expected_at
         with pytest.raises(Conflict, match="job holder does not wait for slots"):
             await queue.status(records, "holder")
+
+
+def test_until_a_step_is_measured_a_jobs_end_is_predicted_by_its_forecast() -> None:
+    record = job_record()
+    steps, request = record.last_step, job_request(record, record.spec)
+    assert work_left_s(record, record.spec, 0, request) is None, "it has no plan yet"
+    planned_as = graph()
+    forecast = PlanForecast(step_ms=500.0, bottleneck_ms=400.0, fill_ms=50.0, reduction_ms=0, constant_ms=50)
+    planned = record.model_copy(update={"graph": planned_as.model_copy(update={"forecast": forecast})})
+    assert work_left_s(planned, record.spec, 1, request) == pytest.approx((steps - 1) * 0.5)
+    measured = planned.model_copy(update={"tokens_per_s": 1e3})
+    assert work_left_s(measured, record.spec, 1, request) != pytest.approx((steps - 1) * 0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from entities.orchestrator.recovery.peer_copies import choose_holders
+from schemas.step import Member
 from tests.builders.steps import member
 
 A, B, C, D, DATA = (member(sid) for sid in ("a", "b", "c", "d", "data"))
@@ -41,3 +42,12 @@ def test_a_holder_stays_while_it_lives() -> None:
     moved = choose_holders([[A], [B], [C], [again]], [], nodes={}, present=present)
     assert moved[A] in (B, C, again)
     assert moved[B] == C
+
+
+def test_rather_no_copy_than_one_where_the_state_may_not_be() -> None:
+    def may_hold(stage: int, peer: Member) -> bool:
+        return stage != 0 or peer == C
+
+    chosen = choose_holders([[A], [B], [C]], [], nodes={}, present={A: B}, may_hold=may_hold)
+    assert chosen[A] == C, "it leaves a holder that may not be one"
+    assert A not in choose_holders([[A], [B]], [], nodes={}, present={}, may_hold=may_hold)

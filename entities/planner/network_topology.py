@@ -1,7 +1,6 @@
 """Which links lie between hosts: fat trees, dragonflies, GraphML files, lists of links, measured bandwidths.
 
-Traffic takes all shortest paths in equal parts (ECMP). Hosts that hang on one switch share its routes, so
-what is kept is routes between access points, not between hosts.
+Pure Python: the control plane has one, and `search.access_routes` makes routes of it.
 """
 
 from __future__ import annotations
@@ -9,18 +8,14 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 from xml.etree import ElementTree
 
-import numpy as np
-
 from entities.planner.plan_request import NoPlan
-from entities.planner.search.layer_graph import Floats
 
 GBPS = 1.25e5
 """Bytes per millisecond of 1 Gbit/s."""
-MOST_ROUTES = 100_000_000
-"""Numbers that routes between access points may take."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +100,7 @@ def dragonfly(
 
 def measured_topology(bytes_per_s: Mapping[tuple[str, str], float], hosts: Sequence[str]) -> NetworkTopology:
     """Hosts with a link for each measured pair; pairs without a measurement get the median."""
-    usual = float(np.median(list(bytes_per_s.values()))) if bytes_per_s else 1e9
+    usual = float(median(bytes_per_s.values())) if bytes_per_s else 1e9
     links = {}
     for at, first in enumerate(hosts):
         for second in hosts[at + 1 :]:
@@ -195,85 +190,47 @@ def topology_from_graphml(name: str, text: str) -> NetworkTopology:
     if not parallel:
         raise NoPlan(f"{name}: has no edge between two nodes: give a GraphML file with links")
     known = [speed for speeds in parallel.values() for speed in speeds if speed]
-    usual = float(np.median(known)) if known else 100 * GBPS
+    usual = float(median(known)) if known else 100 * GBPS
     return NetworkTopology(
         tuple(hosts), {link: sum(speed or usual for speed in speeds) for link, speeds in parallel.items()}
     )
 
 
-class AccessRoutes:
-    """Shortest paths between access points: a host with one link hangs on its neighbour, others on
-    themselves.
+def distances(topology: NetworkTopology, host_of: Mapping[str, Iterable[str]]) -> dict[str, dict[str, int]]:
+    """How many links lie between clusters: the fewest between any of their hosts; 0 on one machine.
 
-    Attributes:
-        access: access point of each host.
-        host_capacity: bytes per ms of each host's one link; infinite where it has several.
-        shares: `(points, points, links)`: which part of what goes from one to another each directed link
-            carries.
-        capacity: of these links, bytes per ms.
-        links: their ends.
+    Args:
+        topology: of the mesh.
+        host_of: the hosts of each cluster.
+
+    Returns:
+        By cluster and cluster, without pairs that nothing connects.
     """
-
-    def __init__(self, topology: NetworkTopology, hosts: Sequence[str]) -> None:
-        beside: dict[str, dict[str, float]] = defaultdict(dict)
-        for (first, second), speed in topology.links.items():
-            beside[first][second] = beside[second][first] = speed
-        self.host_capacity: Floats = np.full(len(hosts), np.inf)
-        points: dict[str, int] = {}
-        access = []
-        for number, host in enumerate(hosts):
-            point = host
-            if len(beside[host]) == 1:
-                ((point, speed),) = beside[host].items()
-                if len(beside[point]) == 1:
-                    point = host
-                else:
-                    self.host_capacity[number] = speed
-            access.append(points.setdefault(point, len(points)))
-        self.access = np.array(access, dtype=int)
-        inner = [
-            (first, second)
-            for first in sorted(beside)
-            for second in sorted(beside[first])
-            if all(len(beside[end]) > 1 or end in points for end in (first, second))
-        ]
-        self.links = inner
-        if len(points) ** 2 * max(1, len(inner)) > MOST_ROUTES:
-            raise NoPlan(
-                f"the topology has {len(points)} access points and {len(inner)} links, too many for routes: "
-                "give one with fewer, or place without it"
-            )
-        self.capacity: Floats = np.array([beside[first][second] for first, second in inner])
-        number_of = {link: number for number, link in enumerate(inner)}
-        self.shares = np.zeros((len(points), len(points), len(inner)))
-        for source, row in points.items():
-            before, far = _shortest(beside, source)
-            for target, column in points.items():
-                if target not in far:
-                    raise NoPlan(f"the topology has no way from {source} to {target}: connect them")
-                self._spread(row, column, target, before, far, number_of)
-
-    def _spread(
-        self,
-        row: int,
-        column: int,
-        target: str,
-        before: Mapping[str, Sequence[str]],
-        far: Mapping[str, int],
-        number_of: Mapping[tuple[str, str], int],
-    ) -> None:
-        level = {target: 1.0}
-        for _ in range(far[target]):
-            nearer: dict[str, float] = defaultdict(float)
-            for node, part in level.items():
-                for other in before[node]:
-                    share = part / len(before[node])
-                    self.shares[row, column, number_of[other, node]] += share
-                    nearer[other] += share
-            level = nearer
+    beside = neighbours(topology)
+    hosts = {cluster: {host for host in mine if host in beside} for cluster, mine in host_of.items()}
+    found: dict[str, dict[str, int]] = {}
+    for cluster, mine in hosts.items():
+        far: dict[str, int] = {}
+        for host in mine:
+            for other, links in shortest(beside, host)[1].items():
+                far[other] = min(far.get(other, links), links)
+        found[cluster] = {
+            other: min(far[host] for host in theirs if host in far)
+            for other, theirs in hosts.items()
+            if other != cluster and any(host in far for host in theirs)
+        }
+    return found
 
 
-def _shortest(
+def neighbours(topology: NetworkTopology) -> dict[str, dict[str, float]]:
+    """What each node is linked to, and the link's bytes per millisecond."""
+    beside: dict[str, dict[str, float]] = defaultdict(dict)
+    for (first, second), speed in topology.links.items():
+        beside[first][second] = beside[second][first] = speed
+    return beside
+
+
+def shortest(
     beside: Mapping[str, Mapping[str, float]], source: str
 ) -> tuple[dict[str, list[str]], dict[str, int]]:
     """For each node that is reached: those before it on shortest paths, and how many links it is away."""

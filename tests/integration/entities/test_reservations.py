@@ -1,0 +1,87 @@
+"""Slots that are kept for a time: who may have them, what overlaps, and what a new leader knows of it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from entities.orchestrator.queue.reservation_book import ReservationBook
+from entities.queue.slot_pools import MeshSlot, SlotTable
+from schemas.envelope import EntityKind, Envelope, Sender
+from schemas.errors import Conflict, NotFound
+from schemas.queue import CancelReservation, ReservationSpec, ReserveSlots
+from tests.integration.entities.conftest import Dial
+
+ASKED = Envelope(
+    type="queue.reserve",
+    version=(1, 0),
+    id="1",
+    sender=Sender(kind=EntityKind.GATEWAY, name="gateway", incarnation="i"),
+    sent_at=0.0,
+    body={},
+)
+TABLE = SlotTable(MeshSlot(slot=f"a-n/{number}", node="a-n") for number in range(4))
+
+
+async def book_of(dial: Dial) -> ReservationBook:
+    bus = await dial("orchestrator", EntityKind.ORCHESTRATOR)
+    book = ReservationBook(bus, table=lambda: TABLE, jobs={"j1"}, changed=lambda: None)
+    await book.load()
+    return book
+
+
+def asks(name: str, slots: int, **more: Any) -> ReserveSlots:
+    now = time.time()
+    fields = {"name": name, "slots": slots, "start_at": now + 60, "end_at": now + 600} | more
+    return ReserveSlots(spec=ReservationSpec.model_validate(fields), by="olga")
+
+
+def kept(book: ReservationBook) -> list[str]:
+    return [record.spec.name for record in book.present(time.time())]
+
+
+async def test_what_is_promised_stays_promised_under_a_new_leader_until_it_is_cancelled(dial: Dial) -> None:
+    book = await book_of(dial)
+    night = asks("night", 3, user="rita")
+    await book.reserve(night, ASKED)
+    await book.reserve(night, ASKED)  # a repetition
+    await book.reserve(asks("later", 4, start_at=time.time() + 700, end_at=time.time() + 800), ASKED)
+    after = await book_of(dial)
+    assert kept(after) == ["night", "later"]
+    (first, _) = after.kept(time.time())
+    assert (first.count, first.tenant) == (3, "rita")
+    for name in ("night", "later"):
+        await after.cancel(CancelReservation(name=name, by="olga"), ASKED)
+    assert kept(await book_of(dial)) == []
+    with pytest.raises(NotFound, match="no reservation night; there are none"):
+        await after.cancel(CancelReservation(name="night", by="olga"), ASKED)
+
+
+async def test_what_can_not_be_kept_is_refused_in_one_line(dial: Dial) -> None:
+    book = await book_of(dial)
+    await book.reserve(asks("one", 3), ASKED)
+    try:
+        with pytest.raises(Conflict) as both:
+            await book.reserve(asks("two", 2), ASKED)
+        assert both.value.text == (
+            "reservation two: 1 of its 2 slots are kept for one at the same time: "
+            "reserve fewer, or another time"
+        )
+        with pytest.raises(Conflict, match="reservation many: 5 slots, the mesh has 4: reserve fewer"):
+            await book.reserve(asks("many", 5), ASKED)
+        with pytest.raises(Conflict, match="reservation one is there already: give another name"):
+            await book.reserve(asks("one", 2), ASKED)
+        with pytest.raises(Conflict, match="slots labelled region=eu, the mesh has 0"):
+            await book.reserve(asks("eu", 1, labels={"region": "eu"}), ASKED)
+        with pytest.raises(NotFound, match="no job j9 waits or runs"):
+            await book.reserve(asks("job", 1, job="j9"), ASKED)
+        with pytest.raises(Conflict, match="it would be over already"):
+            await book.reserve(asks("past", 1, start_at=1.0, end_at=2.0), ASKED)
+        with pytest.raises(Conflict, match="it ends before it starts: give a later end"):
+            await book.reserve(asks("odd", 1, end_at=2.0), ASKED)
+        with pytest.raises(Conflict, match="it is for a user or for a job"):
+            await book.reserve(asks("both", 1, user="rita", job="j1"), ASKED)
+    finally:
+        await book.cancel(CancelReservation(name="one", by="olga"), ASKED)
