@@ -94,7 +94,9 @@ def search_plan(request: PlanRequest, judge: Judge | None = None) -> PlanAnswer:
         return answer
     placed = on_links(request, answer)
     groups = groups_of(request, kinds, placed)
-    if groups == [tuple(group) for group in chosen.found.groups]:
+    if [_speeds(kinds, group) for group in groups] == [
+        _speeds(kinds, group) for group in chosen.found.groups
+    ]:
         return placed
     # constraints had units go to slots of other speeds
     forecast = fine.forecast(list(placed.cuts), groups)
@@ -105,6 +107,15 @@ def search_plan(request: PlanRequest, judge: Judge | None = None) -> PlanAnswer:
     reason = f"{moved.shape}, where constraints let them be: {moved.forecast.reason()}"
     by = BY_SIMULATION if moved.simulated else BY_SEARCH
     return replace(placed, forecast=step, reason=reason, planned_by=by)
+
+
+def _speeds(kinds: Sequence[InstanceKind], group: Sequence[int]) -> Counter[float]:
+    """How many instances of each speed a group has: their labels say nothing of time."""
+    found = Counter[float]()
+    for kind, count in zip(kinds, group, strict=True):
+        if count:
+            found[kind.speed] += count
+    return found
 
 
 def _planned_step(forecast: StepForecast) -> PlannedStep:
