@@ -49,6 +49,15 @@ class QueueExplained(Part):
     remedies: tuple[str, ...] = Field((), description="what would have it start now; each was tried")
 
 
+class ParkNotice(Part):
+    """A running job that was told that it will park."""
+
+    job: Token
+    at: Time
+    reason: str
+    blocker: str = Field("", description="the job or reservation for which; if that ends, the job goes on")
+
+
 class ReservationSpec(Part):
     """Slots that are kept from one time until another, for a user or a job; for neither: for nobody."""
 
@@ -91,7 +100,7 @@ class Reservations(Message, wire="queue.reservations"):
     reservations: tuple[SlotsReserved, ...] = ()
 
 
-class QueueStatus(Message, wire="queue.status", version=(1, 1)):
+class QueueStatus(Message, wire="queue.status", version=(1, 2)):
     """SMO → MG: the queue, first first."""
 
     order: str
@@ -106,3 +115,4 @@ class QueueStatus(Message, wire="queue.status", version=(1, 1)):
     reservations: tuple[SlotsReserved, ...] = Field(
         (), description="those that have not ended, by their start"
     )
+    notices: tuple[ParkNotice, ...] = Field((), description="running jobs that will park, by their time")

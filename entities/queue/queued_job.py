@@ -38,6 +38,7 @@ class JobRequest:
     `after`: jobs that have to be done first.
     `array`, `array_limit`: of jobs with the same name of an array that many run at a time (0: no limit).
     `apart`, `beside`: jobs on whose nodes it must not, or must, run.
+    `notice_s`: how long before a park it is told.
     """
 
     job: str
@@ -58,6 +59,7 @@ class JobRequest:
     array_limit: int = 0
     apart: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
+    notice_s: float = 0.0
     conditional: bool = field(init=False, default=False)
     """Whether more than room may keep it from starting; a fast answer for most jobs."""
     local: bool = field(init=False, default=False)

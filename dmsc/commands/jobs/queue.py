@@ -40,6 +40,8 @@ def list_(mesh: GatewayQuery = GatewayQuery()) -> None:
         ],
     )
     if not mesh.json:
+        for notice in status.notices:
+            print(f"{notice.job} parks at {clock(notice.at)}: {notice.reason}")
         print(summary(status))
 
 

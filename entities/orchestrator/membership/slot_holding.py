@@ -138,6 +138,10 @@ class SlotHolding:
         """Has it park for another job, or for good (`held`); returns False if it can't be parked now."""
         return not self._over() and self._parking.give_way(why, held=held)
 
+    def notify(self, text: str) -> None:
+        """Tells the job, in its record and its events, what becomes of its slots."""
+        self._job.events.changed(text, reason=text)
+
     def resize(self, replicas: int, why: str) -> bool:
         """Has it take or leave slots, to so many replicas; returns False if that can't be now."""
         job = self._job

@@ -28,7 +28,7 @@ from entities.orchestrator.queue.mesh_slots import (
     slot_facts,
     slot_name,
 )
-from entities.queue.decision import Cause, Hold, QueueDecision
+from entities.queue.decision import Cause, Hold, ParkOrder, QueueDecision
 from entities.queue.explanation import explain
 from entities.queue.queue_rules import QueueRules
 from entities.queue.queued_job import ActiveJob, QueuedJob, predicted_s
@@ -37,7 +37,7 @@ from entities.queue.scheduling import QueueSurroundings, decide
 from entities.queue.slot_pools import MeshSlot, SlotTable
 from schemas.errors import Conflict, DmscError
 from schemas.job import JobRecord, JobState
-from schemas.queue import MOST_LISTED, QueueExplained, QueueStatus, SlotsReserved
+from schemas.queue import MOST_LISTED, ParkNotice, QueueExplained, QueueStatus, SlotsReserved
 from schemas.task_graph import Placement, TaskGraph
 
 log = get_logger("orchestrator")
@@ -88,6 +88,9 @@ class SlotHolder(Protocol):
 
     def give_way(self, why: str, *, held: bool) -> bool:
         """Has it park for another job, or until a person resumes it (`held`); False: not now."""
+
+    def notify(self, text: str) -> None:
+        """Tells it what will become of its slots."""
 
     def resize(self, replicas: int, why: str) -> bool:
         """Has it take or leave slots, to so many replicas; False: not now."""
@@ -147,7 +150,8 @@ class JobQueue:
         self.rules = rules
         self._ended = ended
         self._turns: dict[str, QueueTurn] = {}
-        self._parks_at: dict[str, float] = {}  # jobs that have been told to park
+        self._orders: dict[str, ParkOrder] = {}  # of jobs that have been told to park
+        self._parking: set[str] = set()  # those of them whose notice is over
         self._slots = RegisteredSlots()
         self.reservations: Callable[[float], tuple[SlotReservation, ...]] = lambda now: ()
         """Slots that are kept for a time, as the core sees them."""
@@ -213,7 +217,7 @@ class JobQueue:
             await self._until_changed(seen, again_at)
 
     def _has_to_decide(self) -> bool:
-        if self._turns or self.reservations(time.time()):
+        if self._turns or self._orders or self.reservations(time.time()):
             return True
         requests = (run.active.request for run in self._holders.values())
         return any(request.elastic or request.wall_time_s for request in requests)
@@ -233,6 +237,7 @@ class JobQueue:
 
     async def _decided(self) -> float | None:
         """Makes one decision and has it carried out; returns when time alone will change it."""
+        self._follow_orders(time.time())
         while True:
             facts, now = self._facts(), time.time()
             around = self._around(facts)
@@ -241,7 +246,30 @@ class JobQueue:
                 break
         self._carry_out(decision, {job.request.job for job in facts.queue if job.request.local})
         await self._tell(decision.holds)
+        self._follow_orders(time.time())
+        for order in self._orders.values():
+            if order.job not in self._parking and order.at > now:
+                decision.again_at(order.at)
         return decision.next_at
+
+    def _follow_orders(self, now: float) -> None:
+        """Parks jobs whose notice is over; what nobody needs any more is taken back.
+
+        One that can't be parked just then, since it is brought back, say, parks as soon as it can.
+        """
+        claimants = {each.name for each in self.reservations(now)}
+        for run in self._holders.values():
+            if (waiting := run.waiting) is not None and not waiting.request.held:
+                claimants.add(run.name)
+        for job, order in list(self._orders.items()):
+            if job in self._parking or (holder := self._holders.get(job)) is None or holder.waiting:
+                continue
+            if not order.held and order.blocker not in claimants:
+                del self._orders[job]
+                holder.notify(f"does not park: {order.blocker} needs its slots no more")
+                log.info("park taken back", job=job, blocker=order.blocker)
+            elif now >= order.at and holder.give_way(order.reason, held=order.held):
+                self._parking.add(job)
 
     def _around(self, facts: SlotFacts) -> QueueSurroundings:
         """Slots, rules, and what has become of jobs that others wait for."""
@@ -288,6 +316,10 @@ class JobQueue:
             jobs=tuple(places[:MOST_LISTED]),
             explained=explained,
             reservations=tuple(reservations),
+            notices=tuple(
+                ParkNotice(job=order.job, at=order.at, reason=order.reason, blocker=order.blocker)
+                for order in sorted(self._orders.values(), key=lambda order: order.at)
+            ),
         )
 
     def readings(self) -> Iterator[metrics.MetricReading]:
@@ -307,9 +339,10 @@ class JobQueue:
                 waiting.append(job)
             else:
                 holding[run.name] = self._holding(run, agents)
-        self._parks_at = {job: at for job, at in self._parks_at.items() if job in holding}
-        for job_id, at in self._parks_at.items():
-            holding[job_id] = replace(holding[job_id], parks_at=at)
+        self._orders = {job: order for job, order in self._orders.items() if job in holding}
+        self._parking.intersection_update(self._orders)
+        for job_id, order in self._orders.items():
+            holding[job_id] = replace(holding[job_id], parks_at=order.at)
         nodes = self._mesh.nodes.values()
         table = self._slots.table(nodes, self._mesh.cordons.places())
         return slot_facts(table, busy_slots(nodes), waiting, holding.values())
@@ -335,8 +368,15 @@ class JobQueue:
         A job that is still being analysed keeps its slots free by being among those that start.
         """
         for park in decision.parks:
-            if self._holders[park.job].give_way(park.reason, held=park.held):
-                self._parks_at[park.job] = park.at
+            holder = self._holders[park.job]
+            if park.at > time.time():
+                self._orders[park.job] = park
+                at = time.strftime("%H:%M:%S UTC", time.gmtime(park.at))
+                holder.notify(f"parks at {at}, unless it ends before: {park.reason}")
+                log.info("job is to park", job=park.job, at=park.at, reason=park.reason)
+            elif holder.give_way(park.reason, held=park.held):
+                self._orders[park.job] = park
+                self._parking.add(park.job)
         urgent = any(run.finds_room for run in self._holders.values())
         for admission in decision.admissions:
             turn = self._turns.get(admission.job)

@@ -189,6 +189,7 @@ def job_request(record: JobRecord, spec: JobSpec, held: str = "") -> JobRequest:
         deadline=None if asked.deadline_s is None else record.submitted_at + asked.deadline_s,
         after=asked.after,
         wall_time_s=asked.wall_time_s,
+        notice_s=asked.notice_s,
         apart=asked.apart,
         beside=asked.beside,
         **_sizes(record, spec),

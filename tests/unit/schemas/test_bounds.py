@@ -98,6 +98,7 @@ ALLOWED: dict[str, set[str]] = {
     "queue.priority": {"zero", "negative"},
     "queue.deadline_s": set(),
     "queue.wall_time_s": set(),
+    "queue.notice_s": {"zero"},
     "recovery.max_recoveries": {"zero"},
     "recovery.within_s": set(),
     "sample.tokens": {"zero"},

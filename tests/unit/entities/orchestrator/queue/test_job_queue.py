@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -36,6 +37,7 @@ from schemas.task_graph import Placement, PlanForecast
 from tests.builders import jobs
 from tests.builders.graphs import graph, node, placement, unit
 from tests.builders.jobs import job as job_record
+from tests.patience import NEVER_S
 from tests.waiting import eventually
 
 
@@ -52,6 +54,7 @@ class Run:
         self.plans = 0
         self.nodes: frozenset[str] | None = None
         self.gave_way: list[tuple[str, bool]] = []
+        self.notices: list[str] = []
         self.leaving: set[str] = set()
         self.resized: list[tuple[int, str]] = []
         self.replicas = 0
@@ -59,6 +62,9 @@ class Run:
     def give_way(self, why: str, *, held: bool) -> bool:
         self.gave_way.append((why, held))
         return True
+
+    def notify(self, text: str) -> None:
+        self.notices.append(text)
 
     @property
     def waiting(self) -> QueuedJob | None:
@@ -285,6 +291,37 @@ async def test_a_job_parks_once_for_one_with_a_stronger_claim() -> None:
         await mesh.nudge()
         await heard(high, "high")
     assert low.gave_way == [("parks for high", False)]
+
+
+async def test_a_job_is_told_before_it_parks_and_goes_on_if_nobody_needs_its_slots_any_more() -> None:
+    mesh = await mesh_of(node("a", slots=1))
+    low, high, higher = Run("low", 1, 0.0), Run("high", 1, 1.0), Run("higher", 1, 2.0)
+    low.placements = [placement("low", 0)]
+    low.request = replace(low.request, notice_s=NEVER_S)
+    high.request = replace(high.request, priority=1)
+    higher.request = replace(higher.request, priority=2, held="held")
+    records = {run.name: job_record(run.name, JobState.QUEUED) for run in (low, high, higher)}
+    async with queue_of(mesh, low, high, higher, order="priority") as queue:
+        await heard(high, "waits for the exit of those who make room for it")
+        assert re.fullmatch(r"parks at \S+ UTC, unless it ends before: parks for high", low.notices[-1])
+        (notice,) = (await queue.status(records, None)).notices
+        assert (notice.job, notice.blocker) == ("low", "high")
+        assert notice.at > time.time() + NEVER_S / 2
+        high.request = replace(high.request, held="parked by rita")
+        low.request = replace(low.request, notice_s=0.05)
+        queue.again()
+        await heard(high, "parked by rita")
+        assert low.notices[-1] == "does not park: high needs its slots no more"
+        higher.request = replace(higher.request, held="")
+        queue.again()
+        await heard(higher, "waits for the exit of those who make room for it")
+        assert "unless it ends before: parks for higher" in low.notices[-1]
+
+        async def gave_way() -> bool:
+            return bool(low.gave_way)
+
+        await eventually(gave_way, every_s=0.01)  # by the queue's own clock: nothing else happens
+        assert low.gave_way == [("parks for higher", False)]
 
 
 async def test_a_running_job_shrinks_for_one_that_waits_and_grows_into_what_nobody_needs() -> None:
