@@ -210,6 +210,7 @@ class Displacement:
         claim: float,
         works: Callable[[Sequence[str]], bool],
         for_job: str,
+        why: str = "",
     ) -> int:
         """Parks jobs with a weaker hold than `claim`, and shrinks others as far as that helps.
 
@@ -247,7 +248,7 @@ class Displacement:
                 victims = fewer
         freed = sum(self._useful(each.slots, usable) for each in victims)
         for state in victims:
-            self.park_job(state, f"parks for {for_job}", blocker=for_job)
+            self.park_job(state, f"parks for {for_job}{why}", blocker=for_job)
         if freed < missing:
             freed += self.shrink(missing - freed, pools, below_want=True, for_job=for_job)
         return freed

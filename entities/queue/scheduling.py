@@ -364,7 +364,9 @@ class _Deciding:
             if (rival is None or displaces) and shrink(missing, pools, below_want=True, for_job=name):
                 return self._keep(request, pools, barred, free)
             claim, works = self._ranking.claim(job), self._tries(job, pools, barred)
-            if displaces and self._moves.park(missing, pools, claim, works, name):
+            fair = self._rules.order is QueueOrder.FAIR
+            why = f", within the slots guaranteed to {request.tenant}" if fair else ""
+            if displaces and self._moves.park(missing, pools, claim, works, name, why):
                 self._weakest = self._moves.weakest()
                 return self._keep(request, pools, barred, free)
         if rival is not None:

@@ -17,6 +17,7 @@ from entities.orchestrator.queue.mesh_slots import (
 )
 from entities.queue.queued_job import ActiveJob, QueuedJob
 from schemas.errors import DmscError
+from schemas.job import JobRecord
 from schemas.task_graph import Placement, TaskGraph
 
 log = get_logger("orchestrator")
@@ -84,6 +85,11 @@ class SlotHolding:
     def name(self) -> str:
         """The job's id."""
         return self._job.name
+
+    @property
+    def record(self) -> JobRecord:
+        """The job's record, with its user and what it has used."""
+        return self._job.store.record
 
     @property
     def placements(self) -> Sequence[Placement]:

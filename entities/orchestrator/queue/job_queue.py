@@ -23,6 +23,8 @@ from entities.orchestrator.queue.mesh_slots import (
     RegisteredSlots,
     SlotFacts,
     busy_slots,
+    count_use,
+    guarantees,
     nodes_of,
     queue_place,
     slot_facts,
@@ -30,11 +32,12 @@ from entities.orchestrator.queue.mesh_slots import (
 )
 from entities.queue.decision import Cause, Hold, ParkOrder, QueueDecision
 from entities.queue.explanation import explain
-from entities.queue.queue_rules import QueueRules
+from entities.queue.queue_rules import QueueOrder, QueueRules
 from entities.queue.queued_job import ActiveJob, QueuedJob, predicted_s
 from entities.queue.reservations import SlotReservation, assign, barred_for
 from entities.queue.scheduling import QueueSurroundings, decide
 from entities.queue.slot_pools import MeshSlot, SlotTable
+from entities.queue.tenant_shares import DecayedUse
 from schemas.errors import Conflict, DmscError
 from schemas.job import JobRecord, JobState
 from schemas.queue import MOST_LISTED, ParkNotice, QueueExplained, QueueStatus, SlotsReserved
@@ -65,6 +68,10 @@ class SlotHolder(Protocol):
     @property
     def name(self) -> str:
         """Its id."""
+
+    @property
+    def record(self) -> JobRecord:
+        """Its record."""
 
     @property
     def placements(self) -> Sequence[Placement]:
@@ -149,6 +156,7 @@ class JobQueue:
         self._holders = holders
         self.rules = rules
         self._ended = ended
+        self._used = DecayedUse(rules.half_life_s)  # by jobs that have ended
         self._turns: dict[str, QueueTurn] = {}
         self._orders: dict[str, ParkOrder] = {}  # of jobs that have been told to park
         self._parking: set[str] = set()  # those of them whose notice is over
@@ -167,6 +175,10 @@ class JobQueue:
         finally:
             if self._turns.get(job) is turn:
                 del self._turns[job]
+
+    def job_ended(self, record: JobRecord) -> None:
+        """What the job has used goes on counting for its user, once for each job."""
+        count_use(self._used, record, record.changed_at)
 
     def again(self) -> None:
         """Decides again, though neither mesh nor queue has changed: something about a job has."""
@@ -279,8 +291,16 @@ class JobQueue:
             for job in after
             if job not in self._holders
         }
-        kept = self.reservations(time.time())
-        return QueueSurroundings(table=facts.table, rules=self.rules, reservations=kept, done=done)
+        now, rules = time.time(), self.rules
+        around = QueueSurroundings(
+            table=facts.table, rules=rules, reservations=self.reservations(now), done=done
+        )
+        if rules.order is not QueueOrder.FAIR:
+            return around
+        used, records = self._used.copy(), [run.record for run in self._holders.values()]
+        for record in records:
+            count_use(used, record, now)
+        return replace(around, quotas=guarantees(records), used_slot_s=used.at(now))
 
     async def status(
         self, records: Mapping[str, JobRecord], job: str | None, reservations: Sequence[SlotsReserved] = ()

@@ -95,6 +95,7 @@ ALLOWED: dict[str, set[str]] = {
     **{f"parallel.replicas.{key}": set() for key in ("min", "want", "max")},
     "parallel.standbys": {"zero"},
     "parallel.standbys[0]": {"zero"},
+    "quota.guaranteed_slots": {"zero"},
     "queue.priority": {"zero", "negative"},
     "queue.deadline_s": set(),
     "queue.wall_time_s": set(),

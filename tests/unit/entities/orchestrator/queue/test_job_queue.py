@@ -20,7 +20,9 @@ from entities.orchestrator.queue.mesh_slots import (
     LEFT_BEHIND,
     RegisteredSlots,
     busy_slots,
+    count_use,
     emptied,
+    guarantees,
     job_request,
     queue_rules,
     reshaped,
@@ -30,10 +32,12 @@ from entities.orchestrator.queue.mesh_slots import (
 from entities.queue import scheduling
 from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob, Replicas
 from entities.queue.reservations import SlotReservation
+from entities.queue.tenant_shares import DecayedUse, TenantQuota
 from schemas.errors import BadInput, Conflict
 from schemas.job import JobState
 from schemas.job_file.parallel import ReplicaRange
 from schemas.task_graph import Placement, PlanForecast
+from schemas.usage import JobUsage
 from tests.builders import jobs
 from tests.builders.graphs import graph, node, placement, unit
 from tests.builders.jobs import job as job_record
@@ -55,6 +59,7 @@ class Run:
         self.nodes: frozenset[str] | None = None
         self.gave_way: list[tuple[str, bool]] = []
         self.notices: list[str] = []
+        self.record = job_record(name, JobState.QUEUED)
         self.leaving: set[str] = set()
         self.resized: list[tuple[int, str]] = []
         self.replicas = 0
@@ -322,6 +327,58 @@ async def test_a_job_is_told_before_it_parks_and_goes_on_if_nobody_needs_its_slo
 
         await eventually(gave_way, every_s=0.01)  # by the queue's own clock: nothing else happens
         assert low.gave_way == [("parks for higher", False)]
+
+
+async def test_a_user_gets_guaranteed_slots_back_from_who_borrowed_them() -> None:
+    mesh = await mesh_of(node("a", slots=2))
+    runs = [Run("b0", 1, 0.0), Run("b1", 1, 1.0), Run("own", 1, 2.0), Run("more", 1, 3.0)]
+    users = ("bob", "bob", "ann", "ann")
+    for run, user in zip(runs, users, strict=True):
+        run.request = replace(run.request, tenant=user)
+        run.record = run.record.model_copy(update={"user": user})
+    *borrowers, own, more = runs
+    for slot, run in enumerate(borrowers):
+        run.placements = [placement(run.name, slot)]
+    own.record = own.record.model_copy(update={"guaranteed_slots": 1})
+    more.record = more.record.model_copy(update={"guaranteed_slots": 1, "submitted_at": 3.0})
+    async with queue_of(mesh, *runs, order="fair"):
+        await heard(own, "waits for the exit of those who make room for it")
+        await heard(more, "needs 1 slots")
+        await mesh.nudge()
+        gave_way = [given for run in borrowers for given in run.gave_way]
+        assert gave_way == [("parks for own, within the slots guaranteed to ann", False)]
+
+
+async def test_what_ended_jobs_have_used_counts_for_their_user() -> None:
+    """A new leader counts it again from their records, in any order."""
+    mesh = await mesh_of(node("a", slots=1))
+    first, second, holder = Run("first", 1, 0.0), Run("second", 1, 1.0), Run("holder", 1, 2.0)
+    holder.placements = [placement("holder", 0)]
+    for run, user in ((first, "ann"), (second, "bob")):
+        run.request = replace(run.request, tenant=user)
+    records = {run.name: job_record(run.name, JobState.QUEUED) for run in (first, second)}
+    used = JobUsage(slot_s=3600.0, held_s=3600.0, counted_at=time.time())
+    async with queue_of(mesh, first, second, holder, order="fair") as queue:
+        assert [place.job for place in (await queue.status(records, None)).jobs] == ["first", "second"]
+        queue.job_ended(job_record("old", JobState.DONE, user="ann", usage=used))
+        assert [place.job for place in (await queue.status(records, None)).jobs] == ["second", "first"]
+
+
+def test_a_users_guarantee_is_that_of_the_newest_job() -> None:
+    old, new = jobs.job("old", user="ann", guaranteed_slots=4), jobs.job("new", user="ann", submitted_at=2.0)
+    assert guarantees([jobs.job("other", user="bob", guaranteed_slots=0), old]) == {
+        "ann": TenantQuota(slots=4),
+        "bob": TenantQuota(slots=0),
+    }
+    assert guarantees([new, old]) == {}
+
+
+def test_a_running_job_counts_until_now_and_an_ended_one_until_its_end() -> None:
+    usage, use = JobUsage(slot_s=10.0, held_s=5.0, slots=2, counted_at=100.0), DecayedUse(1e12)
+    count_use(use, jobs.job("runs", user="ann", usage=usage), 110.0)
+    count_use(use, jobs.job("done", JobState.DONE, user="bob", usage=usage), 110.0)
+    count_use(use, jobs.job("never", user="cy"), 110.0)
+    assert use.at(110.0) == pytest.approx({"ann": 30.0, "bob": 10.0})
 
 
 async def test_a_running_job_shrinks_for_one_that_waits_and_grows_into_what_nobody_needs() -> None:
