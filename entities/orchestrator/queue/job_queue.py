@@ -19,6 +19,7 @@ from bus.logs import get_logger
 from entities import metrics
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.placement import NoRoom
+from entities.orchestrator.queue.capacity_signal import capacity_of
 from entities.orchestrator.queue.mesh_slots import (
     RegisteredSlots,
     SlotFacts,
@@ -37,7 +38,7 @@ from entities.queue.scheduling import QueueSurroundings, decide
 from entities.queue.slot_pools import MeshSlot, SlotTable
 from schemas.errors import Conflict, DmscError
 from schemas.job import JobRecord, JobState
-from schemas.queue import MOST_LISTED, QueueExplained, QueueStatus, SlotsReserved
+from schemas.queue import MOST_LISTED, QueueCapacity, QueueExplained, QueueStatus, SlotsReserved
 from schemas.task_graph import Placement, TaskGraph
 
 log = get_logger("orchestrator")
@@ -152,6 +153,10 @@ class JobQueue:
         self.reservations: Callable[[float], tuple[SlotReservation, ...]] = lambda now: ()
         """Slots that are kept for a time, as the core sees them."""
         self._entered = asyncio.Event()
+        self._holds: Mapping[str, Hold] = {}
+        """Why jobs wait, by the last decision."""
+        self.looked = asyncio.Event()
+        """Set whenever mesh and queue have been looked at."""
 
     @contextlib.contextmanager
     def turn(self, job: str, plan: PlacesJob) -> Iterator[QueueTurn]:
@@ -210,6 +215,7 @@ class JobQueue:
             self._entered.clear()
             seen = self._mesh.changes
             again_at = await self._decided() if self._has_to_decide() else None
+            self.looked.set()
             await self._until_changed(seen, again_at)
 
     def _has_to_decide(self) -> bool:
@@ -240,6 +246,7 @@ class JobQueue:
             if facts.as_decided(self._facts()):
                 break
         self._carry_out(decision, {job.request.job for job in facts.queue if job.request.local})
+        self._holds = decision.holds
         await self._tell(decision.holds)
         return decision.next_at
 
@@ -278,24 +285,30 @@ class JobQueue:
             for position, name in enumerate(decision.order, start=1)
             if name in records and (job in (None, name))
         ]
-        free, total = facts.free_and_total
+        wanted = capacity_of(facts, decision.holds, self.reservations(now), now)
         return QueueStatus(
             order=self.rules.order,
-            slots=total,
-            free=free,
-            waiting=len(waiting),
-            lacking=facts.lacking,
+            slots=wanted.slots,
+            free=wanted.free,
+            waiting=wanted.waiting,
+            lacking=wanted.lacking,
             jobs=tuple(places[:MOST_LISTED]),
             explained=explained,
+            demands=wanted.demands,
             reservations=tuple(reservations),
         )
 
     def readings(self) -> Iterator[metrics.MetricReading]:
         """Who waits, and the capacity that the queue wants."""
-        facts = self._facts()
-        yield metrics.QUEUE_JOBS(len(facts.queue))
-        yield metrics.QUEUE_FREE(facts.free_and_total[0])
-        yield metrics.QUEUE_LACKING(facts.lacking)
+        wanted = self.capacity()
+        yield metrics.QUEUE_JOBS(wanted.waiting)
+        yield metrics.QUEUE_FREE(wanted.free)
+        yield metrics.QUEUE_LACKING(wanted.lacking)
+
+    def capacity(self) -> QueueCapacity:
+        """The capacity that the queue wants now."""
+        now = time.time()
+        return capacity_of(self._facts(), self._holds, self.reservations(now), now)
 
     def _facts(self) -> SlotFacts:
         """All that a decision depends on, as it is now."""

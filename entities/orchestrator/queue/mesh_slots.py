@@ -45,12 +45,6 @@ class SlotFacts:
         there = [slot.slot for slot in self.table.slots if not slot.closed]
         return sum(slot not in held for slot in there), len(there)
 
-    @property
-    def lacking(self) -> int:
-        """How many slots have to be there beside the free ones, for all waiting jobs to start."""
-        wanted = sum(job.request.least_slots for job in self.queue if not job.request.held)
-        return max(0, wanted - self.free_and_total[0])
-
     def as_decided(self, other: SlotFacts) -> bool:
         """Whether a decision made of these facts still holds. Predictions may have moved on."""
         return (
@@ -178,8 +172,11 @@ def slot_name(agent: str, index: int) -> str:
     return f"{agent}/{index}"
 
 
-def job_request(record: JobRecord, spec: JobSpec, held: str = "") -> JobRequest:
-    """What a job asks for. `held`: why it may not start now, so that it delays nobody."""
+def job_request(record: JobRecord, spec: JobSpec, held: str = "", *, unfit: bool = False) -> JobRequest:
+    """What a job asks for. `held`: why it may not start now, so that it delays nobody.
+
+    `unfit`: because the mesh has no room for it, were it empty.
+    """
     asked = spec.queue
     return JobRequest(
         job=record.job,
@@ -198,6 +195,7 @@ def job_request(record: JobRecord, spec: JobSpec, held: str = "") -> JobRequest:
             labels=_asked(spec, record.bits_class),
         ),
         held=held,
+        unfit=unfit,
     )
 
 
