@@ -239,6 +239,10 @@ bench-unequal: setup ## a plan for slots of speeds 1, 1, 2, 2, 4 beside the plan
 bench-queue: setup ## the queue's orders on recorded traces (DATA=folder), and how long a decision over 10,000 jobs takes
 	@$(VENV)/python -m benchmarks.job_queue --data "$(DATA)" $(ARGS)
 
+.PHONY: bench-parking
+bench-parking: setup ## how soon a job has slots that another one parks for, and whether that one goes on to the same bits
+	@$(VENV)/python -m benchmarks.parking $(ARGS)
+
 .PHONY: bench-policies
 bench-policies: setup ## the built-in policies' models on recorded data (DATA=folder), beside their baselines and bars
 	@$(VENV)/python -m benchmarks.built_in_policies --data "$(DATA)" $(ARGS)

@@ -148,7 +148,7 @@ class AccessExplanation(Message, wire="access.explanation"):
     source: str = Field("", description="where the rules come from: a file, or the default")
 
 
-class WhoAmI(Message, wire="access.whoami", version=(1, 1)):
+class WhoAmI(Message, wire="access.whoami", version=(1, 2)):
     """The user of a token, with quota and use. `expires_at` is None for tokens of the users' file."""
 
     user: str

@@ -50,7 +50,7 @@ class DoorKey(Message, wire="door.key"):
     key: str
 
 
-class SubmitJob(Message, wire="job.submit", version=(1, 4)):
+class SubmitJob(Message, wire="job.submit", version=(1, 5)):
     """MG → SMO, after Type 3: queue this job."""
 
     spec: JobSpec
@@ -88,7 +88,7 @@ class UserUploads(Message, wire="dataset.uploads"):
     holds: tuple[UploadHold, ...] = Field((), max_length=256)
 
 
-class ScaleJob(Message, wire="job.scale", version=(1, 2)):
+class ScaleJob(Message, wire="job.scale", version=(1, 3)):
     """MG → SMO: give a stage (all stages if none is named) this many working replicas.
 
     `unit` names units that make batches instead: `data`, or a function of `data.preprocess`.
@@ -125,7 +125,7 @@ class ParkJob(Message, wire="job.park"):
     reason: str = ""
 
 
-class ResumeJob(Message, wire="job.resume", version=(1, 1)):
+class ResumeJob(Message, wire="job.resume", version=(1, 2)):
     """MG → SMO: a parked job goes on as soon as there is room, in another shape if one is given."""
 
     job: Token

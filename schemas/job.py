@@ -325,7 +325,7 @@ class NodeCut(Part):
     reason: str
 
 
-class JobRecord(Message, wire="job.record", version=(1, 18)):
+class JobRecord(Message, wire="job.record", version=(1, 19)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -333,6 +333,9 @@ class JobRecord(Message, wire="job.record", version=(1, 18)):
     state: JobState
     epoch: int = Field(0, description="how often an orchestrator has started this job; fences older ones")
     user: str = ""
+    guaranteed_slots: int | None = Field(
+        None, ge=0, description="of its user, as the quota said when it was submitted"
+    )
     may_read: tuple[Url, ...] = Field((), description="what it names on the bus, as Type 3 let its user")
     command: str = Field("", description="id of the command that submitted it: repeated, it is the same job")
     correlation: str = Field("", description="of the request that submitted it; all that follows carries it")

@@ -13,6 +13,8 @@ ReservationName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}
 
 MOST_LISTED = 1000
 """Waiting jobs that one answer lists; `waiting` counts all."""
+MOST_DEMANDS = 64
+"""Kinds of slots that one message lists; `lacking` counts all."""
 
 
 class QueueQuery(Message, wire="queue.query"):
@@ -47,6 +49,15 @@ class QueueExplained(Part):
         None, description="if all predictions hold and nothing new comes; null: not to be predicted"
     )
     remedies: tuple[str, ...] = Field((), description="what would have it start now; each was tried")
+
+
+class ParkNotice(Part):
+    """A running job that was told that it will park."""
+
+    job: Token
+    at: Time
+    reason: str
+    blocker: str = Field("", description="the job or reservation for which; if that ends, the job goes on")
 
 
 class ReservationSpec(Part):
@@ -91,7 +102,37 @@ class Reservations(Message, wire="queue.reservations"):
     reservations: tuple[SlotsReserved, ...] = ()
 
 
-class QueueStatus(Message, wire="queue.status", version=(1, 1)):
+class CapacityDemand(Part):
+    """Waiting jobs that need the same kind of slots. Empty fields mean: any."""
+
+    device: str = Field("", description="kind of device")
+    precision: str = Field("", description="in which it computes without emulation")
+    bits_class: str = Field("", description="class of bits that a job which has begun stays in")
+    clusters: tuple[Token, ...] = ()
+    labels: dict[str, str] = Field({}, description="that the node has")
+    jobs: int
+    slots: int = Field(description="the fewest with which all of them run")
+    lacking: int = Field(description="slots of this kind that have to be there beside the free ones")
+    since: Time = Field(description="since when the first of them waits")
+
+
+class QueueCapacity(Message, wire="queue.capacity"):
+    """SMO → whoever adds nodes: the capacity that the queue wants, on change and every 10 s.
+
+    Held jobs, and those that wait for other jobs, want none. Slots that jobs are leaving count as free.
+    """
+
+    slots: int = Field(description="that are not cordoned")
+    free: int
+    waiting: int = Field(description="jobs, also those that want no slots now")
+    lacking: int = Field(description="of all demands, also of those that are not listed")
+    since: Time | None = Field(None, description="since when a job waits for slots that are not there")
+    demands: tuple[CapacityDemand, ...] = Field(
+        (), description=f"the {MOST_DEMANDS} that lack most, most first"
+    )
+
+
+class QueueStatus(Message, wire="queue.status", version=(1, 2)):
     """SMO → MG: the queue, first first."""
 
     order: str
@@ -103,6 +144,8 @@ class QueueStatus(Message, wire="queue.status", version=(1, 1)):
     )
     jobs: tuple[QueuePlace, ...] = Field((), description=f"at most {MOST_LISTED}; the one that was asked for")
     explained: QueueExplained | None = None
+    demands: tuple[CapacityDemand, ...] = Field((), description="what they lack, by kind of slot")
     reservations: tuple[SlotsReserved, ...] = Field(
         (), description="those that have not ended, by their start"
     )
+    notices: tuple[ParkNotice, ...] = Field((), description="running jobs that will park, by their time")

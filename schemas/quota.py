@@ -28,16 +28,23 @@ class QuotaUse(Part):
 
 
 class Quota(Part):
-    """The most of each resource that one user may have at a time; None: no limit.
+    """The most of each resource that one user may have at a time, and slots that are theirs; None: no limit.
 
     `jobs` counts jobs that have not ended, including waiting ones; `slots` those of their stage instances,
     including standbys; `stored_bytes` data sets, feeds, and weights and checkpoints of all their jobs, on
-    the bus; `datasets` data sets and feeds.
+    the bus; `datasets` data sets and feeds. `guaranteed_slots` limits nothing: so many the queue takes back
+    from others (ADR-0085).
     """
 
     rule: str = Field("", description="the entry of the rules' file that says so")
     jobs: int | None = Field(None, ge=0, le=MOST)
     slots: int | None = Field(None, ge=0, le=MOST)
+    guaranteed_slots: int | None = Field(
+        None,
+        ge=0,
+        le=MOST,
+        description="that the queue (`fair`) has others give back when the user needs them",
+    )
     stored_bytes: int | None = Field(None, ge=0, le=MOST * GIB)
     datasets: int | None = Field(None, ge=0, le=MOST)
 

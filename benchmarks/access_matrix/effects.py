@@ -53,7 +53,7 @@ _OPEN = (
     *("registry.>", "mesh.>", "topology.>", "step.>", "state.>", "data.>", "telemetry.>"),
     *("cluster.*.stop", "cluster.*.judge", "cluster.*.analyse", "cluster.*.strike", "cluster.*.forget"),
     *("cluster.*.sample", "policy.>", "fault.>", "log.*"),
-    *("job.event.*", "job.command.*"),
+    *("job.event.*", "job.command.*", "queue.event.*"),
     *(
         "$KV.registry.*",
         "$KV.routes.>",
@@ -127,6 +127,7 @@ ADMIN = Effects(
             "data.prepared.>",
         ),
         *("telemetry.>", "topology.>", "policy.>", "log.*", "dead_letter.*", "job.command.*"),
+        "queue.event.capacity",
         *("fault.link.*.*", "fault.report.*", "fault.verdict.*", "fault.cluster.*.*"),
     ),
     learns=OPERATOR.learns,
@@ -271,7 +272,7 @@ GATEWAY = Effects(
     learns=(
         *("signal.>", "access.>", "registry.>", "mesh.>", "topology.>", "step.>", "state.>", "data.>"),
         *("telemetry.>", "cluster.*.*", "policy.>", "fault.>", "log.*", "job.>", "door.*", "dead_letter.*"),
-        *("unreadable.*", "audit.*", "store.query.*.*"),
+        *("unreadable.*", "audit.*", "store.query.*.*", "queue.event.*"),
         *(*_GATEWAY_KEEPS, "$KV.jobs.*", "$KV.registry.*", "$KV.revocations.*.*", "$KV.routes.>"),
         *("$KV.builds.*", "$KV.data_sets.*.*"),
         *("$O.artifacts.M.>", "object artifacts/j/weights", "object artifacts/k/weights"),

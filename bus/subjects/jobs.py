@@ -25,6 +25,7 @@ __all__ = [
     "MESH_QUERY",
     "PARK",
     "QUERY",
+    "QUEUE_CAPACITY",
     "QUEUE_QUERY",
     "RESERVATION",
     "RESERVE_SLOTS",
@@ -162,6 +163,14 @@ QUEUE_QUERY = Subject(
     "who waits for slots, and why",
     reply=queue.QueueStatus,
     answer_bytes=RECORDS_BYTES,
+)
+QUEUE_CAPACITY = Subject(
+    "queue capacity",
+    "queue.event.capacity",
+    queue.QueueCapacity,
+    SMO,
+    CLIENT,
+    "slots that the queue wants beside the free ones, by kind; on change, and every 10 s",
 )
 MAKE_PLAN = Subject(
     "make plan",

@@ -192,7 +192,7 @@ def _orchestrator(options: RunOptions) -> ServicePart:
         lease=LeadershipLeaseConfig(lease_s=lease_s(options.replicas)),
         arbitration=ArbitrationConfig(precedence=ranks),
         peak_tflops=options.peak_tflops,
-        queue=queue_rules(options.queue_order, options.queue_cool_down),
+        queue=queue_rules(options.queue_order, options.queue_cool_down, options.queue_half_life),
         planning=PlanningConfig(program="dmsc.planning"),
         network=mesh_network(options.topology) if options.topology is not None else MeshNetwork(),
     )

@@ -120,6 +120,14 @@ class RunOptions:
             min=0,
         ),
     ] = 600.0
+    queue_half_life: Annotated[
+        float,
+        option(
+            "--queue-half-life SECONDS $DMSC_QUEUE_HALF_LIFE",
+            "For the orchestrator, order fair: after so long half of what a user has used is forgotten.",
+            min=1,
+        ),
+    ] = 7 * 86400.0
     metrics_port: MetricsPortOption = "0"
     metrics_bind: MetricsBindOption = "127.0.0.1"
     peak_tflops: Annotated[

@@ -35,6 +35,7 @@ from entities.orchestrator.policy.arbitration import ArbitrationConfig
 from entities.orchestrator.policy.policy_service import PolicyService
 from entities.orchestrator.policy.promotion_rules import PromotionConfig
 from entities.orchestrator.policy.promotion_service import PromotionService
+from entities.orchestrator.queue.capacity_signal import CapacitySignal, CapacitySignalConfig
 from entities.orchestrator.queue.mesh_slots import queue_rules
 from entities.orchestrator.queue.plan_service import PlanService
 from entities.planner.planning_process import PlanningConfig
@@ -86,6 +87,7 @@ class OrchestratorConfig:
     network: MeshNetwork = field(default_factory=MeshNetwork)
     builds: BuildsConfig = field(default_factory=BuildsConfig)
     planning: PlanningConfig = field(default_factory=PlanningConfig)
+    capacity: CapacitySignalConfig = field(default_factory=CapacitySignalConfig)
 
 
 class Leader:
@@ -203,6 +205,9 @@ class Leader:
         self.mesh.on_leaving = self._leaving
         await insistently(self._guards.start)
         await on_serving()
+        queue = self._jobs.queue
+        signal = CapacitySignal(self._bus, queue.capacity, queue.looked, self.config.capacity)
+        self._tasks.create_task(signal.run(), name="wanted capacity")
         self._tasks.create_task(self._draining.run(), name="draining")
         self._tasks.create_task(self._policies.orders(), name="module orders")
         self._tasks.create_task(self._promotions.run(), name="promotions")

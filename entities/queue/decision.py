@@ -54,11 +54,15 @@ class Resize:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParkOrder:
-    """A running job parks at `at`, after its notice. `held`: it then waits for a person."""
+    """A running job parks at `at`, after its notice. `held`: it then waits for a person.
+
+    `blocker`: the job or reservation for which; it need not park if that does not wait any more.
+    """
 
     job: str
     at: float
     reason: str
+    blocker: str = ""
     held: bool = False
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from entities.queue.decision import ParkOrder, Resize
 from entities.queue.queue_rules import QueueRules
 from entities.queue.queued_job import ActiveJob
+from entities.queue.reservations import ReservedSlots
 from entities.queue.slot_pools import SlotTable
 
 Keeping = tuple[float, float, int]
@@ -48,6 +49,7 @@ class Displacement:
     Args:
         standing: how weak a job's hold on its slots is.
         displaces: whether jobs may be parked for others at all.
+        lends: how many slots others may take back from a tenant by parks; None: any number.
     """
 
     def __init__(
@@ -58,8 +60,11 @@ class Displacement:
         standing: Callable[[ActiveJob], float],
         displaces: bool,
         now: float,
+        lends: Callable[[str], int | None] = lambda tenant: None,
     ) -> None:
         self._active = active
+        self._lends = lends
+        self._given_back: Counter[str] = Counter()
         self._table = table
         self._rules = rules
         self._standing = standing
@@ -205,6 +210,7 @@ class Displacement:
         claim: float,
         works: Callable[[Sequence[str]], bool],
         for_job: str,
+        why: str = "",
     ) -> int:
         """Parks jobs with a weaker hold than `claim`, and shrinks others as far as that helps.
 
@@ -221,11 +227,17 @@ class Displacement:
             return freed >= missing and works([slot for each in victims for slot in each.job.slots])
 
         victims: list[RunChanges] = []
+        chosen: Counter[str] = Counter()
         for hold, state in self._candidates(self._ranked()):
             if hold <= claim:
                 return 0
+            tenant = state.job.request.tenant
+            lent = self._lends(tenant)
+            if lent is not None and lent <= self._given_back[tenant] + chosen[tenant]:
+                continue  # what it has left is its own
             if self._adds(state, usable):
                 victims.append(state)
+                chosen[tenant] += len(state.job.slots)
                 if enough(victims):
                     break
         else:
@@ -236,7 +248,7 @@ class Displacement:
                 victims = fewer
         freed = sum(self._useful(each.slots, usable) for each in victims)
         for state in victims:
-            self.park_job(state, f"parks for {for_job}")
+            self.park_job(state, f"parks for {for_job}{why}", blocker=for_job)
         if freed < missing:
             freed += self.shrink(missing - freed, pools, below_want=True, for_job=for_job)
         return freed
@@ -276,27 +288,80 @@ class Displacement:
         return len(job.slots) * (job.step_s / 2 + self._rules.park_s)
 
     def park_job(
-        self, state: RunChanges, reason: str, *, held: bool = False, at: float | None = None
+        self,
+        state: RunChanges,
+        reason: str,
+        *,
+        blocker: str = "",
+        held: bool = False,
+        at: float | None = None,
     ) -> None:
-        """Has a job park after its notice, or at `at`."""
+        """Has a job park after its notice, or at `at`. `blocker`: for whom."""
         if state.job.request.elastic and state.changeable and self._rules.resize:
             replicas, size = state.job.request.replicas, state.job.request.replica_slots
             self._count(self._beyond_want, state.slots, (state.replicas - replicas.want) * size, -1)
             self._count(self._beyond_least, state.slots, (state.replicas - replicas.least) * size, -1)
-        parks_at = self._now + self._rules.notice_s if at is None else at
-        state.parks = ParkOrder(job=state.job.request.job, at=parks_at, reason=reason, held=held)
+        parks_at = self._now + self._rules.notice_of(state.job.request) if at is None else at
+        state.parks = ParkOrder(
+            job=state.job.request.job, at=parks_at, reason=reason, blocker=blocker, held=held
+        )
+        self._given_back[state.job.request.tenant] += len(state.job.slots)
         self.comes_at = max(self.comes_at, parks_at + self._rules.park_s)
 
-    # --- reservations -------------------------------------------------------------------------------------
-    def vacate(self, job: ActiveJob, slots: frozenset[str], reason: str, at: float) -> None:
-        """Has a job leave these slots at `at`: it shrinks if it can, else it parks."""
+    # --- jobs that have to leave, whoever waits -------------------------------------------------------------
+    def over_time(self, again_at: Callable[[float], None]) -> None:
+        """Parks jobs at the end of their wall time. `again_at`: asks for another decision at a time."""
+        for job in self._active:
+            limit = job.request.wall_time_s
+            if limit is None or job.parking:
+                continue
+            over_at = self._now + max(0.0, limit - job.ran_s)
+            notice_at = over_at - self._rules.notice_of(job.request)
+            if self._now >= notice_at:
+                reason = f"its wall time of {limit:.0f} s is over: `dmsc resume` gives it as much again"
+                self.park_job(self.state_of(job), reason, held=True, at=over_at)
+            else:
+                again_at(notice_at)
+
+    def make_way(self, reserved: Sequence[ReservedSlots], again_at: Callable[[float], None]) -> None:
+        """Has jobs leave slots whose reservation begins, after their notice."""
+        slots = self._table.slots
+        for each in reserved:
+            window = each.reservation
+            kept = frozenset(slots[number].slot for number in each.numbers)
+            leaves_at = window.start_at - self._rules.park_s
+            told = [
+                (job, leaves_at - self._rules.notice_of(job.request))
+                for job in self._active
+                if not window.is_for(job.request) and not kept.isdisjoint(job.slots)
+            ]
+            first_at = min([leaves_at - self._rules.notice_s, *(notice_at for _, notice_at in told)])
+            if self._now < first_at:
+                again_at(first_at)
+                continue
+            if self._now < window.start_at:
+                again_at(window.start_at)
+            again_at(window.end_at)
+            at = max(self._now, leaves_at)
+            reason = f"reservation {window.name} for {window.job or window.tenant or 'nobody'} begins"
+            for job, notice_at in told:
+                if self._now >= notice_at:
+                    self._vacate(job, kept, reason, window.name, at)
+                else:
+                    again_at(notice_at)
+            if at > self._now:
+                again_at(at)
+
+    def _vacate(self, job: ActiveJob, slots: frozenset[str], reason: str, blocker: str, at: float) -> None:
+        """Has a job leave these slots at `at`: it shrinks if it can, else it parks, not without notice."""
         state, request = self.state_of(job), job.request
         if not state.changeable:
             return
         kept = [slot for slot in state.slots if slot not in slots]
         replicas = (len(kept) - request.other_slots) // request.replica_slots
         if not self._rules.resize or replicas < request.replicas.least:
-            self.park_job(state, reason, at=at)
+            at = max(at, self._now + self._rules.notice_of(request))
+            self.park_job(state, reason, blocker=blocker, at=at)
         elif at <= self._now:
             # those that it keeps come first, so that the usual way of shrinking gives up the others
             state.slots = [*kept, *(slot for slot in state.slots if slot in slots)]

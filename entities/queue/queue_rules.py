@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from entities.queue.queued_job import JobRequest
+
 
 class QueueOrder(StrEnum):
     """Who comes first. `fcfs`: by submission; `las`: least attained service (Tiresias, NSDI 2019)."""
@@ -48,7 +50,7 @@ class QueueRules:
     resize_pause_s: float = 60.0
     """A job does not grow sooner than this after its size has changed."""
     notice_s: float = 0.0
-    """From the decision that a job parks until it does."""
+    """From the decision that a job parks until it does; a job that asks for more gets that."""
     shrink_s: float = 5.0
     """Expected time from the order to shrink until the exit of the leavers is seen."""
     park_s: float = 30.0
@@ -63,3 +65,7 @@ class QueueRules:
             raise ValueError(f"service levels {self.service_levels_slot_s}: give them in rising order")
         if not 0.0 < self.least_gain < 1.0:
             raise ValueError(f"least gain {self.least_gain}: give a share between 0 and 1")
+
+    def notice_of(self, request: JobRequest) -> float:
+        """How long before a park the job is told."""
+        return max(self.notice_s, request.notice_s)

@@ -35,9 +35,10 @@ class JobRequest:
     `replica_slots`: slots of each replica, one per stage; `other_slots`: those that do not grow with the
     replicas, such as standbys. `speeds`: with the least, …, the most replicas, 1 with `want`, as forecast;
     empty: in proportion up to `want`; beyond it a replica adds `growth` of what each of `want` contributes.
-    `after`: jobs that have to be done first.
+    `after`: jobs that have to be done first. `unfit`: it is held because the mesh is too small.
     `array`, `array_limit`: of jobs with the same name of an array that many run at a time (0: no limit).
     `apart`, `beside`: jobs on whose nodes it must not, or must, run.
+    `notice_s`: how long before a park it is told.
     """
 
     job: str
@@ -53,11 +54,13 @@ class JobRequest:
     deadline: float | None = None
     after: tuple[str, ...] = ()
     held: str = ""
+    unfit: bool = False
     wall_time_s: float | None = None
     array: str = ""
     array_limit: int = 0
     apart: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
+    notice_s: float = 0.0
     conditional: bool = field(init=False, default=False)
     """Whether more than room may keep it from starting; a fast answer for most jobs."""
     local: bool = field(init=False, default=False)

@@ -120,7 +120,8 @@ class _Deciding:
         )
         self._ranking = QueueRanking(rules, self._shares, owners, now)
         displaces = rules.park and self._ranking.displaces
-        self._moves = Displacement(running, table, rules, self._ranking.standing, displaces, now)
+        lends = self._shares.borrowed if rules.order is QueueOrder.FAIR else lambda tenant: None
+        self._moves = Displacement(running, table, rules, self._ranking.standing, displaces, now, lends)
         self._places = {job.request.job: job.slots for job in running} if self._near_matters() else {}
         self._arrays = Counter(job.request.array for job in running if job.request.array)
         self._starts: list[RunChanges] = []
@@ -134,8 +135,8 @@ class _Deciding:
         return any(job.request.local for job in self._queue)
 
     def decide(self) -> QueueDecision:
-        self._over_time()
-        self._make_way()
+        self._moves.over_time(self._said.again_at)
+        self._moves.make_way(self._reserved, self._said.again_at)
         self._weakest = self._moves.weakest()
         holds, order, checked = self._said.holds, self._said.order, bool(self._around.quotas)
         for job in self._ranking.line(self._queue):
@@ -162,39 +163,6 @@ class _Deciding:
                 self._now,
             )
         return self._finish()
-
-    # --- running jobs that have to leave --------------------------------------------------------------------
-    def _over_time(self) -> None:
-        for job in self._running:
-            limit = job.request.wall_time_s
-            if limit is None or job.parking:
-                continue
-            if job.ran_s >= limit:
-                reason = f"its wall time of {limit:.0f} s is over: `dmsc resume` gives it as much again"
-                self._moves.park_job(self._moves.state_of(job), reason, held=True)
-            else:
-                self._said.again_at(self._now + limit - job.ran_s)
-
-    def _make_way(self) -> None:
-        """Has jobs leave slots whose reservation begins, after their notice."""
-        slots = self._table.slots
-        for each in self._reserved:
-            window = each.reservation
-            notice_at = window.start_at - self._rules.notice_s - self._rules.park_s
-            if self._now < notice_at:
-                self._said.again_at(notice_at)
-                continue
-            if self._now < window.start_at:
-                self._said.again_at(window.start_at)
-            self._said.again_at(window.end_at)
-            at = max(self._now, window.start_at - self._rules.park_s)
-            reason = f"reservation {window.name} for {window.job or window.tenant or 'nobody'} begins"
-            kept = frozenset(slots[number].slot for number in each.numbers)
-            for job in self._running:
-                if not window.is_for(job.request) and not kept.isdisjoint(job.slots):
-                    self._moves.vacate(job, kept, reason, at)
-            if at > self._now:
-                self._said.again_at(at)
 
     # --- one waiting job -----------------------------------------------------------------------------------
     def _kept_back(self, job: QueuedJob) -> Hold | None:
@@ -387,18 +355,20 @@ class _Deciding:
         if rival is None or displaces:
             missing -= self._moves.promise(pools, missing)
             if missing <= 0:
-                return self._keep(pools, barred, least, free)
+                return self._keep(request, pools, barred, free)
         if self._displacing < MOST_DISPLACING:
             self._displacing += 1
             name, shrink = request.job, self._moves.shrink
             if shrink(missing, pools, below_want=False, for_job=name):
-                return self._keep(pools, barred, least, free)
+                return self._keep(request, pools, barred, free)
             if (rival is None or displaces) and shrink(missing, pools, below_want=True, for_job=name):
-                return self._keep(pools, barred, least, free)
+                return self._keep(request, pools, barred, free)
             claim, works = self._ranking.claim(job), self._tries(job, pools, barred)
-            if displaces and self._moves.park(missing, pools, claim, works, name):
+            fair = self._rules.order is QueueOrder.FAIR
+            why = f", within the slots guaranteed to {request.tenant}" if fair else ""
+            if displaces and self._moves.park(missing, pools, claim, works, name, why):
                 self._weakest = self._moves.weakest()
-                return self._keep(pools, barred, least, free)
+                return self._keep(request, pools, barred, free)
         if rival is not None:
             return self._behind(rival)
         return self._wait(job, pools, barred, least, free)
@@ -413,9 +383,10 @@ class _Deciding:
         names = [self._table.slots[number].slot for number in self._free.candidates(pools, barred)]
         return lambda slots: trial(request, request.replicas.least, [*names, *slots]) is not None
 
-    def _keep(self, pools: Sequence[int], barred: frozenset[int], needed: int, free: int) -> Hold:
+    def _keep(self, request: JobRequest, pools: Sequence[int], barred: frozenset[int], free: int) -> Hold:
         """Keeps what is free for the job until those who make room have left."""
-        self._free.take(self._free.first(pools, min(needed, free), barred, ()))
+        self._shares.promise(request.tenant, request.least_slots)
+        self._free.take(self._free.first(pools, min(request.least_slots, free), barred, ()))
         self._changed()
         text = "waits for the exit of those who make room for it"
         return Hold(cause=Cause.LEAVERS, reason=text, expected_at=self._moves.comes_at)

@@ -42,6 +42,40 @@ def decayed(slot_s: float, since_s: float, half_life_s: float) -> float:
     return slot_s * math.exp2(-since_s / half_life_s)
 
 
+class DecayedUse:
+    """What each tenant has used, in slot-seconds of which half is forgotten after each half-life.
+
+    Uses may be counted in any order, so that a new leader that reads all records comes to the same.
+    """
+
+    def __init__(self, half_life_s: float) -> None:
+        self._half_life_s = half_life_s
+        self._used: dict[str, tuple[float, float]] = {}  # slot-seconds, as they count at a time
+
+    def add(self, tenant: str, slot_s: float, lasted_s: float, until: float) -> None:
+        """Counts slots that were held evenly for `lasted_s` until then."""
+        lost = max(0.0, lasted_s) * math.log(2.0) / self._half_life_s
+        counts = slot_s * -math.expm1(-lost) / lost if lost > 0 else slot_s
+        used, at = self._used.get(tenant, (0.0, until))
+        later = max(at, until)
+        used = decayed(used, later - at, self._half_life_s)
+        self._used[tenant] = used + decayed(counts, later - until, self._half_life_s), later
+
+    def copy(self) -> DecayedUse:
+        """One to which more can be added, for one decision."""
+        other = DecayedUse(self._half_life_s)
+        other._used = dict(self._used)
+        return other
+
+    def at(self, now: float) -> dict[str, float]:
+        """What still counts of each tenant's use."""
+        half_life_s = self._half_life_s
+        return {
+            tenant: decayed(used, max(0.0, now - at), half_life_s)
+            for tenant, (used, at) in self._used.items()
+        }
+
+
 class TenantShares:
     """What each tenant holds during one decision; admissions and changes of size are told to it.
 
@@ -73,9 +107,11 @@ class TenantShares:
         self.limited = bool(quotas)
         """Whether anybody has a quota."""
         self._share: dict[str, float] = {}
+        self._comes: Counter[str] = Counter()
         if counts:
             for job in active:
-                self.add(job.request.tenant, job.slots)
+                if not job.parking:  # what is given up already is not to be given up for others once more
+                    self.add(job.request.tenant, [slot for slot in job.slots if slot not in job.leaving])
 
     def add(self, tenant: str, slots: Iterable[str], sign: int = 1) -> None:
         """The tenant gets these slots, or loses them (`sign` -1)."""
@@ -91,8 +127,12 @@ class TenantShares:
         for name in names:
             held[self._kind_of.get(name, "")] += sign
 
+    def promise(self, tenant: str, slots: int) -> None:
+        """Others make room for a job of the tenant: that counts for what it may still ask others for."""
+        self._comes[tenant] += slots
+
     def held(self, tenant: str) -> int:
-        """The slots that it has."""
+        """The slots that it has, but for those that it is about to leave."""
         return self._slots[tenant]
 
     def share(self, tenant: str) -> float:
@@ -119,7 +159,7 @@ class TenantShares:
         if not self.limited:
             return False
         own = self.quota(tenant).slots
-        return own is not None and self._slots[tenant] + slots <= own
+        return own is not None and self._slots[tenant] + self._comes[tenant] + slots <= own
 
     def room(self, tenant: str) -> int | None:
         """How many slots more it may have, borrowed ones included; None: any number."""

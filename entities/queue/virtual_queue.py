@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from entities.queue.decision import Admission, ParkOrder, QueueDecision, Resize
+from entities.queue.queue_rules import QueueOrder
 from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob
 from entities.queue.scheduling import QueueSurroundings, decide
-from entities.queue.tenant_shares import decayed
+from entities.queue.tenant_shares import DecayedUse
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,11 +127,16 @@ class VirtualQueue:
         self._runs: dict[str, _VirtualRun] = {}
         self._events: list[tuple[float, int, _Happening, str, int]] = []
         self._number = 0
-        self._used: dict[str, tuple[float, float]] = {
-            tenant: (used, self.now) for tenant, used in self.around.used_slot_s.items()
-        }
+        self._counts_use = self.around.rules.order is QueueOrder.FAIR
+        self._used = self._used_before()
         self._done: dict[str, bool] = dict(self.around.done)
         self._looks_at = math.inf
+
+    def _used_before(self) -> DecayedUse:
+        before = DecayedUse(self.around.rules.half_life_s)
+        for tenant, used in self.around.used_slot_s.items():
+            before.add(tenant, used, 0.0, self.now)
+        return before
 
     # --- from outside ---------------------------------------------------------------------------------------
     def submit(self, jobs: Iterable[TraceJob]) -> None:
@@ -142,6 +148,7 @@ class VirtualQueue:
     def adopt(self, queue: Iterable[QueuedJob], running: Iterable[ActiveJob], now: float) -> None:
         """Begins in the middle: with these jobs waiting and running. Unknown work counts as endless."""
         self.now = now
+        self._used = self._used_before()
         for waiting in queue:
             work_s = math.inf if waiting.work_s is None else waiting.work_s
             course = JobCourse(TraceJob(request=waiting.request, work_s=work_s))
@@ -260,7 +267,6 @@ class VirtualQueue:
             self._at(self.now + self.times.park_s, _Happening.PARKED, job)
             return False
         del self._runs[job]
-        self._use(run)
         run.course.parks += 1
         self._waits[job] = _VirtualWait(
             run.course, self.now, run.left_s, run.attained_slot_s, run.ran_s, self.now, run.held
@@ -269,26 +275,18 @@ class VirtualQueue:
 
     def _ended(self, job: str, run: _VirtualRun) -> None:
         del self._runs[job]
-        self._use(run)
         run.course.ended_at = self.now
         self._done[job] = True
 
-    def _use(self, run: _VirtualRun) -> None:
-        """Counts what a run has used for its tenant."""
-        tenant = run.course.job.request.tenant
-        used = self._used_by(tenant) + (self.now - run.started_at) * len(run.slots)
-        self._used[tenant] = (used, self.now)
-
-    def _used_by(self, tenant: str) -> float:
-        used, at = self._used.get(tenant, (0.0, self.now))
-        return decayed(used, self.now - at, self.around.rules.half_life_s)
-
     def _advance(self, run: _VirtualRun) -> None:
-        """Brings a run's work and service up to now."""
+        """Brings a run's work, its service, and what its tenant has used up to now."""
         computed_s = max(0.0, self.now - max(run.at, run.computes_from))
         request = run.course.job.request
         run.left_s = max(0.0, run.left_s - computed_s * request.speed(run.replicas))
-        run.attained_slot_s += (self.now - run.at) * len(run.slots)
+        slot_s = (self.now - run.at) * len(run.slots)
+        run.attained_slot_s += slot_s
+        if self._counts_use and slot_s:
+            self._used.add(request.tenant, slot_s, self.now - run.at, self.now)
         run.ran_s += self.now - run.at
         run.at = self.now
 
@@ -300,10 +298,9 @@ class VirtualQueue:
     # --- decisions ------------------------------------------------------------------------------------------
     def _decide(self) -> None:
         self.decisions += 1
-        around = replace(
-            self.around, used_slot_s={tenant: self._used_by(tenant) for tenant in self._used}, done=self._done
-        )
-        decision = decide(*self.snapshot(), around, self.now)
+        queue, running = self.snapshot()
+        around = replace(self.around, used_slot_s=self._used.at(self.now), done=self._done)
+        decision = decide(queue, running, around, self.now)
         for admission in decision.admissions:
             self._start(admission)
         for resize in decision.resizes:

@@ -7,6 +7,8 @@ from pydantic import Field, model_validator
 from schemas.base import Part, Seconds, Token
 
 MOST_YEARS_S = 10 * 366 * 86400.0
+MOST_NOTICE_S = 86400.0
+"""A job keeps others waiting no longer than that."""
 
 
 class QueueSpec(Part):
@@ -34,6 +36,12 @@ class QueueSpec(Part):
         gt=0,
         le=MOST_YEARS_S,
         description="seconds that it may run; then it is parked, until a person resumes it",
+    )
+    notice_s: Seconds = Field(
+        0.0,
+        le=MOST_NOTICE_S,
+        description="seconds from the word that it parks for another job, a reservation or the end of its "
+        "wall time until it does: it may end before",
     )
     apart: tuple[Token, ...] = Field((), max_length=64, description="jobs on whose nodes it must not start")
     beside: tuple[Token, ...] = Field(

@@ -1,4 +1,4 @@
-"""`dmsc queue`, `reserve`: who waits for slots and for what, and slots that are kept for a time."""
+"""`dmsc queue`, `reserve`: who waits for slots and for what, what is lacking, and slots that are kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dmsc.console.command_app import CommandApp, argument, option
 from dmsc.console.option_groups import GatewayQuery
 
 if TYPE_CHECKING:
-    from schemas.queue import QueueStatus, ReservationSpec, SlotsReserved
+    from schemas.queue import CapacityDemand, QueueStatus, ReservationSpec, SlotsReserved
 
 app = CommandApp(help="Show which jobs wait for slots, and why; reservations.", no_args_is_help=True)
 
@@ -40,6 +40,8 @@ def list_(mesh: GatewayQuery = GatewayQuery()) -> None:
         ],
     )
     if not mesh.json:
+        for notice in status.notices:
+            print(f"{notice.job} parks at {clock(notice.at)}: {notice.reason}")
         print(summary(status))
 
 
@@ -53,6 +55,42 @@ def explain(
     """
     status = mesh.ask(lambda client: client.queue(job))
     mesh.show(status, *explained(status))
+
+
+@app.command()
+def capacity(mesh: GatewayQuery = GatewayQuery()) -> None:
+    """Show which slots have to be added for all waiting jobs to start, by kind, and since when they lack.
+
+    The orchestrator publishes the same on `queue.event.capacity`, for what adds nodes by itself.
+
+    Example: dmsc queue capacity
+    """
+    status = mesh.ask(lambda client: client.queue())
+    now = time.time()
+    mesh.show_table(
+        status,
+        ("lacking", "slots", "jobs", "of", "waiting since"),
+        [
+            (
+                str(demand.lacking),
+                str(demand.slots),
+                str(demand.jobs),
+                kind_of(demand),
+                f"{clock(demand.since)} ({lasting(now - demand.since)})",
+            )
+            for demand in status.demands
+        ],
+    )
+    if not mesh.json:
+        print(summary(status))
+
+
+def kind_of(demand: CapacityDemand) -> str:
+    """Which slots a demand is about, in words."""
+    labels = [f"{key}={value}" for key, value in sorted(demand.labels.items())]
+    bits = [f"bits {demand.bits_class}"] if demand.bits_class else []
+    parts = [demand.device, demand.precision, *demand.clusters, *labels, *bits]
+    return ", ".join(part for part in parts if part) or "any"
 
 
 def reserve(

@@ -119,9 +119,10 @@ def having(me: WhoAmI) -> str:
     from schemas.quota import GIB, Quota
 
     quota = me.quota or Quota()
+    own = f" ({quota.guaranteed_slots} guaranteed)" if quota.guaranteed_slots else ""
     parts = [
         (me.use.jobs, quota.jobs, "jobs"),
-        (me.use.slots, quota.slots, "slots"),
+        (me.use.slots, quota.slots, f"slots{own}"),
         (me.use.datasets, quota.datasets, "data sets"),
     ]
     texts = [f"{used} {what}" if most is None else f"{used} of {most} {what}" for used, most, what in parts]

@@ -21,7 +21,7 @@ from schemas.quota import GIB, MOST, Quota
 from schemas.signals import AccessDecision, Role
 
 MOST_BYTES = 1 << 20
-_QUOTA_KEYS = ("name", "roles", "users", "jobs", "slots", "stored_gib", "datasets")
+_QUOTA_KEYS = ("name", "roles", "users", "jobs", "slots", "guaranteed_slots", "stored_gib", "datasets")
 _KEYS = ("name", "roles", "users", "actions", "resources", "own", "effect", "audit")
 
 
@@ -186,11 +186,17 @@ def _parse_quota(entry: Any, place: str) -> QuotaRule:
             raise BadInput(
                 f"{place}: {key}: must be a whole number from 0 to {MOST}; leave it out for no limit"
             )
+    most, guaranteed = entry.get("slots"), entry.get("guaranteed_slots")
+    if most is not None and guaranteed is not None and guaranteed > most:
+        raise BadInput(
+            f"{place}: guaranteed_slots {guaranteed}, but slots {most} is the most: lower it, or raise slots"
+        )
     stored_gib = entry.get("stored_gib")
     quota = Quota(
         rule=entry["name"],
         jobs=entry.get("jobs"),
-        slots=entry.get("slots"),
+        slots=most,
+        guaranteed_slots=guaranteed,
         stored_bytes=None if stored_gib is None else stored_gib * GIB,
         datasets=entry.get("datasets"),
     )

@@ -35,6 +35,7 @@ from schemas.gateway_api import MeshQuery, MeshStatus
 from schemas.job import JobEvent
 from schemas.module_status import ModuleList, ModuleQuery
 from schemas.policy import PolicyDecision, PolicySuggestion, PolicySwitch
+from schemas.queue import QueueQuery, QueueStatus
 from schemas.registry import ServiceRecord
 from schemas.telemetry import InstanceSample, NodeSample
 
@@ -56,6 +57,7 @@ class AggregatorConfig:
 
     every_s: float = 0.25  # between two deltas, at least
     poll_s: float = 2.0  # between two queries to the orchestrator
+    queue_s: float = 5.0  # between two questions who waits: each has the queue decided about once more
     past_s: float = 6 * 3600.0  # how far back the time line begins, and at first the curves
     whole_curves: bool = True  # then read the curves of jobs that began before that, from their first step
     lingers_s: float = 20.0  # it runs on for so long after the last viewer, so that a reload finds it running
@@ -100,6 +102,7 @@ class DashboardAggregator:
         self._notices: SampledSubscription | None = None
         self._starting = asyncio.Lock()
         self._stop_timer: asyncio.TimerHandle | None = None
+        self._asks_queue_at = 0.0
         self.closed = False
 
     @contextlib.asynccontextmanager
@@ -153,6 +156,7 @@ class DashboardAggregator:
             if self._tasks:
                 return
             self.view_model = MeshViewModel()
+            self._asks_queue_at = 0.0
             self._tables_current.clear()
             try:
                 await self._subscribe()
@@ -298,6 +302,9 @@ class DashboardAggregator:
         else:
             await self._ask_mesh()
             await self._ask_modules()
+            if time.monotonic() >= self._asks_queue_at:
+                self._asks_queue_at = time.monotonic() + self.config.queue_s
+                await self._ask_queue()
 
     async def _ask_mesh(self) -> None:
         try:
@@ -310,6 +317,14 @@ class DashboardAggregator:
         self.view_model.trouble("orchestrator", "")
         if isinstance(answer, MeshStatus):
             self.view_model.take_mesh(answer)
+
+    async def _ask_queue(self) -> None:
+        with contextlib.suppress(DmscError):  # `_ask_mesh` has just reported the same trouble
+            answer = await self._bus.command(
+                subjects.QUEUE_QUERY, QueueQuery(), deadline_s=self.config.patience_s
+            )
+            if isinstance(answer, QueueStatus):
+                self.view_model.take_queue(answer)
 
     async def _ask_modules(self) -> None:
         with contextlib.suppress(DmscError):  # `_ask_mesh` has just reported the same trouble

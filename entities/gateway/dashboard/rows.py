@@ -18,6 +18,7 @@ from schemas.gateway_api import JobSummary
 from schemas.job import StepResult
 from schemas.module_status import ModuleStatus
 from schemas.policy import Action, AvoidInstance, ExpectFailures, MoveInstance, NoAction, SetWeights
+from schemas.queue import QueuePlace, SlotsReserved
 from schemas.registry import ServiceRecord
 from schemas.telemetry import InstanceSample, LinkFigures, NodeSample
 
@@ -314,6 +315,17 @@ _MODULE = {
 
 def module_row(status: ModuleStatus) -> Row:
     return status.model_dump(mode="json", include=_MODULE)
+
+
+def queue_row(place: QueuePlace) -> Row:
+    """A waiting job; `expected_at`: when it may start, as far as that is known."""
+    fields = {"position", "job", "name", "user", "slots", "since", "reason", "expected_at"}
+    return place.model_dump(mode="json", include=fields)
+
+
+def reservation_row(record: SlotsReserved) -> Row:
+    """Slots that are kept, from when until when, for whom, and who asked for it."""
+    return {**record.spec.model_dump(mode="json"), "by": record.by}
 
 
 def describe(action: Action) -> str:

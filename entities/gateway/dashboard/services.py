@@ -17,7 +17,7 @@ from schemas.registry import ServiceRecord
 from schemas.signals import AccessDecision
 
 _NEEDS = (
-    ("job.list", "jobs", frozenset({"jobs", "curves", "events", "progress"})),
+    ("job.list", "jobs", frozenset({"jobs", "queue", "curves", "events", "progress"})),
     ("fault.read", "faults", frozenset({"events", "faults"})),
 )
 """What parts of the view need besides `mesh.read`."""

@@ -24,6 +24,8 @@ from entities.gateway.dashboard.rows import (
     module_row,
     node_row,
     progress_row,
+    queue_row,
+    reservation_row,
     traffic_row,
 )
 from schemas.cluster import Cordon, NodeStatus
@@ -34,6 +36,7 @@ from schemas.gateway_api import MeshStatus
 from schemas.job import ENDED, JobEvent, StepResult
 from schemas.module_status import ModuleList
 from schemas.policy import PolicyDecision, PolicySuggestion, PolicySwitch
+from schemas.queue import QueueStatus
 from schemas.registry import ServiceRecord
 from schemas.telemetry import InstanceSample, NodeSample
 
@@ -47,6 +50,8 @@ TURNS = 4
 """Deltas over which the instances' figures are spread then."""
 NOTICES = 8192
 """Notices remembered, because each is repeated until it is answered."""
+WAITING = 200
+"""Waiting jobs with a row, the first of the queue; the others are counted."""
 CHANGES = 10_000
 """Changes of one job's route tables that are remembered, for a minute."""
 
@@ -54,7 +59,18 @@ TableKey = tuple[str, str, int]
 _ENDED = frozenset(state.value for state in ENDED)
 
 PagePart = Literal[
-    "instances", "entities", "nodes", "jobs", "modules", "curves", "events", "faults", "decisions"
+    "instances",
+    "entities",
+    "nodes",
+    "jobs",
+    "queue",
+    "reservations",
+    "capacity",
+    "modules",
+    "curves",
+    "events",
+    "faults",
+    "decisions",
 ]
 OverviewPart = Literal[PagePart, "progress", "traffic", "routes", "links"]
 PAGE: tuple[OverviewPart, ...] = get_args(PagePart)
@@ -98,12 +114,17 @@ class MeshViewModel:
         self._turn = 0
         self._curves: dict[str, JobCurve] = {}
         self._jobs: dict[str, Row] = {}
+        self._queue: dict[str, Row] = {}
+        self._reservations: dict[str, Row] = {}
+        self._capacity: Row = {}
+        self._sent_capacity: Row = {}
         self._modules: dict[str, Row] = {}
         self._trouble: dict[str, str] = {}
         self._changes = _Changes()
         self._seen_notices: dict[tuple[Any, ...], None] = {}
         self._sent_rows: dict[str, dict[str, Row]] = {
-            name: {} for name in ("instances", "nodes", "entities", "jobs", "modules")
+            name: {}
+            for name in ("instances", "nodes", "entities", "jobs", "queue", "reservations", "modules")
         }
         self._sent_trouble: dict[str, str] = {}
 
@@ -225,6 +246,18 @@ class MeshViewModel:
         for gone in self._route_changes.keys() - self._jobs.keys():
             del self._route_changes[gone]
 
+    def take_queue(self, status: QueueStatus) -> None:
+        """Takes in who waits and why, and which slots are kept."""
+        self._queue = {place.job: queue_row(place) for place in status.jobs[:WAITING]}
+        self._reservations = {record.spec.name: reservation_row(record) for record in status.reservations}
+        self._capacity = {
+            "order": status.order,
+            "slots": status.slots,
+            "free": status.free,
+            "waiting": status.waiting,
+            "lacking": status.lacking,
+        }
+
     def take_modules(self, modules: ModuleList) -> None:
         self._modules = {
             f"{status.module} {status.version}": module_row(status) for status in modules.modules
@@ -266,6 +299,9 @@ class MeshViewModel:
             "entities": lambda: list(self._entity_rows().values()),
             "nodes": lambda: list(self._node_rows(now).values()),
             "jobs": lambda: list(self._jobs.values()),
+            "queue": lambda: list(self._queue.values()),
+            "reservations": lambda: list(self._reservations.values()),
+            "capacity": lambda: dict(self._capacity),
             "modules": lambda: list(self._modules.values()),
             "curves": lambda: {job: curve.as_dict() for job, curve in self._curves.items()},
             "events": lambda: list(self.incidents.events),
@@ -311,6 +347,8 @@ class MeshViewModel:
             ("nodes", self._node_rows(now)),
             ("entities", self._entity_rows()),
             ("jobs", self._jobs),
+            ("queue", self._queue),
+            ("reservations", self._reservations),
             ("modules", self._modules),
         ):
             before, self._sent_rows[name] = self._sent_rows[name], dict(rows)
@@ -328,6 +366,8 @@ class MeshViewModel:
         ):
             if value:
                 delta[name] = value
+        if self._capacity != self._sent_capacity:
+            delta["capacity"] = self._sent_capacity = self._capacity
         if self._trouble != self._sent_trouble:
             self._sent_trouble = dict(self._trouble)
             delta["trouble"] = self._sent_trouble

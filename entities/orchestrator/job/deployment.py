@@ -66,14 +66,14 @@ class Deployment:
         if not self.waits:
             return None
         record = self._job.store.record
-        held = record.held
+        held, unfit = record.held, False
         if not held and self._unfit is not None and self._unfit[0] == self._there():
-            held = self._unfit[1]
+            held, unfit = self._unfit[1], True
         spec = self._job.spec
         asked = self._asked
         if asked is not None and asked[0] is record and asked[1] is spec and asked[2] == held:
             return asked[3]  # it is asked before each decision, for thousands of jobs
-        request = job_request(record, spec, held)
+        request = job_request(record, spec, held, unfit=unfit)
         job = QueuedJob(
             request=request,
             since=record.submitted_at,

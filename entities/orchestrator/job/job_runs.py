@@ -24,6 +24,7 @@ from entities.orchestrator.queue.admission import JobAdmission
 from entities.orchestrator.queue.job_queue import JobQueue
 from entities.orchestrator.queue.mesh_slots import reshaped
 from entities.orchestrator.queue.reservation_book import ReservationBook
+from entities.queue.queue_rules import QueueOrder
 from schemas import names
 from schemas.envelope import Envelope
 from schemas.errors import Ack, Conflict, DmscError, Fenced, NotFound, Unavailable
@@ -120,11 +121,15 @@ class JobRuns:
     async def _queued(self, message: SubmitJob, command: str) -> JobRecord:
         names.refuse_taken("job", message.spec.name)
         now = time.time()
+        guaranteed = None if message.quota is None else message.quota.guaranteed_slots
+        if guaranteed and self.queue.rules.order is not QueueOrder.FAIR:
+            log.warning("guaranteed slots count with --queue-order fair only", user=message.user)
         record = JobRecord(
             job=f"j{secrets.token_hex(3)}",
             spec=message.spec,
             state=JobState.QUEUED,
             user=message.user,
+            guaranteed_slots=guaranteed,
             may_read=message.may_read,
             command=command,
             correlation=current() or new_correlation(),
@@ -174,6 +179,7 @@ class JobRuns:
             del self.running[run.name], self._holders[run.name]
             await self._term.mesh.nudge()  # jobs behind it in the queue look again
             self.ended[run.name] = run.job.store.record
+            self.queue.job_ended(run.job.store.record)
             while len(self.ended) > self._term.ended_kept:
                 del self.ended[next(iter(self.ended))]
             self._forget(run.name)
@@ -208,6 +214,7 @@ class JobRuns:
         while True:
             if record.state in ENDED:
                 self.ended[record.job] = record
+                self.queue.job_ended(record)
                 return
             try:
                 await self._start(

@@ -118,11 +118,12 @@ class EventWriter:
         """Records what broke steps so far; `now`: at once, not with the next write."""
         self._writes.put_nowait(lambda: self._store.note(now=now, **failure_counts))
 
-    def changed(self, text: str) -> None:
-        """The members of the job have changed."""
+    def changed(self, text: str, reason: str | None = None) -> None:
+        """The members of the job have changed, or will. `reason`: of its state, from now on."""
+        figures = {} if reason is None else {"reason": reason}
 
         async def write() -> None:
-            await self._store.note(now=True, graph=self._instances.deployed)
+            await self._store.note(now=True, graph=self._instances.deployed, **figures)
             await self._store.tell("instances", text=text, instances=self._instances.views())
 
         self._writes.put_nowait(write)

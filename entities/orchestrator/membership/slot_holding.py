@@ -17,6 +17,7 @@ from entities.orchestrator.queue.mesh_slots import (
 )
 from entities.queue.queued_job import ActiveJob, QueuedJob
 from schemas.errors import DmscError
+from schemas.job import JobRecord
 from schemas.task_graph import Placement, TaskGraph
 
 log = get_logger("orchestrator")
@@ -86,6 +87,11 @@ class SlotHolding:
         return self._job.name
 
     @property
+    def record(self) -> JobRecord:
+        """The job's record, with its user and what it has used."""
+        return self._job.store.record
+
+    @property
     def placements(self) -> Sequence[Placement]:
         """Where its units run, or are to run; those last that leave first when it shrinks."""
         graph = self._job.instances.deployed
@@ -137,6 +143,10 @@ class SlotHolding:
     def give_way(self, why: str, *, held: bool) -> bool:
         """Has it park for another job, or for good (`held`); returns False if it can't be parked now."""
         return not self._over() and self._parking.give_way(why, held=held)
+
+    def notify(self, text: str) -> None:
+        """Tells the job, in its record and its events, what becomes of its slots."""
+        self._job.events.changed(text, reason=text)
 
     def resize(self, replicas: int, why: str) -> bool:
         """Has it take or leave slots, to so many replicas; returns False if that can't be now."""

@@ -138,6 +138,16 @@ def model_digest(topology: ModelTopology) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()[:16]
 
 
+def pinned_together(rules: Iterable[LayerRule]) -> set[frozenset[str]]:
+    """The labels that some layer demands of one slot, for each layer with hard pins."""
+    labels: dict[int, set[str]] = {}
+    for rule in rules:
+        if rule.kind == "pin" and rule.hard:
+            for layer in rule.layers:
+                labels.setdefault(layer, set()).add(rule.label)
+    return {frozenset(mine) for mine in labels.values()}
+
+
 def labels_for(node: NodeStatus, slot: Slot, wanted: Iterable[str]) -> tuple[str, ...]:
     """Which of these labels a slot has, ascending. Others do not matter, and slots that differ in them are
     alike."""

@@ -6,13 +6,14 @@ shape is the job's from then on, and it waits for its slots as any other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from entities.orchestrator.planning.placement import OpenRoom
-from entities.orchestrator.planning.plan_requests import STAGE, OpenShape, request_for
-from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest
+from entities.orchestrator.planning.plan_requests import OpenShape, request_for, speed_of
+from entities.orchestrator.planning.plan_rules import labels_for, pinned_together, rules_of
+from entities.planner.plan_request import LayerRule, NoPlan, PlanAnswer, PlanRequest
 from entities.planner.planning_process import PlanningConfig, searched
-from schemas.cluster import NodeStatus
+from schemas.cluster import NodeStatus, Slot
 from schemas.errors import BadJob
 from schemas.job import JobSpec
 from schemas.task_graph import ModelTopology
@@ -55,18 +56,56 @@ def shape_request(spec: JobSpec, topology: ModelTopology, nodes: Iterable[NodeSt
     usable = sorted(
         (node for node in nodes if not clusters or node.cluster in clusters), key=lambda node: node.sid
     )
-    slots = sorted(
-        ((node.sid, slot) for node in usable for slot in node.slots),
-        key=lambda place: (-place[1].speed.get(STAGE, 1.0), -place[1].memory_bytes, place[0], place[1].index),
-    )[: spec.parallel.slots]
-    if not slots:
+    everything = {node.sid: node.slots for node in usable}
+    free = fastest_slots(usable, everything, spec.parallel.slots, rules_of(spec, topology))
+    if not any(free.values()):
         where = ", ".join(clusters) or "any cluster"
         raise BadJob(f"parallel: auto: no node of {where} has joined: join one, or give stages and replicas")
-    free = {node.sid: [slot for sid, slot in slots if sid == node.sid] for node in usable}
     order = list(clusters) or sorted({node.cluster for node in usable})
-    whole = one_stage(spec, len(slots))
+    whole = one_stage(spec, sum(map(len, free.values())))
     stages = None if "stages" in spec.parallel.auto else spec.parallel.stages
     return request_for(whole, topology, OpenRoom(usable, order, free, usable), shape=OpenShape(stages))
+
+
+def fastest_slots(
+    nodes: Sequence[NodeStatus],
+    free: Mapping[str, Sequence[Slot]],
+    most: int | None,
+    rules: Iterable[LayerRule],
+) -> dict[str, list[Slot]]:
+    """At most so many slots, the fastest, then the largest; among them one for each pinned layer, if there is
+    one.
+
+    Args:
+        nodes: of the mesh that may be used.
+        free: their slots that may be, by agent.
+        most: None: all of them.
+        rules: of the job.
+    """
+    wanted = pinned_together(rules)
+    labels = {label for mine in wanted for label in mine}
+    places = sorted(
+        ((node, slot) for node in nodes for slot in free[node.sid]),
+        key=lambda place: (
+            -speed_of(place[1]),
+            -place[1].memory_bytes,
+            place[0].sid,
+            place[1].index,
+        ),
+    )
+    have = [frozenset(labels_for(node, slot, labels)) for node, slot in places]
+    chosen = list(range(len(places)))[:most]
+    kept: set[int] = set()
+    for mine in sorted(wanted, key=lambda each: (-len(each), sorted(each))):
+        fitting = [at for at in range(len(places)) if mine <= have[at]]
+        there = next((at for at in fitting if at in chosen), None)
+        leaving = next((at for at in reversed(chosen) if at not in kept), None)
+        if there is None and fitting and leaving is not None:
+            there = fitting[0]
+            chosen[chosen.index(leaving)] = there
+        if there is not None:
+            kept.add(there)
+    return {node.sid: [places[at][1] for at in chosen if places[at][0].sid == node.sid] for node in nodes}
 
 
 def one_stage(spec: JobSpec, replicas: int) -> JobSpec:

@@ -5,6 +5,7 @@ Who comes first and who waits decides `entities.queue`; where instances go decid
 
 admission.py    `JobAdmission`: whether a user's quota allows one more job, or a wider one
 job_queue.py    `JobQueue`: has all waiting jobs decided about at once, and carries that out
+capacity_signal.py  `CapacitySignal`: publishes the slots that have to be there for all to start (ADR-0086)
 plan_service.py `PlanService`: plans of jobs that are not there yet, few at once (ADR-0079)
 reservation_book.py  `ReservationBook`: slots that are kept for a time
 mesh_slots.py   nodes, records and placements as the core sees them; pure

@@ -19,31 +19,44 @@ from bus.logs import get_logger
 from entities import metrics
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.placement import NoRoom
+from entities.orchestrator.queue.capacity_signal import capacity_of
 from entities.orchestrator.queue.mesh_slots import (
     RegisteredSlots,
     SlotFacts,
     busy_slots,
+    count_use,
+    guarantees,
     nodes_of,
     queue_place,
     slot_facts,
     slot_name,
 )
-from entities.queue.decision import Cause, Hold, QueueDecision
+from entities.queue.decision import Cause, Hold, ParkOrder, QueueDecision
 from entities.queue.explanation import explain
-from entities.queue.queue_rules import QueueRules
+from entities.queue.queue_rules import QueueOrder, QueueRules
 from entities.queue.queued_job import ActiveJob, QueuedJob, predicted_s
 from entities.queue.reservations import SlotReservation, assign, barred_for
 from entities.queue.scheduling import QueueSurroundings, decide
 from entities.queue.slot_pools import MeshSlot, SlotTable
+from entities.queue.tenant_shares import DecayedUse
 from schemas.errors import Conflict, DmscError
 from schemas.job import JobRecord, JobState
-from schemas.queue import MOST_LISTED, QueueExplained, QueueStatus, SlotsReserved
+from schemas.queue import (
+    MOST_LISTED,
+    ParkNotice,
+    QueueCapacity,
+    QueueExplained,
+    QueueStatus,
+    SlotsReserved,
+)
 from schemas.task_graph import Placement, TaskGraph
 
 log = get_logger("orchestrator")
 
 TOLD_AT_ONCE = 100
 """Waiting jobs that hear their reason before the orchestrator's loop goes on with something else."""
+ASKED_AT_ONCE = 250
+"""Jobs whose state is read before the orchestrator's loop goes on with something else."""
 KEPT = "kept"
 """Stands for an instance in a slot that is kept for others."""
 
@@ -67,6 +80,10 @@ class SlotHolder(Protocol):
         """Its id."""
 
     @property
+    def record(self) -> JobRecord:
+        """Its record."""
+
+    @property
     def placements(self) -> Sequence[Placement]:
         """Where its units run, or are to run; those last that leave first when it shrinks."""
 
@@ -88,6 +105,9 @@ class SlotHolder(Protocol):
 
     def give_way(self, why: str, *, held: bool) -> bool:
         """Has it park for another job, or until a person resumes it (`held`); False: not now."""
+
+    def notify(self, text: str) -> None:
+        """Tells it what will become of its slots."""
 
     def resize(self, replicas: int, why: str) -> bool:
         """Has it take or leave slots, to so many replicas; False: not now."""
@@ -129,6 +149,35 @@ class QueueTurn:
             self._news.put_nowait(news)
 
 
+class _SeenHolders:
+    """What the runs that were looked at ask for, or hold. `agents`: SIDs, by cluster and node."""
+
+    def __init__(self, agents: Mapping[tuple[str, str], str]) -> None:
+        self._agents = agents
+        self.waiting: list[QueuedJob] = []
+        self.holding: dict[str, ActiveJob] = {}
+
+    def add(self, run: SlotHolder) -> None:
+        """Looks at one more run."""
+        if (job := run.waiting) is not None:
+            self.waiting.append(job)
+        else:
+            self.holding[run.name] = self._held(run)
+
+    def _held(self, run: SlotHolder) -> ActiveJob:
+        """A job with its slots; those of nodes that are away are not counted."""
+        leaving, slots, gone = run.leaving, [], []
+        for place in run.placements:
+            agent = self._agents.get((place.cluster, place.node))
+            if agent is None or place.slot < 0:
+                continue
+            name = slot_name(agent, place.slot)
+            slots.append(name)
+            if place.sid in leaving:
+                gone.append(name)
+        return replace(run.active, slots=tuple(slots), leaving=frozenset(gone))
+
+
 class JobQueue:
     """Decides which jobs of one term start, with how many replicas, and which shrink, grow or park.
 
@@ -146,12 +195,18 @@ class JobQueue:
         self._holders = holders
         self.rules = rules
         self._ended = ended
+        self._used = DecayedUse(rules.half_life_s)  # by jobs that have ended
         self._turns: dict[str, QueueTurn] = {}
-        self._parks_at: dict[str, float] = {}  # jobs that have been told to park
+        self._orders: dict[str, ParkOrder] = {}  # of jobs that have been told to park
+        self._parking: set[str] = set()  # those of them whose notice is over
         self._slots = RegisteredSlots()
         self.reservations: Callable[[float], tuple[SlotReservation, ...]] = lambda now: ()
         """Slots that are kept for a time, as the core sees them."""
         self._entered = asyncio.Event()
+        self._holds: Mapping[str, Hold] = {}
+        """Why jobs wait, by the last decision."""
+        self.looked = asyncio.Event()
+        """Set whenever mesh and queue have been looked at."""
 
     @contextlib.contextmanager
     def turn(self, job: str, plan: PlacesJob) -> Iterator[QueueTurn]:
@@ -163,6 +218,10 @@ class JobQueue:
         finally:
             if self._turns.get(job) is turn:
                 del self._turns[job]
+
+    def job_ended(self, record: JobRecord) -> None:
+        """What the job has used goes on counting for its user, once for each job."""
+        count_use(self._used, record, record.changed_at)
 
     def again(self) -> None:
         """Decides again, though neither mesh nor queue has changed: something about a job has."""
@@ -210,10 +269,11 @@ class JobQueue:
             self._entered.clear()
             seen = self._mesh.changes
             again_at = await self._decided() if self._has_to_decide() else None
+            self.looked.set()
             await self._until_changed(seen, again_at)
 
     def _has_to_decide(self) -> bool:
-        if self._turns or self.reservations(time.time()):
+        if self._turns or self._orders or self.reservations(time.time()):
             return True
         requests = (run.active.request for run in self._holders.values())
         return any(request.elastic or request.wall_time_s for request in requests)
@@ -233,15 +293,42 @@ class JobQueue:
 
     async def _decided(self) -> float | None:
         """Makes one decision and has it carried out; returns when time alone will change it."""
+        self._follow_orders(time.time())
         while True:
-            facts, now = self._facts(), time.time()
+            facts, now = await self._facts(), time.time()
             around = self._around(facts)
             decision = await asyncio.to_thread(decide, facts.queue, facts.running, around, now)
-            if facts.as_decided(self._facts()):
+            if facts.as_decided(await self._facts()):
                 break
         self._carry_out(decision, {job.request.job for job in facts.queue if job.request.local})
+        self._holds = decision.holds
         await self._tell(decision.holds)
+        self._follow_orders(time.time())
+        for order in self._orders.values():
+            if order.job not in self._parking and order.at > now:
+                decision.again_at(order.at)
         return decision.next_at
+
+    def _follow_orders(self, now: float) -> None:
+        """Parks jobs whose notice is over; what nobody needs any more is taken back.
+
+        One that can't be parked just then, since it is brought back, say, parks as soon as it can.
+        """
+        if not self._orders:
+            return
+        claimants = {each.name for each in self.reservations(now)}
+        for run in self._holders.values():
+            if (waiting := run.waiting) is not None and not waiting.request.held:
+                claimants.add(run.name)
+        for job, order in list(self._orders.items()):
+            if job in self._parking or (holder := self._holders.get(job)) is None or holder.waiting:
+                continue
+            if not order.held and order.blocker not in claimants:
+                del self._orders[job]
+                holder.notify(f"does not park: {order.blocker} needs its slots no more")
+                log.info("park taken back", job=job, blocker=order.blocker)
+            elif now >= order.at and holder.give_way(order.reason, held=order.held):
+                self._parking.add(job)
 
     def _around(self, facts: SlotFacts) -> QueueSurroundings:
         """Slots, rules, and what has become of jobs that others wait for."""
@@ -251,8 +338,16 @@ class JobQueue:
             for job in after
             if job not in self._holders
         }
-        kept = self.reservations(time.time())
-        return QueueSurroundings(table=facts.table, rules=self.rules, reservations=kept, done=done)
+        now, rules = time.time(), self.rules
+        around = QueueSurroundings(
+            table=facts.table, rules=rules, reservations=self.reservations(now), done=done
+        )
+        if rules.order is not QueueOrder.FAIR:
+            return around
+        used, records = self._used.copy(), [run.record for run in self._holders.values()]
+        for record in records:
+            count_use(used, record, now)
+        return replace(around, quotas=guarantees(records), used_slot_s=used.at(now))
 
     async def status(
         self, records: Mapping[str, JobRecord], job: str | None, reservations: Sequence[SlotsReserved] = ()
@@ -262,7 +357,7 @@ class JobQueue:
         Raises:
             Conflict: the job does not wait for slots.
         """
-        facts, now = self._facts(), time.time()
+        facts, now = await self._facts(), time.time()
         waiting = {each.request.job: each for each in facts.queue}
         if job is not None and job not in waiting:
             record = records[job]
@@ -278,55 +373,61 @@ class JobQueue:
             for position, name in enumerate(decision.order, start=1)
             if name in records and (job in (None, name))
         ]
-        free, total = facts.free_and_total
+        wanted = capacity_of(facts, decision.holds, self.reservations(now), now)
         return QueueStatus(
             order=self.rules.order,
-            slots=total,
-            free=free,
-            waiting=len(waiting),
-            lacking=facts.lacking,
+            slots=wanted.slots,
+            free=wanted.free,
+            waiting=wanted.waiting,
+            lacking=wanted.lacking,
             jobs=tuple(places[:MOST_LISTED]),
             explained=explained,
+            demands=wanted.demands,
             reservations=tuple(reservations),
+            notices=tuple(
+                ParkNotice(job=order.job, at=order.at, reason=order.reason, blocker=order.blocker)
+                for order in sorted(self._orders.values(), key=lambda order: order.at)
+            ),
         )
 
     def readings(self) -> Iterator[metrics.MetricReading]:
         """Who waits, and the capacity that the queue wants."""
-        facts = self._facts()
-        yield metrics.QUEUE_JOBS(len(facts.queue))
-        yield metrics.QUEUE_FREE(facts.free_and_total[0])
-        yield metrics.QUEUE_LACKING(facts.lacking)
-
-    def _facts(self) -> SlotFacts:
-        """All that a decision depends on, as it is now."""
-        waiting: list[QueuedJob] = []
-        holding: dict[str, ActiveJob] = {}
-        agents = {(node.cluster, node.node): node.sid for node in self._mesh.nodes.values()}
+        seen = self._looks()
         for run in self._holders.values():
-            if (job := run.waiting) is not None:
-                waiting.append(job)
-            else:
-                holding[run.name] = self._holding(run, agents)
-        self._parks_at = {job: at for job, at in self._parks_at.items() if job in holding}
-        for job_id, at in self._parks_at.items():
-            holding[job_id] = replace(holding[job_id], parks_at=at)
+            seen.add(run)
+        wanted = self._wanted(self._put_together(seen))
+        yield metrics.QUEUE_JOBS(wanted.waiting)
+        yield metrics.QUEUE_FREE(wanted.free)
+        yield metrics.QUEUE_LACKING(wanted.lacking)
+
+    async def capacity(self) -> QueueCapacity:
+        """The capacity that the queue wants now."""
+        return self._wanted(await self._facts())
+
+    def _wanted(self, facts: SlotFacts) -> QueueCapacity:
+        now = time.time()
+        return capacity_of(facts, self._holds, self.reservations(now), now)
+
+    async def _facts(self) -> SlotFacts:
+        """All that a decision depends on. What changes while others have the loop shows in the next facts."""
+        seen = self._looks()
+        for number, run in enumerate(list(self._holders.values()), start=1):
+            if not number % ASKED_AT_ONCE:
+                await asyncio.sleep(0)
+            seen.add(run)
+        return self._put_together(seen)
+
+    def _looks(self) -> _SeenHolders:
+        return _SeenHolders({(node.cluster, node.node): node.sid for node in self._mesh.nodes.values()})
+
+    def _put_together(self, seen: _SeenHolders) -> SlotFacts:
+        self._orders = {job: order for job, order in self._orders.items() if job in seen.holding}
+        self._parking.intersection_update(self._orders)
+        for job_id, order in self._orders.items():
+            seen.holding[job_id] = replace(seen.holding[job_id], parks_at=order.at)
         nodes = self._mesh.nodes.values()
         table = self._slots.table(nodes, self._mesh.cordons.places())
-        return slot_facts(table, busy_slots(nodes), waiting, holding.values())
-
-    @staticmethod
-    def _holding(run: SlotHolder, agents: Mapping[tuple[str, str], str]) -> ActiveJob:
-        """A job with its slots; those of nodes that are away are not counted."""
-        leaving, slots, gone = run.leaving, [], []
-        for place in run.placements:
-            agent = agents.get((place.cluster, place.node))
-            if agent is None or place.slot < 0:
-                continue
-            name = slot_name(agent, place.slot)
-            slots.append(name)
-            if place.sid in leaving:
-                gone.append(name)
-        return replace(run.active, slots=tuple(slots), leaving=frozenset(gone))
+        return slot_facts(table, busy_slots(nodes), seen.waiting, seen.holding.values())
 
     def _carry_out(self, decision: QueueDecision, local: Collection[str]) -> None:
         """Has jobs park and change their size, and places those that start.
@@ -335,8 +436,16 @@ class JobQueue:
         A job that is still being analysed keeps its slots free by being among those that start.
         """
         for park in decision.parks:
-            if self._holders[park.job].give_way(park.reason, held=park.held):
-                self._parks_at[park.job] = park.at
+            if (holder := self._holders.get(park.job)) is None:
+                continue  # it has ended since its state was read
+            if park.at > time.time():
+                self._orders[park.job] = park
+                at = time.strftime("%H:%M:%S UTC", time.gmtime(park.at))
+                holder.notify(f"parks at {at}, unless it ends before: {park.reason}")
+                log.info("job is to park", job=park.job, at=park.at, reason=park.reason)
+            elif holder.give_way(park.reason, held=park.held):
+                self._orders[park.job] = park
+                self._parking.add(park.job)
         urgent = any(run.finds_room for run in self._holders.values())
         for admission in decision.admissions:
             turn = self._turns.get(admission.job)
@@ -348,8 +457,8 @@ class JobQueue:
             elif turn.take(SlotGrant(replicas=admission.replicas, nodes=nodes)):
                 log.info("job admitted", job=admission.job, reason=admission.reason)
         for resize in decision.resizes:  # after those that start: it grows into what they leave
-            if not (resize.takes and urgent):
-                self._holders[resize.job].resize(resize.replicas, resize.reason)
+            if (run := self._holders.get(resize.job)) is not None and not (resize.takes and urgent):
+                run.resize(resize.replicas, resize.reason)
 
     async def _tell(self, holds: Mapping[str, Hold]) -> None:
         """Tells the others why they wait; each then writes its record, so not all of thousands at once."""

@@ -15,10 +15,11 @@ from entities.queue.decision import Hold
 from entities.queue.queue_rules import QueueOrder, QueueRules
 from entities.queue.queued_job import GROWTH, ActiveJob, JobRequest, QueuedJob, Replicas
 from entities.queue.slot_pools import Labels, MeshSlot, SlotNeeds, SlotTable
+from entities.queue.tenant_shares import DecayedUse, TenantQuota
 from schemas.cluster import NodeStatus, Slot
 from schemas.errors import BadInput
 from schemas.explain import explain
-from schemas.job import JobRecord, JobSpec
+from schemas.job import ENDED, JobRecord, JobSpec
 from schemas.job_file.parallel import ParallelSpec, ReplicaRange
 from schemas.queue import QueuePlace
 from schemas.task_graph import Placement, TaskGraph, UnitKind
@@ -44,12 +45,6 @@ class SlotFacts:
         held = {slot for job in self.running for slot in job.slots}
         there = [slot.slot for slot in self.table.slots if not slot.closed]
         return sum(slot not in held for slot in there), len(there)
-
-    @property
-    def lacking(self) -> int:
-        """How many slots have to be there beside the free ones, for all waiting jobs to start."""
-        wanted = sum(job.request.least_slots for job in self.queue if not job.request.held)
-        return max(0, wanted - self.free_and_total[0])
 
     def as_decided(self, other: SlotFacts) -> bool:
         """Whether a decision made of these facts still holds. Predictions may have moved on."""
@@ -160,7 +155,9 @@ def nodes_of(slots: Iterable[str]) -> frozenset[str]:
     return frozenset(slot.rpartition("/")[0] for slot in slots)
 
 
-def queue_rules(order: str = QueueOrder.FCFS, cool_down_s: float = 600.0) -> QueueRules:
+def queue_rules(
+    order: str = QueueOrder.FCFS, cool_down_s: float = 600.0, half_life_s: float = 7 * 86400.0
+) -> QueueRules:
     """The rules of the orchestrator's queue.
 
     A job grows no sooner than a tenth of the cool-down after its size has changed.
@@ -170,7 +167,12 @@ def queue_rules(order: str = QueueOrder.FCFS, cool_down_s: float = 600.0) -> Que
     """
     if order not in list(QueueOrder):
         raise BadInput(f"--queue-order {order}: give one of {', '.join(QueueOrder)}")
-    return QueueRules(order=QueueOrder(order), cool_down_s=cool_down_s, resize_pause_s=cool_down_s / 10)
+    return QueueRules(
+        order=QueueOrder(order),
+        cool_down_s=cool_down_s,
+        resize_pause_s=cool_down_s / 10,
+        half_life_s=half_life_s,
+    )
 
 
 def slot_name(agent: str, index: int) -> str:
@@ -178,8 +180,11 @@ def slot_name(agent: str, index: int) -> str:
     return f"{agent}/{index}"
 
 
-def job_request(record: JobRecord, spec: JobSpec, held: str = "") -> JobRequest:
-    """What a job asks for. `held`: why it may not start now, so that it delays nobody."""
+def job_request(record: JobRecord, spec: JobSpec, held: str = "", *, unfit: bool = False) -> JobRequest:
+    """What a job asks for. `held`: why it may not start now, so that it delays nobody.
+
+    `unfit`: because the mesh has no room for it, were it empty.
+    """
     asked = spec.queue
     return JobRequest(
         job=record.job,
@@ -189,6 +194,7 @@ def job_request(record: JobRecord, spec: JobSpec, held: str = "") -> JobRequest:
         deadline=None if asked.deadline_s is None else record.submitted_at + asked.deadline_s,
         after=asked.after,
         wall_time_s=asked.wall_time_s,
+        notice_s=asked.notice_s,
         apart=asked.apart,
         beside=asked.beside,
         **_sizes(record, spec),
@@ -198,6 +204,7 @@ def job_request(record: JobRecord, spec: JobSpec, held: str = "") -> JobRequest:
             labels=_asked(spec, record.bits_class),
         ),
         held=held,
+        unfit=unfit,
     )
 
 
@@ -310,6 +317,28 @@ def ran_s(record: JobRecord, now: float) -> float:
     """For how long it has had its slots since it began, or since a person last resumed it."""
     usage = record.usage
     return max(0.0, usage.held(usage.slots, now).held_s - record.resumed_held_s)
+
+
+def guarantees(records: Iterable[JobRecord]) -> dict[str, TenantQuota]:
+    """The slots that are each user's own, as the last one of their jobs was submitted with."""
+    newest: dict[str, JobRecord] = {}
+    for record in records:
+        if record.user not in newest or newest[record.user].submitted_at < record.submitted_at:
+            newest[record.user] = record
+    return {
+        user: TenantQuota(slots=record.guaranteed_slots)
+        for user, record in newest.items()
+        if record.guaranteed_slots is not None
+    }
+
+
+def count_use(use: DecayedUse, record: JobRecord, now: float) -> None:
+    """Counts for its user what a job has used until now, or until it ended."""
+    usage = record.usage
+    if usage.slots and record.state not in ENDED:
+        usage = usage.held(usage.slots, now)
+    if usage.slot_s and usage.counted_at is not None:
+        use.add(record.user, usage.slot_s, usage.held_s, usage.counted_at)
 
 
 def work_left_s(record: JobRecord, spec: JobSpec, step: int, request: JobRequest) -> float | None:

@@ -81,8 +81,7 @@ def search_plan(request: PlanRequest, judge: Judge | None = None) -> PlanAnswer:
         replicas=tuple(sum(group) for group in chosen.found.groups),
         places=first_places(request, kinds, forecast.stages),
         forecast=_planned_step(forecast),
-        reason=f"{chosen.shape}: {forecast.reason()}"
-        + (f"; not kept: {', '.join(request.unkept)}" if request.unkept else ""),
+        reason=f"{chosen.shape}: {forecast.reason()}",
         alternatives=tuple(_alternatives(chosen, others, request)),
         planned_by=BY_SIMULATION if chosen.simulated else BY_SEARCH,
     )
@@ -90,11 +89,15 @@ def search_plan(request: PlanRequest, judge: Judge | None = None) -> PlanAnswer:
     if missing:
         plans = f"{len(answer.alternatives)} other plan{'' if missing == ALTERNATIVES - 1 else 's'}"
         answer = replace(answer, reason=f"{answer.reason}; no more than {plans} found")
+    if request.unkept:
+        answer = replace(answer, reason=f"{answer.reason}; not kept: {', '.join(request.unkept)}")
     if not (request.hosts or request.rules):
         return answer
     placed = on_links(request, answer)
     groups = groups_of(request, kinds, placed)
-    if groups == [tuple(group) for group in chosen.found.groups]:
+    if [_speeds(kinds, group) for group in groups] == [
+        _speeds(kinds, group) for group in chosen.found.groups
+    ]:
         return placed
     # constraints had units go to slots of other speeds
     forecast = fine.forecast(list(placed.cuts), groups)
@@ -105,6 +108,15 @@ def search_plan(request: PlanRequest, judge: Judge | None = None) -> PlanAnswer:
     reason = f"{moved.shape}, where constraints let them be: {moved.forecast.reason()}"
     by = BY_SIMULATION if moved.simulated else BY_SEARCH
     return replace(placed, forecast=step, reason=reason, planned_by=by)
+
+
+def _speeds(kinds: Sequence[InstanceKind], group: Sequence[int]) -> Counter[float]:
+    """How many instances of each speed a group has: their labels say nothing of time."""
+    found = Counter[float]()
+    for kind, count in zip(kinds, group, strict=True):
+        if count:
+            found[kind.speed] += count
+    return found
 
 
 def _planned_step(forecast: StepForecast) -> PlannedStep:
@@ -247,9 +259,13 @@ def _choose(fitting: Sequence[PlanCandidate], request: PlanRequest) -> PlanCandi
 def _alternatives(
     chosen: PlanCandidate, others: Sequence[PlanCandidate], request: PlanRequest
 ) -> list[Alternative]:
+    distinct: dict[tuple[str, int], PlanCandidate] = {}  # those that read alike are one
+    for other in others:
+        distinct.setdefault((other.shape, round(other.found.step_ms)), other)
+    distinct.pop((chosen.shape, round(chosen.found.step_ms)), None)
     found = [
         Alternative(other.shape, other.found.step_ms, _why_not(chosen, other))
-        for other in others[:ALTERNATIVES]
+        for other in list(distinct.values())[:ALTERNATIVES]
     ]
     try:
         greedy = plan_at_once(request)

@@ -218,6 +218,22 @@ def test_axe_finds_nothing(open_page: Open) -> None:
             assert found == [], (view, dark, found)
 
 
+def test_who_waits_and_what_is_kept_is_shown(open_page: Open, site: Site) -> None:
+    waiting = site.client.submit(tiny_job("waits", parallel={"stages": 2, "replicas": 2})).job
+    site.mesh.printed("reserve", "1", "--from", "20h", "--until", "1h", "--user", "rita", "--name", "night")
+    try:
+        page = open_page("jobs")
+        queue = page.get_by_role("group", name="Queue")
+        queue.get_by_text(waiting).wait_for()
+        assert "slots" in queue.inner_text()
+        kept = page.get_by_role("group", name="Reservations").inner_text()
+        assert "night" in kept
+        assert "rita" in kept
+    finally:
+        site.mesh.printed("queue", "release", "night")
+        site.client.cancel(waiting)
+
+
 def test_a_job_is_parked_and_resumed(open_page: Open, site: Site) -> None:
     page = open_page("jobs")
     page.get_by_role("button", name=f"Park {site.job}").click()

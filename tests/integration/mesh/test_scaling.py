@@ -108,6 +108,7 @@ def test_slots_that_are_reserved_stay_empty_for_their_user(mesh: Mesh) -> None:
             if "needs 1 slots" in event.text:
                 break
         assert mesh.client.queue(job).jobs[0].cause == "reserved"
+        assert "1 more would have all start" in mesh.printed("queue", "capacity")
     finally:
         mesh.printed("queue", "release", "night")
     check_weights(mesh.client, job)

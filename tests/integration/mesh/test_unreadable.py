@@ -29,6 +29,7 @@ from schemas.feeds import FeedPiece, FeedPieceData, FeedRecord, FeedSegment
 from schemas.gateway_api import DatasetOwner, KeptAnswer, MeshStatus, UserUploads
 from schemas.job import JobSpec, JobState
 from schemas.policy import ModuleRecord
+from schemas.queue import ReservationSpec, SlotsReserved
 from schemas.secrets import StoredSecret
 from schemas.signals import Role
 from schemas.unreadable import UnreadableValue
@@ -95,6 +96,9 @@ async def seed(client: Witness) -> None:
     await bus.bucket(subjects.UPLOADS).put(UserUploads(user="uma"), key="0" * 32)
     answer = KeptAnswer(request="r", gateway="gateway-a", incarnation="i")
     await bus.bucket(subjects.KEPT_ANSWER).put(answer, key="k")
+    spec = ReservationSpec(name="tonight", slots=1, start_at=now + 3600.0, end_at=now + 7200.0)
+    reserved = SlotsReserved(spec=spec, by="ada", at=now)
+    await bus.bucket(subjects.RESERVATION).put(reserved, reservation="tonight")
     await seed_data(client, now)
 
 

@@ -100,14 +100,17 @@ async def test_a_job_parks_for_one_of_higher_priority_and_goes_on_to_the_same_bi
     own: OwnMesh, witness: Witness
 ) -> None:
     """Another job, of no priority, waits all the while: who has begun goes on before it."""
-    low = await witness.submit(padded(of_slots("low", 2 * SLOTS, 24), pad_ms=25.0))
+    spec = padded(of_slots("low", 2 * SLOTS, 24), pad_ms=25.0)
+    low = await witness.submit(spec.model_copy(update={"queue": QueueSpec(notice_s=0.2)}))
     await witness.until_step(low, 3)
     behind = await witness.submit(of_slots("behind", 1))
     await said(witness, behind, "needs 1 slots")
     high = of_slots("high", 2 * SLOTS)
     high = high.model_copy(update={"queue": QueueSpec(priority=1)})
     urgent = await witness.submit(high)
-    await said(witness, low, f"parks for {urgent}")
+    told = await said(witness, low, f"unless it ends before: parks for {urgent}")
+    parked = await witness.until_event(low, lambda event: event.state is JobState.PARKED)
+    assert parked.at - told.at >= 0.1, "it was told when it parked"
     over = (await done(witness, urgent))[-1].at
     await done(witness, low)
     assert len([step async for step in steps(witness, low) if step.at < over]) < 24

@@ -75,6 +75,11 @@ def test_pinned_layers_run_only_where_the_label_is() -> None:
         assert "node-3" not in nodes_of(asked, answer, 7)
 
 
+def test_units_that_change_between_equal_slots_keep_their_forecast() -> None:
+    asked = request(pin("site=lab", 0), rule("spread", range(8), hard=False), replicas=(2, 2))
+    assert "where constraints let them be" not in search_plan(asked).reason
+
+
 def test_a_pin_to_a_node_to_a_cluster_and_by_memory() -> None:
     for label, nodes in ((f"{NODE}node-1", {"node-1"}), (f"{CLUSTER}cluster-1", {"node-2", "node-3"})):
         asked = request(pin(label, 7))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from entities.queue.decision import Cause, QueueDecision
@@ -11,7 +13,7 @@ from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob, Replicas
 from entities.queue.reservations import SlotReservation, too_many
 from entities.queue.scheduling import QueueSurroundings, decide
 from entities.queue.slot_pools import MeshSlot, SlotNeeds, SlotTable
-from entities.queue.tenant_shares import TenantQuota
+from entities.queue.tenant_shares import DecayedUse, TenantQuota
 
 NOW = 10_000.0
 
@@ -212,6 +214,76 @@ def test_fair_shares_count_what_was_used_and_reclaim_what_is_borrowed() -> None:
     assert excess.cause is Cause.QUOTA
     assert "at most 3" in excess.reason
     assert not decide([waits(asks("x9", tenant="x"))], running, around, NOW).parks
+
+
+def test_no_more_is_reclaimed_than_was_borrowed() -> None:
+    """Of x three slots are borrowed: y gets those, and x keeps what is its own, even in later decisions."""
+    rules = QueueRules(order=QueueOrder.FAIR, cool_down_s=0)
+    quotas = {"x": TenantQuota(slots=3), "y": TenantQuota(slots=6)}
+    around = QueueSurroundings(table=mesh(6), rules=rules, quotas=quotas)
+    running = [runs(asks(f"x{slot}", tenant="x", at=slot), slot) for slot in range(6)]
+    line = [waits(asks(f"y{number}", tenant="y", at=number)) for number in range(6)]
+    decision = decide(line, running, around, NOW)
+    parks = {park.job: park for park in decision.parks}
+    assert len(parks) == 3
+    assert {park.blocker for park in parks.values()} == {"y0", "y1", "y2"}
+    told = [replace(job, parks_at=NOW + 60) if job.request.job in parks else job for job in running]
+    assert not decide(line, told, around, NOW).parks
+
+
+def test_a_tenant_reclaims_no_more_than_its_own() -> None:
+    """Room is being made for its first job: its second one is not within its own any more."""
+    rules = QueueRules(order=QueueOrder.FAIR, cool_down_s=0)
+    around = QueueSurroundings(table=mesh(4), rules=rules, quotas={"y": TenantQuota(slots=2)})
+    running = [runs(asks(f"x{slot}", 2, tenant="x"), slot, slot + 1) for slot in (0, 2)]
+    line = [waits(asks(f"y{number}", 2, tenant="y", at=number)) for number in range(2)]
+    (park,) = decide(line, running, around, NOW).parks
+    told = [replace(job, parks_at=NOW + 60) if job.request.job == park.job else job for job in running]
+    assert not decide(line, told, around, NOW).parks
+
+
+def test_who_borrows_shrinks_before_anybody_parks() -> None:
+    rules = QueueRules(order=QueueOrder.FAIR, cool_down_s=0)
+    around = QueueSurroundings(table=mesh(4), rules=rules, quotas={"y": TenantQuota(slots=2)})
+    wide = runs(asks("x", 4, least=2, tenant="x"), 0, 1, 2, 3)
+    decision = decide([waits(asks("y", 2, tenant="y"))], [wide], around, NOW)
+    assert not decision.parks
+    assert [(each.job, each.replicas) for each in decision.resizes] == [("x", 2)]
+
+
+def test_use_is_forgotten_by_half_lives_however_it_is_counted() -> None:
+    hour = 3600.0
+    use = DecayedUse(hour)
+    use.add("x", 100.0, 0.0, NOW)
+    assert use.at(NOW + hour)["x"] == pytest.approx(50.0)
+    whole, parts = DecayedUse(hour), DecayedUse(hour)
+    whole.add("x", 2 * 600.0, 600.0, NOW)
+    for part in (3, 1, 0, 5, 2, 4):  # a new leader reads records in any order
+        parts.add("x", 2 * 100.0, 100.0, NOW - 100.0 * part)
+    assert parts.at(NOW)["x"] == pytest.approx(whole.at(NOW)["x"])
+    assert 600.0 < whole.at(NOW)["x"] < 1200.0
+
+
+def test_a_job_is_told_of_its_park_as_long_before_as_it_asks() -> None:
+    rules = QueueRules(order=QueueOrder.PRIORITY, cool_down_s=0, notice_s=10)
+    around = QueueSurroundings(table=mesh(2), rules=rules)
+    (park,) = decide(
+        [waits(asks("urgent", 2, priority=1))], [runs(asks("r", 2, notice_s=60), 0, 1)], around, NOW
+    ).parks
+    assert (park.at, park.blocker) == (NOW + 60, "urgent")
+    limited = runs(asks("r", notice_s=60, wall_time_s=100), 0, ran_s=39)
+    assert decide([], [limited], around, NOW).next_at == NOW + 1
+    (over,) = decide([], [replace(limited, ran_s=40)], around, NOW).parks
+    assert (over.at, over.held) == (NOW + 60, True)
+    window = SlotReservation(name="night", start_at=NOW + 100, end_at=NOW + 500, count=2)
+    around = QueueSurroundings(table=mesh(2), rules=rules, reservations=(window,))
+    slow, brief = runs(asks("slow", notice_s=90), 0), runs(asks("brief"), 1)
+    assert decide([], [slow, brief], around, NOW - 21).next_at == NOW - 20
+    early = decide([], [slow, brief], around, NOW - 20)
+    assert [(each.job, each.at, each.blocker) for each in early.parks] == [("slow", NOW + 70, "night")]
+    assert early.next_at == NOW + 60
+    (late,) = decide([], [slow], around, NOW + 90).parks  # the reservation came late; its notice counts
+    assert late.at == NOW + 180
 
 
 def test_slots_of_a_reservation_are_left_in_time_and_only_its_tenant_gets_them() -> None:

@@ -1,8 +1,9 @@
-/** The queue: every job, how far it is; parking it, resuming it, and its end with a question first. */
+/** Every job, how far it is; parking it, resuming it, and its end with a question first. */
 
 import { ask } from "./door.js";
 import { code, empty, h, keyed, say, setState, text } from "./dom.js";
 import { bounded, progress, quantity } from "./format.js";
+import { QueueView } from "./queue_view.js";
 import { ENDED } from "./store.js";
 import { yaml } from "./yaml.js";
 
@@ -18,8 +19,10 @@ export class JobsView {
     this.table = h("div.scroll", { tabIndex: 0, role: "group", "aria-label": "Jobs" }, h("table.stack", {},
       h("thead", {}, h("tr", {}, ["Job", "State", "Progress", "Loss", "Tokens/s", "What it says", "Actions"].map((name, index) =>
         h(index === 3 || index === 4 ? "th.num" : "th", { scope: "col" }, name)))), this.body));
-    this.element = h("section.panel", { "aria-labelledby": "jobs-title" },
-      h("header", {}, h("h2", { id: "jobs-title" }, "Jobs"), (this.count = h("span.end", {}))), this.note, this.table, this.none, this.makeDialog(), this.makeConfiguration());
+    this.queue = new QueueView(store);
+    this.element = h("div", {}, h("section.panel", { "aria-labelledby": "jobs-title" },
+      h("header", {}, h("h2", { id: "jobs-title" }, "Jobs"), (this.count = h("span.end", {}))), this.note, this.table, this.none, this.makeDialog(), this.makeConfiguration()),
+    ...this.queue.elements);
   }
 
   makeConfiguration() {
@@ -53,6 +56,7 @@ export class JobsView {
   }
 
   update(topics) {
+    this.queue.update(topics);
     if (!["all", "jobs", "steps", "you"].some((topic) => topics.has(topic))) return;
     const jobs = [...this.store.jobs.values()].reverse();
     const going = jobs.filter((job) => !ENDED.has(job.state));

@@ -1,6 +1,6 @@
 /** What the page knows: the picture and what changed of it, as the gateway sends them. Nothing of the DOM in here. */
 
-const TABLES = { instances: "sid", entities: "sid", jobs: "job" };
+const TABLES = { instances: "sid", entities: "sid", jobs: "job", queue: "job", reservations: "name" };
 const POINTS = 4000;
 const KEPT = 500;
 
@@ -19,6 +19,9 @@ export class Store {
     this.nodes = new Map();
     this.jobs = new Map();
     this.modules = new Map();
+    this.queue = new Map();
+    this.reservations = new Map();
+    this.capacity = {};
     this.curves = new Map();
     this.events = [];
     this.faults = new Map();
@@ -51,9 +54,10 @@ export class Store {
     this.events = data.events;
     for (const row of data.faults) this.faults.set(row.id, row);
     for (const row of data.decisions) this.decisions.set(row.id, row);
+    this.capacity = data.capacity;
     this.trouble = data.trouble;
     this.ready = true;
-    this.tell(new Set(["all", ...Object.keys(TABLES), "nodes", "modules", "steps", "events", "faults", "decisions", "trouble"]));
+    this.tell(new Set(["all", ...Object.keys(TABLES), "capacity", "nodes", "modules", "steps", "events", "faults", "decisions", "trouble"]));
   }
 
   delta(data) {
@@ -102,6 +106,10 @@ export class Store {
     for (const map of [this.faults, this.decisions]) for (const id of map.keys()) {
       if (map.size <= KEPT) break;
       map.delete(id);
+    }
+    if (data.capacity) {
+      this.capacity = data.capacity;
+      topics.add("capacity");
     }
     if (data.trouble) {
       this.trouble = data.trouble;

@@ -180,13 +180,14 @@ def test_the_first_quota_that_fits_counts() -> None:
     text = """
 rules: []
 quotas:
-  - {name: big, users: [ann], jobs: 9, stored_gib: 2}
+  - {name: big, users: [ann], jobs: 9, stored_gib: 2, guaranteed_slots: 4}
   - {name: small, roles: [researcher], slots: 3}
 """
     policy = parse_policy(text, "f")
     big, small = quota_of(policy, user(Role.RESEARCHER)), quota_of(policy, user(Role.RESEARCHER, "bob"))
     assert big is not None
     assert (big.rule, big.jobs, big.slots, big.stored_bytes) == ("big", 9, None, 2 << 30)
+    assert big.guaranteed_slots == 4
     assert small is not None
     assert (small.rule, small.slots, small.jobs) == ("small", 3, None)
     assert quota_of(policy, user(Role.ADMIN, "root")) is None
@@ -197,12 +198,17 @@ quotas:
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ("{jobs: 3}", "a quota has a name, and limits: jobs, slots, stored_gib, datasets"),
+        ("{jobs: 3}", "a quota has a name, and limits: jobs, slots, guaranteed_slots, stored_gib, datasets"),
         ("{name: q, job: 3}", "q: unknown key 'job'"),
         (
             "{name: q, jobs: -1}",
             "q: jobs: must be a whole number from 0 to 1000000; leave it out for no limit",
         ),
+        (
+            "{name: q, slots: 4, guaranteed_slots: 8}",
+            "q: guaranteed_slots 8, but slots 4 is the most: lower it, or raise slots",
+        ),
+        ("{name: q, guaranteed_slots: -1}", "q: guaranteed_slots: must be a whole number from 0"),
         ("{name: q, slots: true}", "q: slots: must be a whole number"),
         ("{name: q, roles: [king]}", "q: roles: 'king' is not one of"),
         ("3", "a quota has a name"),

@@ -18,6 +18,7 @@ from schemas.fault import FaultRecord, FaultState, FaultTask
 from schemas.gateway_api import JobSummary, MeshStatus
 from schemas.job import JobEvent, JobState
 from schemas.policy import AvoidInstance
+from schemas.queue import QueuePlace, QueueStatus, ReservationSpec, SlotsReserved
 from schemas.registry import InstanceState, ServiceRecord
 from tests.builders import routes, steps
 from tests.builders.jobs import state_event, step_event
@@ -263,6 +264,36 @@ def test_routers_that_disagree_are_both_told_and_a_table_that_ends_is_forgotten(
     picture.take_table(("j", "east", 0), None, 1.0)
     picture.take_table(("j", "west", 0), None, 1.0)
     assert picture.whole(1.0)["instances"][0]["weight"] is None
+
+
+def test_the_queue_and_reservations_are_told_when_they_change() -> None:
+    place = QueuePlace(
+        position=1, job="j", name="gpt", slots=4, parked=False, since=3.0, cause="room", reason="2 free"
+    )
+    spec = ReservationSpec(name="night", slots=2, start_at=50.0, end_at=90.0, user="rita")
+    kept = SlotsReserved(spec=spec, by="olga", at=1.0)
+    status = QueueStatus(
+        order="fcfs", slots=4, free=2, waiting=1, lacking=2, jobs=(place,), reservations=(kept,)
+    )
+    picture = MeshViewModel()
+    picture.take_queue(status)
+    delta = picture.delta(1.0)
+    assert delta is not None
+    row = one(delta["queue"], job="j")
+    assert (row["position"], row["reason"], row["expected_at"]) == (1, "2 free", None)
+    row = one(delta["reservations"], name="night")
+    assert (row["start_at"], row["end_at"], row["user"], row["by"]) == (50.0, 90.0, "rita", "olga")
+    assert delta["capacity"] == {"order": "fcfs", "slots": 4, "free": 2, "waiting": 1, "lacking": 2}
+    picture.take_queue(status)
+    assert picture.delta(2.0) is None
+    known = place.model_copy(update={"expected_at": 60.0})
+    picture.take_queue(status.model_copy(update={"jobs": (known,), "reservations": ()}))
+    delta = picture.delta(3.0)
+    assert delta is not None
+    assert (delta["queue"][0]["expected_at"], delta["gone"]) == (60.0, {"reservations": ["night"]})
+    assert "capacity" not in delta
+    picture.take_queue(status.model_copy(update={"jobs": (), "reservations": (), "waiting": 0}))
+    assert picture.whole(4.0)["queue"] == []
 
 
 def test_trouble_is_told_when_it_begins_and_when_it_is_over() -> None:

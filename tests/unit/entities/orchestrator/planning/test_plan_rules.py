@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from entities.orchestrator.planning.kept_apart import may_lie, nodes_for, unfit_for
 from entities.orchestrator.planning.placement import NoRoom, place
 from entities.orchestrator.planning.plan_rules import matching, model_digest, open_to
+from entities.orchestrator.planning.shape_choice import shape_request
 from entities.orchestrator.planning.task_graph import plan
 from entities.orchestrator.planning.task_heads import task_units
 from schemas.cluster import NodeStatus
@@ -159,6 +160,23 @@ def test_what_is_tabu_is_not_used() -> None:
     assert nodes_of(graph, 0) | nodes_of(graph, 1) == {"n3", "n4"}
     assert isinstance(plan("j1", spec(2, 3, tabu=tabu), model(), NODES), NoRoom)
     assert cuts(planned(spec(2, tabu={"begin": ["heads.b*", "heads.a", "heads.c"]}))) == [(0, 1), (1, 8)]
+
+
+def test_the_planners_own_shape_has_the_slots_that_layers_are_pinned_to() -> None:
+    """The trusted node is the slowest, and the job may use two slots of eight."""
+    fast = tuple(
+        each.model_copy(
+            update={"slots": tuple(slot.model_copy(update={"speed": {"stage": 3.0}}) for slot in each.slots)}
+        )
+        for each in NODES[1:]
+    )
+    parallel = {"stages": "auto", "slots": 2}
+    job = jobs.spec(parallel=parallel, plan={"privacy": {"number": "trust=high"}})
+    request = shape_request(job, model(), (NODES[0], *fast))
+    assert sorted(slot.labels for slot in request.slots) == [(), ("trust=high",)]
+    assert sorted(slot.speed for slot in request.slots) == [1.0, 3.0]
+    plain = shape_request(jobs.spec(parallel=parallel), model(), (NODES[0], *fast))
+    assert [slot.speed for slot in plain.slots] == [3.0, 3.0]
 
 
 # --- names ------------------------------------------------------------------------------------------------

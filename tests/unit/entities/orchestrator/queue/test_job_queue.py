@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,26 +17,22 @@ from entities.orchestrator.planning.placement import NoRoom
 from entities.orchestrator.queue import job_queue
 from entities.orchestrator.queue.job_queue import KEPT, JobQueue, SlotGrant
 from entities.orchestrator.queue.mesh_slots import (
-    LEFT_BEHIND,
-    RegisteredSlots,
-    busy_slots,
-    emptied,
-    job_request,
+    count_use,
+    guarantees,
     queue_rules,
-    reshaped,
-    slot_facts,
-    work_left_s,
 )
 from entities.queue import scheduling
 from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob, Replicas
 from entities.queue.reservations import SlotReservation
+from entities.queue.tenant_shares import DecayedUse, TenantQuota
 from schemas.errors import BadInput, Conflict
 from schemas.job import JobState
-from schemas.job_file.parallel import ReplicaRange
-from schemas.task_graph import Placement, PlanForecast
+from schemas.task_graph import Placement
+from schemas.usage import JobUsage
 from tests.builders import jobs
-from tests.builders.graphs import graph, node, placement, unit
+from tests.builders.graphs import node, placement
 from tests.builders.jobs import job as job_record
+from tests.patience import NEVER_S
 from tests.waiting import eventually
 
 
@@ -52,6 +49,8 @@ class Run:
         self.plans = 0
         self.nodes: frozenset[str] | None = None
         self.gave_way: list[tuple[str, bool]] = []
+        self.notices: list[str] = []
+        self.record = job_record(name, JobState.QUEUED)
         self.leaving: set[str] = set()
         self.resized: list[tuple[int, str]] = []
         self.replicas = 0
@@ -59,6 +58,9 @@ class Run:
     def give_way(self, why: str, *, held: bool) -> bool:
         self.gave_way.append((why, held))
         return True
+
+    def notify(self, text: str) -> None:
+        self.notices.append(text)
 
     @property
     def waiting(self) -> QueuedJob | None:
@@ -167,6 +169,33 @@ async def test_a_decision_that_came_too_late_is_dropped(monkeypatch: pytest.Monk
     assert late.plans == 0
 
 
+async def test_while_many_jobs_are_asked_others_have_the_loop() -> None:
+    """The leader renews its lease on the same loop."""
+    asked_at_once = most = 0
+
+    class Counted(Run):
+        @property
+        def waiting(self) -> QueuedJob | None:
+            nonlocal asked_at_once, most
+            asked_at_once += 1
+            most = max(most, asked_at_once)
+            return super().waiting
+
+    async def others() -> None:
+        nonlocal asked_at_once
+        while True:
+            asked_at_once = 0
+            await asyncio.sleep(0)
+
+    mesh = await mesh_of(node("a", slots=1))
+    runs = [Counted(f"j{number:04}", 1, float(number)) for number in range(4 * job_queue.ASKED_AT_ONCE)]
+    async with queue_of(mesh, *runs):
+        beside = asyncio.create_task(others())
+        await heard(runs[-1], "")
+        beside.cancel()
+    assert 0 < most <= job_queue.ASKED_AT_ONCE
+
+
 async def test_an_error_of_a_plan_ends_that_job_and_not_the_queue() -> None:
     mesh = await mesh_of(node("a", slots=2))
     bad, good = Run("bad", 1, 0.0), Run("good", 1, 1.0)
@@ -187,91 +216,6 @@ async def test_a_lost_instance_is_replaced_before_the_queue_goes_on() -> None:
         await heard(next_one, "next")
 
 
-def test_slots_are_free_once_the_exit_from_them_is_seen() -> None:
-    nodes = [node("a", slots=3, busy=1), node("b")]
-    registered = RegisteredSlots()
-    table = registered.table(nodes, {"b-n": {None}})
-    active = replace(Run("k", 1, 0.0).active, slots=("a-n/1",))
-    facts = slot_facts(table, busy_slots(nodes), [], [active])
-    held = {job.request.job: job.slots for job in facts.running}
-    assert held == {"k": ("a-n/1",), LEFT_BEHIND: ("a-n/0",)}
-    assert [slot.slot for slot in table.slots if slot.closed] == ["b-n/0", "b-n/1"]
-    assert slot_facts(table, busy_slots(emptied(nodes)), [], []).running == ()
-    assert facts.as_decided(slot_facts(table, busy_slots(nodes), [], [active]))
-    leaving = replace(active, leaving=frozenset(active.slots))
-    assert not facts.as_decided(slot_facts(table, busy_slots(nodes), [], [leaving]))
-    opened = registered.table(nodes, {})
-    assert not facts.as_decided(slot_facts(opened, busy_slots(nodes), [], [active]))
-
-
-def test_the_table_of_slots_is_the_same_until_a_slot_is_another() -> None:
-    nodes = [node("a", slots=3, busy=1), node("b")]
-    registered = RegisteredSlots()
-    table = registered.table(nodes, {})
-    assert registered.table(emptied(nodes), {}) is table
-    assert registered.table(nodes, {"b-n": {0}}) is not table
-    assert [slot.closed for slot in registered.table(nodes, {"b-n": {0}}).slots[3:]] == [True, False]
-
-
-def test_a_job_asks_the_queue_for_slots_of_its_kind_precision_labels_and_bits() -> None:
-    record = jobs.job(
-        "j", spec=jobs.spec(requires={"device": "cuda", "precision": "bf16", "labels": {"region": "eu"}})
-    )
-    record = record.model_copy(update={"bits_class": "cuda-1"})
-    able = {"kind": "cuda", "precisions": ("bf16",), "labels": {"region": "eu"}, "bits_class": "cuda-1"}
-    less: list[dict[str, Any]] = [
-        {},
-        {"kind": "cpu"},
-        {"precisions": ()},
-        {"labels": {}},
-        {"bits_class": "cuda-2"},
-    ]
-    bare = node("a", "n", len(less))
-    slots = tuple(slot.model_copy(update=able | lack) for slot, lack in zip(bare.slots, less, strict=True))
-    table = RegisteredSlots().table([bare.model_copy(update={"slots": slots})], {})
-    needs = job_request(record, record.spec, "").needs
-    assert [needs.admit(slot) for slot in table.slots] == [True, False, False, False, False]
-
-
-def test_a_job_with_a_range_asks_for_a_number_of_replicas_and_says_how_fast_each_is() -> None:
-    spec = jobs.spec(
-        parallel={"stages": 2, "replicas": {"min": 1, "want": 2, "max": 4}, "standbys": 1},
-        training={"steps": 2, "microbatches": 4},
-    )
-    request = job_request(jobs.job("j", spec=spec), spec)
-    assert (request.replicas.least, request.replicas.want, request.replicas.most) == (1, 2, 4)
-    assert (request.replica_slots, request.other_slots) == (2, 2)
-    assert request.speeds == (
-        0.5,
-        1.0,
-        1.0,
-        1.8,
-    )  # four microbatches take three as long as two
-    steps = forecast(by_replicas=(20.0, 10.0, 9.0, 5.0))
-    planned = graph(unit("j-s0-r0")).model_copy(update={"forecast": steps})
-    request = job_request(jobs.job("j", spec=spec, graph=planned), spec)
-    assert request.speeds == (0.5, 1.0, 10 / 9, 2.0)
-    rigid = jobs.spec(parallel={"stages": 2, "replicas": [1, 2]})
-    assert job_request(jobs.job("j", spec=rigid), rigid).slots(1) == 3
-
-
-def test_a_shape_that_does_not_fit_to_the_rest_is_refused_in_one_line() -> None:
-    spec = jobs.spec(parallel={"stages": 2, "replicas": {"min": 1, "want": 2, "max": 3}, "standbys": [0, 1]})
-    assert reshaped(spec, None, 4).parallel.replicas == ReplicaRange(min=1, want=4, max=4)
-    with pytest.raises(BadInput) as refused:
-        reshaped(spec, 3, None)
-    assert "standbys names 2 stages, but stages is 3: give --replicas" in refused.value.text
-    listed = jobs.spec(parallel={"stages": 2, "replicas": [1, 2]})
-    assert reshaped(listed, 1, 3).parallel.replicas_per_stage() == (3,)
-    with pytest.raises(BadInput):
-        reshaped(listed, 1, None)
-
-
-def forecast(**more: Any) -> PlanForecast:
-    times = {"step_ms": 1.0, "bottleneck_ms": 1.0, "fill_ms": 0.0, "reduction_ms": 0.0, "constant_ms": 0.0}
-    return PlanForecast.model_validate(times | more)
-
-
 async def test_a_job_parks_once_for_one_with_a_stronger_claim() -> None:
     mesh = await mesh_of(node("a", slots=1))
     low, high = Run("low", 1, 0.0), Run("high", 1, 1.0)
@@ -285,6 +229,89 @@ async def test_a_job_parks_once_for_one_with_a_stronger_claim() -> None:
         await mesh.nudge()
         await heard(high, "high")
     assert low.gave_way == [("parks for high", False)]
+
+
+async def test_a_job_is_told_before_it_parks_and_goes_on_if_nobody_needs_its_slots_any_more() -> None:
+    mesh = await mesh_of(node("a", slots=1))
+    low, high, higher = Run("low", 1, 0.0), Run("high", 1, 1.0), Run("higher", 1, 2.0)
+    low.placements = [placement("low", 0)]
+    low.request = replace(low.request, notice_s=NEVER_S)
+    high.request = replace(high.request, priority=1)
+    higher.request = replace(higher.request, priority=2, held="held")
+    records = {run.name: job_record(run.name, JobState.QUEUED) for run in (low, high, higher)}
+    async with queue_of(mesh, low, high, higher, order="priority") as queue:
+        await heard(high, "waits for the exit of those who make room for it")
+        assert re.fullmatch(r"parks at \S+ UTC, unless it ends before: parks for high", low.notices[-1])
+        (notice,) = (await queue.status(records, None)).notices
+        assert (notice.job, notice.blocker) == ("low", "high")
+        assert notice.at > time.time() + NEVER_S / 2
+        high.request = replace(high.request, held="parked by rita")
+        low.request = replace(low.request, notice_s=0.05)
+        queue.again()
+        await heard(high, "parked by rita")
+        assert low.notices[-1] == "does not park: high needs its slots no more"
+        higher.request = replace(higher.request, held="")
+        queue.again()
+        await heard(higher, "waits for the exit of those who make room for it")
+        assert "unless it ends before: parks for higher" in low.notices[-1]
+
+        async def gave_way() -> bool:
+            return bool(low.gave_way)
+
+        await eventually(gave_way, every_s=0.01)  # by the queue's own clock: nothing else happens
+        assert low.gave_way == [("parks for higher", False)]
+
+
+async def test_a_user_gets_guaranteed_slots_back_from_who_borrowed_them() -> None:
+    mesh = await mesh_of(node("a", slots=2))
+    runs = [Run("b0", 1, 0.0), Run("b1", 1, 1.0), Run("own", 1, 2.0), Run("more", 1, 3.0)]
+    users = ("bob", "bob", "ann", "ann")
+    for run, user in zip(runs, users, strict=True):
+        run.request = replace(run.request, tenant=user)
+        run.record = run.record.model_copy(update={"user": user})
+    *borrowers, own, more = runs
+    for slot, run in enumerate(borrowers):
+        run.placements = [placement(run.name, slot)]
+    own.record = own.record.model_copy(update={"guaranteed_slots": 1})
+    more.record = more.record.model_copy(update={"guaranteed_slots": 1, "submitted_at": 3.0})
+    async with queue_of(mesh, *runs, order="fair"):
+        await heard(own, "waits for the exit of those who make room for it")
+        await heard(more, "needs 1 slots")
+        await mesh.nudge()
+        gave_way = [given for run in borrowers for given in run.gave_way]
+        assert gave_way == [("parks for own, within the slots guaranteed to ann", False)]
+
+
+async def test_what_ended_jobs_have_used_counts_for_their_user() -> None:
+    """A new leader counts it again from their records, in any order."""
+    mesh = await mesh_of(node("a", slots=1))
+    first, second, holder = Run("first", 1, 0.0), Run("second", 1, 1.0), Run("holder", 1, 2.0)
+    holder.placements = [placement("holder", 0)]
+    for run, user in ((first, "ann"), (second, "bob")):
+        run.request = replace(run.request, tenant=user)
+    records = {run.name: job_record(run.name, JobState.QUEUED) for run in (first, second)}
+    used = JobUsage(slot_s=3600.0, held_s=3600.0, counted_at=time.time())
+    async with queue_of(mesh, first, second, holder, order="fair") as queue:
+        assert [place.job for place in (await queue.status(records, None)).jobs] == ["first", "second"]
+        queue.job_ended(job_record("old", JobState.DONE, user="ann", usage=used))
+        assert [place.job for place in (await queue.status(records, None)).jobs] == ["second", "first"]
+
+
+def test_a_users_guarantee_is_that_of_the_newest_job() -> None:
+    old, new = jobs.job("old", user="ann", guaranteed_slots=4), jobs.job("new", user="ann", submitted_at=2.0)
+    assert guarantees([jobs.job("other", user="bob", guaranteed_slots=0), old]) == {
+        "ann": TenantQuota(slots=4),
+        "bob": TenantQuota(slots=0),
+    }
+    assert guarantees([new, old]) == {}
+
+
+def test_a_running_job_counts_until_now_and_an_ended_one_until_its_end() -> None:
+    usage, use = JobUsage(slot_s=10.0, held_s=5.0, slots=2, counted_at=100.0), DecayedUse(1e12)
+    count_use(use, jobs.job("runs", user="ann", usage=usage), 110.0)
+    count_use(use, jobs.job("done", JobState.DONE, user="bob", usage=usage), 110.0)
+    count_use(use, jobs.job("never", user="cy"), 110.0)
+    assert use.at(110.0) == pytest.approx({"ann": 30.0, "bob": 10.0})
 
 
 async def test_a_running_job_shrinks_for_one_that_waits_and_grows_into_what_nobody_needs() -> None:
@@ -357,12 +384,6 @@ async def test_a_job_that_keeps_away_from_another_is_placed_on_other_nodes() -> 
     assert (away.nodes, anywhere.nodes) == (frozenset({"b-n"}), None)
 
 
-def test_an_order_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(BadInput) as refused:
-        queue_rules("lifo")
-    assert refused.value.text == "--queue-order lifo: give one of fcfs, priority, fair, las"
-
-
 async def test_people_are_told_who_waits_for_what_and_until_when() -> None:
     mesh = await mesh_of(node("a", slots=4))
     holder, large, small = Run("holder", 3, 0.0, work_s=100.0), Run("large", 4, 1.0), Run("small", 1, 2.0)
@@ -388,15 +409,3 @@ async def test_people_are_told_who_waits_for_what_and_until_when() -> None:
         assert told.explained.starts_at == told.jobs[0].expected_at
         with pytest.raises(Conflict, match="job holder does not wait for slots"):
             await queue.status(records, "holder")
-
-
-def test_until_a_step_is_measured_a_jobs_end_is_predicted_by_its_forecast() -> None:
-    record = job_record()
-    steps, request = record.last_step, job_request(record, record.spec)
-    assert work_left_s(record, record.spec, 0, request) is None, "it has no plan yet"
-    planned_as = graph()
-    forecast = PlanForecast(step_ms=500.0, bottleneck_ms=400.0, fill_ms=50.0, reduction_ms=0, constant_ms=50)
-    planned = record.model_copy(update={"graph": planned_as.model_copy(update={"forecast": forecast})})
-    assert work_left_s(planned, record.spec, 1, request) == pytest.approx((steps - 1) * 0.5)
-    measured = planned.model_copy(update={"tokens_per_s": 1e3})
-    assert work_left_s(measured, record.spec, 1, request) != pytest.approx((steps - 1) * 0.5)

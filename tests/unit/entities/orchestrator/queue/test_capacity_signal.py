@@ -1,0 +1,151 @@
+"""The capacity that the queue wants: what is counted, and when it is published."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from itertools import product
+
+import pytest
+
+from entities.orchestrator.queue.capacity_signal import capacity_of
+from entities.orchestrator.queue.mesh_slots import BITS, PRECISION, SlotFacts
+from entities.queue.decision import Cause, Hold
+from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob
+from entities.queue.reservations import SlotReservation
+from entities.queue.slot_pools import ANY_SLOT, MeshSlot, SlotNeeds, SlotTable
+from schemas.queue import MOST_DEMANDS, QueueCapacity
+
+NOW = 1000.0
+GPU = SlotNeeds(kind="cuda")
+
+
+def slots(count: int, kind: str = "cpu", **more: object) -> list[MeshSlot]:
+    return [MeshSlot(slot=f"{kind}{more}/{n}", node=kind, kind=kind, **more) for n in range(count)]  # type: ignore[arg-type]
+
+
+def waits(job: str, count: int, needs: SlotNeeds = ANY_SLOT, since: float = 0.0, **more: object) -> QueuedJob:
+    request = JobRequest(job=job, submitted_at=since, replica_slots=count, needs=needs, **more)  # type: ignore[arg-type]
+    return QueuedJob(request=request, since=since)
+
+
+def runs(job: str, taken: Iterable[str], **more: object) -> ActiveJob:
+    request = JobRequest(job=job, submitted_at=0.0)
+    return ActiveJob(request=request, replicas=1, slots=tuple(taken), started_at=0.0, **more)  # type: ignore[arg-type]
+
+
+def capacity(
+    there: list[MeshSlot],
+    queue: Iterable[QueuedJob],
+    running: Iterable[ActiveJob] = (),
+    holds: dict[str, Hold] | None = None,
+    kept: tuple[SlotReservation, ...] = (),
+) -> QueueCapacity:
+    facts = SlotFacts(table=SlotTable(there), queue=tuple(queue), running=tuple(running))
+    return capacity_of(facts, holds or {}, kept, NOW)
+
+
+def lacking(found: QueueCapacity) -> dict[str, int]:
+    return {demand.device or "any": demand.lacking for demand in found.demands}
+
+
+def test_a_free_slot_of_another_kind_is_none() -> None:
+    found = capacity([*slots(4), *slots(1, "cuda")], [waits("a", 3, GPU, 5.0), waits("b", 1, GPU, 3.0)])
+    assert (found.slots, found.free, found.waiting, found.lacking, found.since) == (5, 5, 2, 3, 3.0)
+    (demand,) = found.demands
+    assert (demand.device, demand.jobs, demand.slots, demand.lacking) == ("cuda", 2, 4, 3)
+
+
+def test_free_slots_are_shared_out_so_that_few_are_missing() -> None:
+    """The first may use any slot, the second only the one that the first would take."""
+    there = [*slots(1, "cuda"), *slots(1)]
+    found = capacity(there, [waits("a", 1), waits("b", 1, GPU)])
+    assert (found.lacking, found.since) == (0, None)
+    assert capacity(there, [waits("a", 2), waits("b", 1, GPU)]).lacking == 1
+
+
+def test_what_is_missing_is_the_least_possible() -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    names = ("x", "y", "z")
+    for _ in range(40):
+        there = [
+            MeshSlot(slot=str(n), node="n", labels=tuple((k, "1") for k in names if draw.random() < 0.6))
+            for n in range(draw.randint(0, 5))
+        ]
+        queue = [
+            waits(
+                str(n),
+                draw.randint(1, 2),
+                SlotNeeds(labels=tuple((k, "1") for k in names if draw.random() < 0.5)),
+            )
+            for n in range(4)
+        ]
+        wanted = [job.request.needs for job in queue for _ in range(job.request.least_slots)]
+        most = 0
+        for choice in product([None, *range(len(wanted))], repeat=len(there)):
+            chosen = [each for each in choice if each is not None]
+            fits = all(w is None or wanted[w].admit(slot) for w, slot in zip(choice, there, strict=True))
+            if fits and len(set(chosen)) == len(chosen):
+                most = max(most, len(chosen))
+        assert capacity(there, queue).lacking == len(wanted) - most
+
+
+def test_jobs_that_no_slot_would_help_want_none() -> None:
+    queue = [
+        waits("held", 1, held="by olga"),
+        waits("after", 1, after=("held",)),
+        waits("quota", 1),
+        waits("failed", 1),
+        waits("large", 9),
+        waits("unfit", 5, held="needs 5 slots, the mesh has 0", unfit=True),
+        waits("new", 1),
+    ]
+    holds = {
+        "held": Hold(cause=Cause.HELD, reason=""),
+        "after": Hold(cause=Cause.AFTER, reason="", blocker="held"),
+        "quota": Hold(cause=Cause.QUOTA, reason=""),
+        "failed": Hold(cause=Cause.NEVER, reason="", blocker="gone"),
+        "large": Hold(cause=Cause.NEVER, reason=""),
+        "unfit": Hold(cause=Cause.HELD, reason=""),
+    }
+    found = capacity([], queue, holds=holds)
+    assert (found.waiting, found.lacking) == (7, 15)
+
+
+def test_slots_that_jobs_are_leaving_count_as_free_but_closed_ones_do_not() -> None:
+    there = slots(4)
+    names = [slot.slot for slot in there]
+    running = [runs("a", names[:2], leaving=frozenset(names[:1])), runs("b", names[2:3], parks_at=NOW)]
+    assert capacity(there, [waits("c", 4)], running).lacking == 1
+    closed = slots(2, closed=True)
+    assert capacity([*there[:1], *closed], [waits("c", 2)]).lacking == 1
+
+
+def test_kept_slots_are_there_only_for_those_for_whom_they_are_kept() -> None:
+    night = SlotReservation(name="night", start_at=NOW - 1, end_at=NOW + 60, count=2, tenant="rita")
+    queue = [waits("mine", 1, tenant="rita"), waits("other", 3, tenant="olga")]
+    assert capacity(slots(3), queue, kept=(night,)).lacking == 2
+    assert capacity(slots(4), queue, kept=(night,)).lacking == 1
+
+
+def test_a_demand_says_what_a_slot_has_to_have() -> None:
+    labels = ((f"{BITS}abc", "yes"), (f"{PRECISION}bf16", "yes"), ("region", "eu"))
+    (demand,) = capacity([], [waits("a", 2, SlotNeeds(kind="cuda", clusters=("c",), labels=labels))]).demands
+    assert (demand.device, demand.precision, demand.bits_class, demand.clusters, demand.labels) == (
+        *("cuda", "bf16", "abc", ("c",)),
+        {"region": "eu"},
+    )
+
+
+def test_kinds_beyond_those_that_are_listed_are_counted() -> None:
+    queue = [waits(str(n), 1, SlotNeeds(labels=(("rack", str(n)),))) for n in range(MOST_DEMANDS + 5)]
+    found = capacity([], queue)
+    assert (len(found.demands), found.lacking) == (MOST_DEMANDS, MOST_DEMANDS + 5)
+
+
+@pytest.mark.parametrize("jobs", [[], [waits("a", 1)]])
+def test_where_nothing_is_missing_nothing_is_since(jobs: list[QueuedJob]) -> None:
+    found = capacity(slots(1), jobs)
+    assert (found.lacking, found.since, lacking(found)) == (0, None, {"any": 0} if jobs else {})

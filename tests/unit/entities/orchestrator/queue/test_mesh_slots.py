@@ -1,0 +1,131 @@
+"""The mesh and its jobs as the queue's core sees them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from entities.orchestrator.queue.mesh_slots import (
+    LEFT_BEHIND,
+    RegisteredSlots,
+    busy_slots,
+    emptied,
+    job_request,
+    queue_rules,
+    reshaped,
+    slot_facts,
+    work_left_s,
+)
+from entities.queue.queued_job import ActiveJob, JobRequest
+from schemas.errors import BadInput
+from schemas.job_file.parallel import ReplicaRange
+from schemas.task_graph import PlanForecast
+from tests.builders import jobs
+from tests.builders.graphs import graph, node, unit
+from tests.builders.jobs import job as job_record
+
+
+def test_slots_are_free_once_the_exit_from_them_is_seen() -> None:
+    nodes = [node("a", slots=3, busy=1), node("b")]
+    registered = RegisteredSlots()
+    table = registered.table(nodes, {"b-n": {None}})
+    request = JobRequest(job="k", submitted_at=0.0, replica_slots=1)
+    active = ActiveJob(request=request, replicas=1, slots=("a-n/1",), started_at=0.0, work_s=None)
+    facts = slot_facts(table, busy_slots(nodes), [], [active])
+    held = {job.request.job: job.slots for job in facts.running}
+    assert held == {"k": ("a-n/1",), LEFT_BEHIND: ("a-n/0",)}
+    assert [slot.slot for slot in table.slots if slot.closed] == ["b-n/0", "b-n/1"]
+    assert slot_facts(table, busy_slots(emptied(nodes)), [], []).running == ()
+    assert facts.as_decided(slot_facts(table, busy_slots(nodes), [], [active]))
+    leaving = replace(active, leaving=frozenset(active.slots))
+    assert not facts.as_decided(slot_facts(table, busy_slots(nodes), [], [leaving]))
+    opened = registered.table(nodes, {})
+    assert not facts.as_decided(slot_facts(opened, busy_slots(nodes), [], [active]))
+
+
+def test_the_table_of_slots_is_the_same_until_a_slot_is_another() -> None:
+    nodes = [node("a", slots=3, busy=1), node("b")]
+    registered = RegisteredSlots()
+    table = registered.table(nodes, {})
+    assert registered.table(emptied(nodes), {}) is table
+    assert registered.table(nodes, {"b-n": {0}}) is not table
+    assert [slot.closed for slot in registered.table(nodes, {"b-n": {0}}).slots[3:]] == [True, False]
+
+
+def test_a_job_asks_the_queue_for_slots_of_its_kind_precision_labels_and_bits() -> None:
+    record = jobs.job(
+        "j", spec=jobs.spec(requires={"device": "cuda", "precision": "bf16", "labels": {"region": "eu"}})
+    )
+    record = record.model_copy(update={"bits_class": "cuda-1"})
+    able = {"kind": "cuda", "precisions": ("bf16",), "labels": {"region": "eu"}, "bits_class": "cuda-1"}
+    less: list[dict[str, Any]] = [
+        {},
+        {"kind": "cpu"},
+        {"precisions": ()},
+        {"labels": {}},
+        {"bits_class": "cuda-2"},
+    ]
+    bare = node("a", "n", len(less))
+    slots = tuple(slot.model_copy(update=able | lack) for slot, lack in zip(bare.slots, less, strict=True))
+    table = RegisteredSlots().table([bare.model_copy(update={"slots": slots})], {})
+    needs = job_request(record, record.spec, "").needs
+    assert [needs.admit(slot) for slot in table.slots] == [True, False, False, False, False]
+
+
+def test_a_job_with_a_range_asks_for_a_number_of_replicas_and_says_how_fast_each_is() -> None:
+    spec = jobs.spec(
+        parallel={"stages": 2, "replicas": {"min": 1, "want": 2, "max": 4}, "standbys": 1},
+        training={"steps": 2, "microbatches": 4},
+    )
+    request = job_request(jobs.job("j", spec=spec), spec)
+    assert (request.replicas.least, request.replicas.want, request.replicas.most) == (1, 2, 4)
+    assert (request.replica_slots, request.other_slots) == (2, 2)
+    assert request.speeds == (
+        0.5,
+        1.0,
+        1.0,
+        1.8,
+    )  # four microbatches take three as long as two
+    steps = forecast(by_replicas=(20.0, 10.0, 9.0, 5.0))
+    planned = graph(unit("j-s0-r0")).model_copy(update={"forecast": steps})
+    request = job_request(jobs.job("j", spec=spec, graph=planned), spec)
+    assert request.speeds == (0.5, 1.0, 10 / 9, 2.0)
+    rigid = jobs.spec(parallel={"stages": 2, "replicas": [1, 2]})
+    assert job_request(jobs.job("j", spec=rigid), rigid).slots(1) == 3
+
+
+def test_a_shape_that_does_not_fit_to_the_rest_is_refused_in_one_line() -> None:
+    spec = jobs.spec(parallel={"stages": 2, "replicas": {"min": 1, "want": 2, "max": 3}, "standbys": [0, 1]})
+    assert reshaped(spec, None, 4).parallel.replicas == ReplicaRange(min=1, want=4, max=4)
+    with pytest.raises(BadInput) as refused:
+        reshaped(spec, 3, None)
+    assert "standbys names 2 stages, but stages is 3: give --replicas" in refused.value.text
+    listed = jobs.spec(parallel={"stages": 2, "replicas": [1, 2]})
+    assert reshaped(listed, 1, 3).parallel.replicas_per_stage() == (3,)
+    with pytest.raises(BadInput):
+        reshaped(listed, 1, None)
+
+
+def forecast(**more: Any) -> PlanForecast:
+    times = {"step_ms": 1.0, "bottleneck_ms": 1.0, "fill_ms": 0.0, "reduction_ms": 0.0, "constant_ms": 0.0}
+    return PlanForecast.model_validate(times | more)
+
+
+def test_an_order_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(BadInput) as refused:
+        queue_rules("lifo")
+    assert refused.value.text == "--queue-order lifo: give one of fcfs, priority, fair, las"
+
+
+def test_until_a_step_is_measured_a_jobs_end_is_predicted_by_its_forecast() -> None:
+    record = job_record()
+    steps, request = record.last_step, job_request(record, record.spec)
+    assert work_left_s(record, record.spec, 0, request) is None, "it has no plan yet"
+    planned_as = graph()
+    forecast = PlanForecast(step_ms=500.0, bottleneck_ms=400.0, fill_ms=50.0, reduction_ms=0, constant_ms=50)
+    planned = record.model_copy(update={"graph": planned_as.model_copy(update={"forecast": forecast})})
+    assert work_left_s(planned, record.spec, 1, request) == pytest.approx((steps - 1) * 0.5)
+    measured = planned.model_copy(update={"tokens_per_s": 1e3})
+    assert work_left_s(measured, record.spec, 1, request) != pytest.approx((steps - 1) * 0.5)
