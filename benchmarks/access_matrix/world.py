@@ -348,7 +348,12 @@ async def _have_jobs(bus: Bus, known: JobStates) -> None:
         await bus.bucket(subjects.JOB_RECORD).put(record_of(job, JobState.RUNNING, "it runs"), job=job)
     await bus.bucket(subjects.JOB_RECORD).put(record_of(ENDED_JOB, JobState.DONE, "it ended"), job=ENDED_JOB)
     current = asyncio.Event()
-    known.on_ended = current.set
+
+    def read() -> None:
+        if ENDED_JOB in known.ended:  # not yet, if builds were read before jobs
+            current.set()
+
+    known.on_ended = read
     await known.start(bus)
     async with asyncio.timeout(60.0):
         await current.wait()
