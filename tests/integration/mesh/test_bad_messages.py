@@ -50,6 +50,7 @@ UNHEARD = {
     "module record",
     "cordon",
     "leadership",
+    "queue capacity",
     "observation",
     "job topology",
     "link secret",
