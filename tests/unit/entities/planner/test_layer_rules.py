@@ -5,20 +5,30 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from entities.planner.constraints import broken_by
 from entities.planner.layer_rules import CLUSTER, MEMORY, NODE, least_stages, with_rules
 from entities.planner.plan_at_once import plan_at_once
-from entities.planner.plan_request import LayerRule, NoPlan, PlanAnswer, PlanLayer, PlanRequest, PlanSlot
+from entities.planner.plan_request import (
+    LayerRule,
+    NoPlan,
+    PlanAnswer,
+    PlanLayer,
+    PlanRequest,
+    PlanSlot,
+    RuleKind,
+    RuleScope,
+)
 from entities.planner.search.plan_search import search_plan
 
 GIB = 2**30
 NAMES = ("embed", "block-0", "block-1", "block-2", "block-3", "head-a", "head-b", "head-c")
 
 
-def request(*rules: LayerRule, **changes: object) -> PlanRequest:
+def request(*rules: LayerRule, **changes: Any) -> PlanRequest:
     """Eight layers on eight slots: four nodes of two, in two clusters; the last node has site=lab."""
     asked = PlanRequest(
         layers=tuple(PlanLayer(name, 1.0 + at % 3, 1e8, 1e6, 1e6, 1e5) for at, name in enumerate(NAMES)),
@@ -46,18 +56,18 @@ def request(*rules: LayerRule, **changes: object) -> PlanRequest:
         stages=2,
         replicas=(2, 2),
     )
-    return with_rules(replace(asked, **changes), rules)  # type: ignore[arg-type]
+    return with_rules(replace(asked, **changes), rules)
 
 
-def pin(label: str, *layers: int, **changes: object) -> LayerRule:
-    return replace(LayerRule(kind="pin", groups=(layers,), label=label, name=f"pin {label}"), **changes)  # type: ignore[arg-type]
+def pin(label: str, *layers: int, **changes: Any) -> LayerRule:
+    return replace(LayerRule(kind="pin", groups=(layers,), label=label, name=f"pin {label}"), **changes)
 
 
-def rule(kind: str, *groups: Sequence[int], scope: str = "node", hard: bool = True) -> LayerRule:
+def rule(kind: RuleKind, *groups: Sequence[int], scope: RuleScope = "node", hard: bool = True) -> LayerRule:
     return LayerRule(
-        kind=kind,  # type: ignore[arg-type]
+        kind=kind,
         groups=tuple(map(tuple, groups)),
-        scope=scope,  # type: ignore[arg-type]
+        scope=scope,
         hard=hard,
         name=f"the {kind}",
     )

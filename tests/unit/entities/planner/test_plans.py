@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ from entities.planner.search.plan_search import search_plan
 GIB = 2**30
 
 
-def request(**changes: object) -> PlanRequest:
+def request(**changes: Any) -> PlanRequest:
     layers = tuple(PlanLayer(f"layer-{at}", 1.0 + at % 5, 1e8, 1e6, 1e6, 1e5) for at in range(12))
     slots = tuple(PlanSlot(f"node-{at // 2}", f"cluster-{at // 2 % 2}", at % 2, 8 * GIB) for at in range(8))
     asked = PlanRequest(
@@ -34,7 +35,7 @@ def request(**changes: object) -> PlanRequest:
         stages=2,
         replicas=(2, 2),
     )
-    return replace(asked, **changes)  # type: ignore[arg-type]
+    return replace(asked, **changes)
 
 
 def test_requests_and_answers_survive_their_way_between_processes() -> None:

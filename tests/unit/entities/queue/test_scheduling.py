@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -20,26 +21,25 @@ NOW = 10_000.0
 
 def mesh(count: int = 8, *, nodes: int = 2, **slot: object) -> SlotTable:
     return SlotTable(
-        MeshSlot(slot=f"s{number}", node=f"n{number * nodes // count}", **slot)  # type: ignore[arg-type]
-        for number in range(count)
+        MeshSlot(slot=f"s{number}", node=f"n{number * nodes // count}", **slot) for number in range(count)
     )
 
 
 def asks(
-    job: str, size: int = 1, *, least: int = 0, most: int = 0, at: float = 0.0, **more: object
+    job: str, size: int = 1, *, least: int = 0, most: int = 0, at: float = 0.0, **more: Any
 ) -> JobRequest:
     replicas = Replicas(least=least or size, want=size, most=most or size)
-    return JobRequest(job=job, submitted_at=at, replicas=replicas, **more)  # type: ignore[arg-type]
+    return JobRequest(job=job, submitted_at=at, replicas=replicas, **more)
 
 
-def waits(request: JobRequest, work_s: float | None = 1000.0, **more: object) -> QueuedJob:
-    return QueuedJob(request=request, since=request.submitted_at, work_s=work_s, **more)  # type: ignore[arg-type]
+def waits(request: JobRequest, work_s: float | None = 1000.0, **more: Any) -> QueuedJob:
+    return QueuedJob(request=request, since=request.submitted_at, work_s=work_s, **more)
 
 
-def runs(request: JobRequest, *slots: int, work_s: float | None = 1000.0, **more: object) -> ActiveJob:
+def runs(request: JobRequest, *slots: int, work_s: float | None = 1000.0, **more: Any) -> ActiveJob:
     fields = {"started_at": 0.0, "replicas": len(slots), **more}
     names = tuple(f"s{slot}" for slot in slots)
-    return ActiveJob(request=request, slots=names, work_s=work_s, **fields)  # type: ignore[arg-type]
+    return ActiveJob(request=request, slots=names, work_s=work_s, **fields)
 
 
 def started(decision: QueueDecision) -> dict[str, int]:
@@ -144,7 +144,7 @@ def test_victims_are_chosen_by_trying_the_plan() -> None:
     around = QueueSurroundings(
         table=mesh(4),
         rules=QueueRules(order=QueueOrder.PRIORITY),
-        trial=on_one_node,  # type: ignore[arg-type]
+        trial=on_one_node,
     )
     running = [runs(asks(f"r{slot}", priority=slot), slot) for slot in range(4)]
     decision = decide([waits(asks("urgent", 2, priority=9))], running, around, NOW)

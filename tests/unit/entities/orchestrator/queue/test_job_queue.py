@@ -94,10 +94,15 @@ class Run:
 
 @asynccontextmanager
 async def queue_of(
-    mesh: MeshView, *runs: Run, order: str = "fcfs", ended: dict[str, Any] | None = None
+    mesh: MeshView,
+    *runs: Run,
+    order: str = "fcfs",
+    there: dict[str, Run] | None = None,
+    ended: dict[str, Any] | None = None,
 ) -> AsyncIterator[JobQueue]:
-    """A queue that decides, and these jobs in it."""
-    there = {run.name: run for run in runs}
+    """A queue that decides, and these jobs in it. `there` gets them, by name: what leaves it has ended."""
+    there = {} if there is None else there
+    there.update((run.name, run) for run in runs)
     queue = JobQueue(mesh, there, {} if ended is None else ended, queue_rules(order))
 
     async def wait(run: Run) -> None:
@@ -354,11 +359,12 @@ async def test_a_job_waits_for_those_that_it_names() -> None:
     first, second = Run("first", 1, 0.0), Run("second", 1, 1.0)
     first.placements = [placement("first", 0)]
     second.request = replace(second.request, after=("first",))
+    there: dict[str, Run] = {}
     ended: dict[str, Any] = {}
-    async with queue_of(mesh, first, second, ended=ended) as queue:
+    async with queue_of(mesh, first, second, there=there, ended=ended):
         await heard(second, "starts after first is done")
         ended["first"] = job_record("first", JobState.DONE)
-        del queue._holders["first"]  # type: ignore[attr-defined]
+        del there["first"]
         await mesh.nudge()
         await heard(second, "second")
 
