@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from entities.queue.tenant_shares import DecayedUse, TenantQuota
 NOW = 10_000.0
 
 
-def mesh(count: int = 8, *, nodes: int = 2, **slot: object) -> SlotTable:
+def mesh(count: int = 8, *, nodes: int = 2, **slot: Any) -> SlotTable:
     return SlotTable(
         MeshSlot(slot=f"s{number}", node=f"n{number * nodes // count}", **slot) for number in range(count)
     )
@@ -134,7 +135,7 @@ def test_victims_are_chosen_by_trying_the_plan() -> None:
     """Kueue's issue 10815: a preemption that frees slots which the plan can't use."""
     tried: list[tuple[str, ...]] = []
 
-    def on_one_node(request: JobRequest, replicas: int, slots: list[str]) -> list[str] | None:
+    def on_one_node(request: JobRequest, replicas: int, slots: Sequence[str]) -> Sequence[str] | None:
         tried.append(tuple(slots))
         for node in (("s0", "s1"), ("s2", "s3")):
             if set(node) <= set(slots):
