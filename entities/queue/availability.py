@@ -49,7 +49,7 @@ def returns(
                     at = min(ends_at, job.leaves_at) if slot in job.leaving else ends_at
                     found.append((at, pool_of[number], 1))
             continue
-        if resize and request.elastic and not job.parking and not job.fixed:
+        if resize and request.elastic and not job.gives_up and not job.fixed:
             surplus = max(0, job.replicas - request.replicas.least) * request.replica_slots
         firm = len(job.slots) - surplus
         if one_pool:

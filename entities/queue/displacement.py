@@ -38,7 +38,7 @@ class RunChanges:
     def changeable(self) -> bool:
         """Whether it may still be told to do something else."""
         job = self.job
-        return self.parks is None and not job.parking and not job.leaving and not job.fixed
+        return self.parks is None and not job.gives_up and not job.leaving and not job.fixed
 
 
 class Displacement:
@@ -72,11 +72,12 @@ class Displacement:
         self._now = now
         self._states: dict[str, RunChanges] = {}
         self._parkable: list[tuple[float, RunChanges]] | None = None
+        self._over_time: dict[str, ParkOrder] = {}
         self.comes_at = now
         self._coming: Counter[int] = Counter()
         self._elastic: list[ActiveJob] = []
         for job in active:
-            if job.leaving or job.parks_at is not None:
+            if job.leaving or job.gives_up:
                 self._comes(job)
             elif rules.resize and job.request.elastic and not job.fixed:
                 self._elastic.append(job)
@@ -89,10 +90,11 @@ class Displacement:
         self._givers: dict[bool, list[Keeping]] = {}
 
     def _comes(self, job: ActiveJob) -> None:
-        for slot in job.slots if job.parking else job.leaving:
+        for slot in job.slots if job.gives_up else job.leaving:
             if (pool := self._pool(slot)) >= 0:
                 self._coming[pool] += 1
-        self.comes_at = max(self.comes_at, job.leaves_at, job.parks_at or self._now)
+        parks_at = job.parks_at if job.gives_up and job.parks_at is not None else self._now
+        self.comes_at = max(self.comes_at, job.leaves_at, parks_at)
 
     def _count(self, counts: Counter[int], slots: Sequence[str], last: int, sign: int) -> None:
         if last > 0:
@@ -198,10 +200,9 @@ class Displacement:
             return max(holds, default=None)
         return next((hold for hold, state in self._candidates(self._parkable)), None)
 
-    @staticmethod
-    def _is_ripe(job: ActiveJob, ripe_at: float) -> bool:
+    def _is_ripe(self, job: ActiveJob, ripe_at: float) -> bool:
         rested = job.started_at <= ripe_at and job.parked_at <= ripe_at
-        return rested and job.parks_at is None and not job.fixed
+        return rested and not job.fixed and job.parks_at is None and job.request.job not in self._over_time
 
     def park(
         self,
@@ -310,16 +311,22 @@ class Displacement:
 
     # --- jobs that have to leave, whoever waits -------------------------------------------------------------
     def over_time(self, again_at: Callable[[float], None]) -> None:
-        """Parks jobs at the end of their wall time. `again_at`: asks for another decision at a time."""
+        """Parks jobs at the end of their wall time. `again_at`: asks for another decision at a time.
+
+        Until then they hold their slots as others do, and may change their size.
+        """
         for job in self._active:
             limit = job.request.wall_time_s
             if limit is None or job.parking:
                 continue
             over_at = self._now + max(0.0, limit - job.ran_s)
             notice_at = over_at - self._rules.notice_of(job.request)
-            if self._now >= notice_at:
-                reason = f"its wall time of {limit:.0f} s is over: `dmsc resume` gives it as much again"
+            reason = f"its wall time of {limit:.0f} s is over: `dmsc resume` gives it as much again"
+            if self._now >= over_at:
                 self.park_job(self.state_of(job), reason, held=True, at=over_at)
+            elif self._now >= notice_at:
+                name = job.request.job
+                self._over_time[name] = ParkOrder(job=name, at=over_at, reason=reason, held=True)
             else:
                 again_at(notice_at)
 
@@ -353,18 +360,23 @@ class Displacement:
                 again_at(at)
 
     def _vacate(self, job: ActiveJob, slots: frozenset[str], reason: str, blocker: str, at: float) -> None:
-        """Has a job leave these slots at `at`: it shrinks if it can, else it parks, not without notice."""
+        """Has a job leave these slots at `at`: it shrinks if it can, else it parks, not without notice.
+
+        To shrink is to give up the last replicas, those that hold none of these slots included.
+        """
         state, request = self.state_of(job), job.request
         if not state.changeable:
             return
-        kept = [slot for slot in state.slots if slot not in slots]
-        replicas = (len(kept) - request.other_slots) // request.replica_slots
+        first = next((place for place, slot in enumerate(state.slots) if slot in slots), None)
+        if first is None:
+            return
+        replicas = (first - request.other_slots) // request.replica_slots
         if not self._rules.resize or replicas < request.replicas.least:
+            if job.over_time or request.job in self._over_time:
+                return  # the end of its wall time comes no later than its notice would end
             at = max(at, self._now + self._rules.notice_of(request))
             self.park_job(state, reason, blocker=blocker, at=at)
         elif at <= self._now:
-            # those that it keeps come first, so that the usual way of shrinking gives up the others
-            state.slots = [*kept, *(slot for slot in state.slots if slot in slots)]
             while state.replicas > replicas:
                 self._shrink_by_one(state, reason)
 
@@ -384,4 +396,5 @@ class Displacement:
         ]
 
     def parks(self) -> list[ParkOrder]:
-        return [state.parks for state in self._states.values() if state.parks is not None]
+        parks = [state.parks for state in self._states.values() if state.parks is not None]
+        return [*self._over_time.values(), *parks]

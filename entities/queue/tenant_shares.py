@@ -110,7 +110,7 @@ class TenantShares:
         self._comes: Counter[str] = Counter()
         if counts:
             for job in active:
-                if not job.parking:  # what is given up already is not to be given up for others once more
+                if not job.gives_up:  # what is given up already is not to be given up for others once more
                     self.add(job.request.tenant, [slot for slot in job.slots if slot not in job.leaving])
 
     def add(self, tenant: str, slots: Iterable[str], sign: int = 1) -> None:

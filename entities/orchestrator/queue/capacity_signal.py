@@ -103,7 +103,8 @@ def _demands(
         demand.since = min(demand.since, job.since)
         demand.jobs += 1
         demand.slots += request.least_slots
-    held = {slot for job in facts.running if not job.parking for slot in job.slots if slot not in job.leaving}
+    staying = [job for job in facts.running if not job.gives_up]
+    held = {slot for job in staying for slot in job.slots if slot not in job.leaving}
     bars = sorted({barred for _, barred in by_slots if barred}, key=sorted)
     supplies: Counter[Supply] = Counter(
         (table.pool_of[number], tuple(number in barred for barred in bars))

@@ -17,6 +17,9 @@ from schemas.queue import CancelReservation, Reservations, ReservationSpec, Rese
 
 log = get_logger("orchestrator")
 
+MOST_RESERVATIONS = 200
+"""That have not ended: each decision of the queue looks at all of them."""
+
 
 class ReservationBook:
     """All reservations that have not ended.
@@ -63,8 +66,8 @@ class ReservationBook:
 
         Raises:
             NotFound: there is no such job.
-            Conflict: it is over already, or before it starts; another one has its name; or its slots are kept
-                for others at the same time.
+            Conflict: it is over already, or before it starts; another one has its name; its slots are kept
+                for others at the same time; or there are too many.
         """
         spec, now = message.spec, time.time()
         if spec.end_at <= spec.start_at:
@@ -84,6 +87,11 @@ class ReservationBook:
                     return Reservations(reservations=self.present(now))
                 raise Conflict(
                     f"reservation {spec.name} is there already: give another name, or cancel it first"
+                )
+            if len(self.present(now)) >= MOST_RESERVATIONS:
+                raise Conflict(
+                    f"reservation {spec.name}: there are {MOST_RESERVATIONS} already, the most that may be: "
+                    "release one first"
                 )
             if why := too_many(_for_core(spec), self.kept(now), self._table()):
                 raise Conflict(why)

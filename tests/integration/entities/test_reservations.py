@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from entities.orchestrator.queue.reservation_book import ReservationBook
+from entities.orchestrator.queue.reservation_book import MOST_RESERVATIONS, ReservationBook
 from entities.queue.slot_pools import MeshSlot, SlotTable
 from schemas.envelope import EntityKind, Envelope, Sender
 from schemas.errors import Conflict, NotFound
@@ -85,3 +85,14 @@ async def test_what_can_not_be_kept_is_refused_in_one_line(dial: Dial) -> None:
             await book.reserve(asks("both", 1, user="rita", job="j1"), ASKED)
     finally:
         await book.cancel(CancelReservation(name="one", by="olga"), ASKED)
+
+
+async def test_so_many_may_be_there_and_no_more(dial: Dial) -> None:
+    book, now = await book_of(dial), time.time()
+    for number in range(MOST_RESERVATIONS):
+        start_at = now + 60 + 10 * number
+        await book.reserve(asks(f"r{number}", 1, start_at=start_at, end_at=start_at + 10), ASKED)
+    with pytest.raises(Conflict, match=f"reservation more: there are {MOST_RESERVATIONS} already"):
+        await book.reserve(asks("more", 1, start_at=now + 1e6, end_at=now + 2e6), ASKED)
+    await book.cancel(CancelReservation(name="r0", by="olga"), ASKED)
+    await book.reserve(asks("more", 1, start_at=now + 1e6, end_at=now + 2e6), ASKED)
