@@ -393,10 +393,10 @@ class Leader:
 
     async def _judged(self, message: ClusterReport, envelope: Envelope) -> Ack:
         """What a node agent says of one of its instances: a stalled one is located like any fault."""
-        self.mesh.judged(message)
         run = self._runs.get(message.job)
-        if run is None:
+        if run is None:  # and nobody would ever forget what is said of it
             return Ack(note="no such job runs")
+        self.mesh.judged(message)
         if message.condition == "stalled" and message.scope != "none":
             self._spawn(run.fault(stall_of(message)))
         else:
