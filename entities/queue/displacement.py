@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from entities.queue.decision import ParkOrder, Resize
 from entities.queue.queue_rules import QueueRules
-from entities.queue.queued_job import ActiveJob
+from entities.queue.queued_job import ActiveJob, JobRequest
 from entities.queue.reservations import ReservedSlots
 from entities.queue.slot_pools import SlotTable
 
@@ -49,7 +49,7 @@ class Displacement:
     Args:
         standing: how weak a job's hold on its slots is.
         displaces: whether jobs may be parked for others at all.
-        lends: how many slots others may take back from a tenant by parks; None: any number.
+        lends: how many slots others may take back from a tenant; None: nobody has slots of its own.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Displacement:
         standing: Callable[[ActiveJob], float],
         displaces: bool,
         now: float,
-        lends: Callable[[str], int | None] = lambda tenant: None,
+        lends: Callable[[str], int] | None = None,
     ) -> None:
         self._active = active
         self._lends = lends
@@ -132,15 +132,21 @@ class Displacement:
         """The jobs that may grow or shrink, and are not about to."""
         return (self.state_of(job) for job in self._elastic)
 
-    def shrink(self, missing: int, pools: Sequence[int], *, below_want: bool, for_job: str) -> int:
+    def may_give(self, job: ActiveJob, tenant: str) -> bool:
+        """Whether a job gives up what it wants for this tenant's jobs: not what is its own tenant's."""
+        owner = job.request.tenant
+        return self._lends is None or owner == tenant or self._lends(owner) > self._given_back[owner]
+
+    def shrink(self, missing: int, pools: Sequence[int], *, below_want: bool, claimant: JobRequest) -> int:
         """Has jobs give up slots of these pools, all that are missing or none; returns how many come free.
 
-        `below_want`: down to their minimum, else only what they have beyond what they want.
+        `below_want`: down to their minimum, else only what they have beyond what they want. `claimant`: for
+        whom.
         """
         there = self._beyond_least if below_want else self._beyond_want
         if missing > sum(there[pool] for pool in pools):
             return 0
-        usable, freed, aside = frozenset(pools), 0, []
+        usable, freed, aside, given = frozenset(pools), 0, [], []
         for deep in (False, True):
             heap = self._heap(deep)
             while heap and freed < missing:
@@ -151,16 +157,22 @@ class Displacement:
                 if not state.changeable or state.takes or state.replicas <= floor:
                     continue
                 useful = sum(self._pool(slot) in usable for slot in state.slots[-request.replica_slots :])
-                if not useful:
+                if not useful or (deep and not self.may_give(state.job, claimant.tenant)):
                     aside.append((deep, entry))
                     continue
                 freed += useful
-                self._shrink_by_one(state, f"makes room for {for_job}")
+                self._shrink_by_one(state, f"makes room for {claimant.job}")
+                given.append(state)
                 heapq.heappush(heap, self._keeps(state, entry[-1], deep))
             if not below_want:
                 break
         for deep, entry in aside:
             heapq.heappush(self._givers[deep], entry)
+        if freed < missing:
+            for state in reversed(given):
+                self._keep_one_more(state)
+            self._givers.clear()
+            return 0
         self.comes_at = max(self.comes_at, self._now + self._rules.shrink_s)
         return freed
 
@@ -188,6 +200,18 @@ class Displacement:
         state.slots = state.slots[:-size]
         state.replicas -= 1
         state.reason = reason
+        self._given_back[request.tenant] += size
+
+    def _keep_one_more(self, state: RunChanges) -> None:
+        """The replica that it was to give up last stays."""
+        request, size = state.job.request, state.job.request.replica_slots
+        state.slots += state.leaves[-size:]
+        del state.leaves[-size:]
+        state.replicas += 1
+        self._given_back[request.tenant] -= size
+        self._count(self._beyond_least, state.slots, size, 1)
+        if state.replicas > request.replicas.want:
+            self._count(self._beyond_want, state.slots, size, 1)
 
     # --- parking ------------------------------------------------------------------------------------------
     def weakest(self) -> float | None:
@@ -210,7 +234,7 @@ class Displacement:
         pools: Sequence[int],
         claim: float,
         works: Callable[[Sequence[str]], bool],
-        for_job: str,
+        claimant: JobRequest,
         why: str = "",
     ) -> int:
         """Parks jobs with a weaker hold than `claim`, and shrinks others as far as that helps.
@@ -221,7 +245,7 @@ class Displacement:
             How many slots come free; 0 if that would not be enough.
         """
         usable = frozenset(pools)
-        by_shrinking = sum(self._beyond_least[pool] for pool in pools)
+        by_shrinking = self._by_shrinking(usable, claimant.tenant)
 
         def enough(victims: Sequence[RunChanges]) -> bool:
             freed = by_shrinking + sum(self._adds(each, usable) for each in victims)
@@ -233,8 +257,7 @@ class Displacement:
             if hold <= claim:
                 return 0
             tenant = state.job.request.tenant
-            lent = self._lends(tenant)
-            if lent is not None and lent <= self._given_back[tenant] + chosen[tenant]:
+            if self._lends and self._lends(tenant) <= self._given_back[tenant] + chosen[tenant]:
                 continue  # what it has left is its own
             if self._adds(state, usable):
                 victims.append(state)
@@ -249,10 +272,29 @@ class Displacement:
                 victims = fewer
         freed = sum(self._useful(each.slots, usable) for each in victims)
         for state in victims:
-            self.park_job(state, f"parks for {for_job}{why}", blocker=for_job)
+            self.park_job(state, f"parks for {claimant.job}{why}", blocker=claimant.job)
         if freed < missing:
-            freed += self.shrink(missing - freed, pools, below_want=True, for_job=for_job)
+            freed += self.shrink(missing - freed, pools, below_want=True, claimant=claimant)
         return freed
+
+    def _by_shrinking(self, usable: frozenset[int], tenant: str) -> int:
+        """How many of these pools' slots jobs may give up by shrinking for a tenant."""
+        if self._lends is None:
+            return sum(self._beyond_least[pool] for pool in usable)
+        found, lent = 0, dict[str, int]()
+        for state in self.elastic():
+            request, surplus = state.job.request, self._surplus(state)
+            owner, size = request.tenant, request.replica_slots
+            if not state.changeable or state.takes:
+                continue
+            if owner != tenant:
+                left = lent.setdefault(owner, self._lends(owner) - self._given_back[owner])
+                beyond = max(0, state.replicas - request.replicas.want) * size
+                count = max(beyond, min(len(surplus), -(-max(0, left) // size) * size))
+                lent[owner] = left - count
+                surplus = surplus[len(surplus) - count :]
+            found += self._useful(surplus, usable)
+        return found
 
     def _adds(self, state: RunChanges, usable: frozenset[int]) -> int:
         """What a park would free beyond what the job would free by shrinking."""

@@ -251,6 +251,28 @@ def test_who_borrows_shrinks_before_anybody_parks() -> None:
     assert [(each.job, each.replicas) for each in decision.resizes] == [("x", 2)]
 
 
+def test_nobody_shrinks_below_what_it_wants_out_of_its_users_own_slots() -> None:
+    rules = QueueRules(order=QueueOrder.FAIR, cool_down_s=0)
+    quotas = {"x": TenantQuota(slots=3), "y": TenantQuota(slots=1)}
+    around = QueueSurroundings(table=mesh(4), rules=rules, quotas=quotas)
+    own = runs(asks("own", 3, least=1, tenant="x"), 0, 1, 2, work_s=500)
+    for tenant in "yz":
+        decision = decide([waits(asks("w", 2, tenant=tenant))], [own], around, NOW)
+        assert not decision.changes
+        assert decision.holds["w"].expected_at == NOW + 500
+    (resize,) = decide([waits(asks("w", 2, tenant="x"))], [own], around, NOW).resizes
+    assert resize.replicas == 2, "for a job of the same user it does"
+    wide = runs(asks("wide", 4, least=1, tenant="x"), 0, 1, 2, 3)
+    line = [waits(asks(f"w{number}", tenant="y", at=number)) for number in range(3)]
+    (resize,) = decide(line, [wide], around, NOW).resizes
+    assert resize.replicas == 3, "one slot is borrowed"
+    grown = runs(asks("grown", 2, least=1, most=4, tenant="x"), 0, 1, 2, 3)
+    (resize,) = decide([waits(asks("z", 2, tenant="z"))], [grown], around, NOW).resizes
+    assert resize.replicas == 2, "what it has beyond what it wants was idle"
+    both = [runs(asks(f"r{first}", 2, least=1, tenant="x"), first, first + 1) for first in (0, 2)]
+    assert not decide([waits(asks("w", 2, tenant="z"))], both, around, NOW).changes, "all or nothing"
+
+
 def test_use_is_forgotten_by_half_lives_however_it_is_counted() -> None:
     hour = 3600.0
     use = DecayedUse(hour)
