@@ -250,6 +250,7 @@ class Leader:
             (subjects.QUERY, self._jobs.query),
             (subjects.QUEUE_QUERY, self._jobs.queue_status),
             (subjects.MAKE_PLAN, self._plans.make),
+            (subjects.RESERVATIONS_QUERY, self._jobs.reservations.query),
             (subjects.RESERVE_SLOTS, self._jobs.reservations.reserve),
             (subjects.CANCEL_RESERVATION, self._jobs.reservations.cancel),
             (subjects.MESH_QUERY, self._mesh_query),

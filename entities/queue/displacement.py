@@ -49,7 +49,7 @@ class Displacement:
     Args:
         standing: how weak a job's hold on its slots is.
         displaces: whether jobs may be parked for others at all.
-        lends: how many slots others may take back from a tenant; None: nobody has slots of its own.
+        lent_by: how many slots others may take back from a tenant; None: nobody has slots of its own.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class Displacement:
         standing: Callable[[ActiveJob], float],
         displaces: bool,
         now: float,
-        lends: Callable[[str], int] | None = None,
+        lent_by: Callable[[str], int] | None = None,
     ) -> None:
         self._active = active
-        self._lends = lends
+        self._lent_by = lent_by
         self._given_back: Counter[str] = Counter()
         self._table = table
         self._rules = rules
@@ -78,7 +78,7 @@ class Displacement:
         self._elastic: list[ActiveJob] = []
         for job in active:
             if job.leaving or job.gives_up:
-                self._comes(job)
+                self._count_coming(job)
             elif rules.resize and job.request.elastic and not job.fixed:
                 self._elastic.append(job)
         self._beyond_want: Counter[int] = Counter()
@@ -89,7 +89,7 @@ class Displacement:
             self._count(self._beyond_least, job.slots, (job.replicas - replicas.least) * size, 1)
         self._givers: dict[bool, list[Keeping]] = {}
 
-    def _comes(self, job: ActiveJob) -> None:
+    def _count_coming(self, job: ActiveJob) -> None:
         for slot in job.slots if job.gives_up else job.leaving:
             if (pool := self._pool(slot)) >= 0:
                 self._coming[pool] += 1
@@ -135,7 +135,7 @@ class Displacement:
     def may_give(self, job: ActiveJob, tenant: str) -> bool:
         """Whether a job gives up what it wants for this tenant's jobs: not what is its own tenant's."""
         owner = job.request.tenant
-        return self._lends is None or owner == tenant or self._lends(owner) > self._given_back[owner]
+        return self._lent_by is None or owner == tenant or self._lent_by(owner) > self._given_back[owner]
 
     def shrink(self, missing: int, pools: Sequence[int], *, below_want: bool, claimant: JobRequest) -> int:
         """Has jobs give up slots of these pools, all that are missing or none; returns how many come free.
@@ -257,7 +257,7 @@ class Displacement:
             if hold <= claim:
                 return 0
             tenant = state.job.request.tenant
-            if self._lends and self._lends(tenant) <= self._given_back[tenant] + chosen[tenant]:
+            if self._lent_by and self._lent_by(tenant) <= self._given_back[tenant] + chosen[tenant]:
                 continue  # what it has left is its own
             if self._adds(state, usable):
                 victims.append(state)
@@ -279,7 +279,7 @@ class Displacement:
 
     def _by_shrinking(self, usable: frozenset[int], tenant: str) -> int:
         """How many of these pools' slots jobs may give up by shrinking for a tenant."""
-        if self._lends is None:
+        if self._lent_by is None:
             return sum(self._beyond_least[pool] for pool in usable)
         found, lent = 0, dict[str, int]()
         for state in self.elastic():
@@ -288,7 +288,7 @@ class Displacement:
             if not state.changeable or state.takes:
                 continue
             if owner != tenant:
-                left = lent.setdefault(owner, self._lends(owner) - self._given_back[owner])
+                left = lent.setdefault(owner, self._lent_by(owner) - self._given_back[owner])
                 beyond = max(0, state.replicas - request.replicas.want) * size
                 count = max(beyond, min(len(surplus), -(-max(0, left) // size) * size))
                 lent[owner] = left - count

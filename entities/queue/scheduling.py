@@ -120,8 +120,9 @@ class _Deciding:
         )
         self._ranking = QueueRanking(rules, self._shares, owners, now)
         displaces = rules.park and self._ranking.displaces
-        lends = self._shares.borrowed if rules.order is QueueOrder.FAIR and self._shares.limited else None
-        self._moves = Displacement(running, table, rules, self._ranking.standing, displaces, now, lends)
+        own = rules.order is QueueOrder.FAIR and self._shares.limited
+        lent_by = self._shares.borrowed if own else None
+        self._moves = Displacement(running, table, rules, self._ranking.standing, displaces, now, lent_by)
         self._places = {job.request.job: job.slots for job in running} if self._near_matters() else {}
         self._arrays = Counter(job.request.array for job in running if job.request.array)
         self._starts: list[RunChanges] = []

@@ -58,16 +58,16 @@ def capacity_of(
     """
     wanting = [job for job in facts.queue if _wants_slots(job, holds.get(job.request.job))]
     demands = _demands(facts, wanting, reservations, now)
-    told: dict[SlotNeeds, _Demand] = {}
+    by_needs: dict[SlotNeeds, _Demand] = {}
     for demand in demands:
-        whole = told.setdefault(demand.needs, _Demand(needs=demand.needs, since=demand.since))
+        whole = by_needs.setdefault(demand.needs, _Demand(needs=demand.needs, since=demand.since))
         whole.since = min(whole.since, demand.since)
         whole.jobs += demand.jobs
         whole.slots += demand.slots
         whole.lacking += demand.lacking
     free, total = facts.free_and_total
-    missing = [demand.since for demand in told.values() if demand.lacking]
-    first = sorted(told.values(), key=lambda demand: -demand.lacking)
+    missing = [demand.since for demand in by_needs.values() if demand.lacking]
+    first = sorted(by_needs.values(), key=lambda demand: -demand.lacking)
     return QueueCapacity(
         slots=total,
         free=free,

@@ -13,7 +13,14 @@ from entities.queue.reservations import SlotReservation, too_many
 from entities.queue.slot_pools import SlotNeeds, SlotTable
 from schemas.envelope import Envelope
 from schemas.errors import Conflict, NotFound
-from schemas.queue import CancelReservation, Reservations, ReservationSpec, ReserveSlots, SlotsReserved
+from schemas.queue import (
+    CancelReservation,
+    Reservations,
+    ReservationSpec,
+    ReservationsQuery,
+    ReserveSlots,
+    SlotsReserved,
+)
 
 log = get_logger("orchestrator")
 
@@ -60,6 +67,10 @@ class ReservationBook:
     def kept(self, now: float) -> tuple[SlotReservation, ...]:
         """The same for the queue's core."""
         return tuple(_for_core(record.spec) for record in self.present(now))
+
+    async def query(self, message: ReservationsQuery, envelope: Envelope) -> Reservations:
+        """All that have not ended."""
+        return Reservations(reservations=self.present(time.time()))
 
     async def reserve(self, message: ReserveSlots, envelope: Envelope) -> Reservations:
         """Makes a reservation; the same one again is no error.

@@ -9,19 +9,13 @@ import pytest
 
 from entities.orchestrator.queue.reservation_book import MOST_RESERVATIONS, ReservationBook
 from entities.queue.slot_pools import MeshSlot, SlotTable
-from schemas.envelope import EntityKind, Envelope, Sender
+from schemas.envelope import EntityKind
 from schemas.errors import Conflict, NotFound
-from schemas.queue import CancelReservation, ReservationSpec, ReserveSlots
+from schemas.queue import CancelReservation, ReservationSpec, ReservationsQuery, ReserveSlots
+from tests.builders.envelopes import envelope
 from tests.integration.entities.conftest import Dial
 
-ASKED = Envelope(
-    type="queue.reserve",
-    version=(1, 0),
-    id="1",
-    sender=Sender(kind=EntityKind.GATEWAY, name="gateway", incarnation="i"),
-    sent_at=0.0,
-    body={},
-)
+ASKED = envelope()
 TABLE = SlotTable(MeshSlot(slot=f"a-n/{number}", node="a-n") for number in range(4))
 
 
@@ -47,6 +41,8 @@ async def test_what_is_promised_stays_promised_under_a_new_leader_until_it_is_ca
     night = asks("night", 3, user="rita")
     await book.reserve(night, ASKED)
     await book.reserve(night, ASKED)  # a repetition
+    asked = await book.query(ReservationsQuery(), ASKED)
+    assert [(record.spec.name, record.by) for record in asked.reservations] == [("night", "olga")]
     await book.reserve(asks("later", 4, start_at=time.time() + 700, end_at=time.time() + 800), ASKED)
     after = await book_of(dial)
     assert kept(after) == ["night", "later"]
