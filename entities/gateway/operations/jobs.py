@@ -71,6 +71,7 @@ from schemas.queue import (
     QueueStatus,
     Reservations,
     ReservationSpec,
+    ReservationsQuery,
     ReserveSlots,
 )
 from schemas.signals import AccessDecision, ComputeEntry
@@ -285,6 +286,11 @@ class JobOperations:
             return await self._backends.command(subjects.MAKE_PLAN, message, deadline_s=self.times.plan_s)
 
         return Operation("plan.make", question.job.name, act)
+
+    def reservations(self) -> Operation[Reservations]:
+        """The slots that are kept."""
+        row, ask = subjects.RESERVATIONS_QUERY, lambda _: ReservationsQuery()
+        return self._backends.operation("mesh.read", "mesh", row, ask, self.times.query_s)
 
     def reserve(self, spec: ReservationSpec) -> Operation[Reservations]:
         """Keeps slots for a user or job from one time until another; for operators."""

@@ -252,6 +252,28 @@ def test_who_borrows_shrinks_before_anybody_parks() -> None:
     assert [(each.job, each.replicas) for each in decision.resizes] == [("x", 2)]
 
 
+def test_nobody_shrinks_below_what_it_wants_out_of_its_users_own_slots() -> None:
+    rules = QueueRules(order=QueueOrder.FAIR, cool_down_s=0)
+    quotas = {"x": TenantQuota(slots=3), "y": TenantQuota(slots=1)}
+    around = QueueSurroundings(table=mesh(4), rules=rules, quotas=quotas)
+    own = runs(asks("own", 3, least=1, tenant="x"), 0, 1, 2, work_s=500)
+    for tenant in "yz":
+        decision = decide([waits(asks("w", 2, tenant=tenant))], [own], around, NOW)
+        assert not decision.changes
+        assert decision.holds["w"].expected_at == NOW + 500
+    (resize,) = decide([waits(asks("w", 2, tenant="x"))], [own], around, NOW).resizes
+    assert resize.replicas == 2, "for a job of the same user it does"
+    wide = runs(asks("wide", 4, least=1, tenant="x"), 0, 1, 2, 3)
+    line = [waits(asks(f"w{number}", tenant="y", at=number)) for number in range(3)]
+    (resize,) = decide(line, [wide], around, NOW).resizes
+    assert resize.replicas == 3, "one slot is borrowed"
+    grown = runs(asks("grown", 2, least=1, most=4, tenant="x"), 0, 1, 2, 3)
+    (resize,) = decide([waits(asks("z", 2, tenant="z"))], [grown], around, NOW).resizes
+    assert resize.replicas == 2, "what it has beyond what it wants was idle"
+    both = [runs(asks(f"r{first}", 2, least=1, tenant="x"), first, first + 1) for first in (0, 2)]
+    assert not decide([waits(asks("w", 2, tenant="z"))], both, around, NOW).changes, "all or nothing"
+
+
 def test_use_is_forgotten_by_half_lives_however_it_is_counted() -> None:
     hour = 3600.0
     use = DecayedUse(hour)
@@ -287,6 +309,28 @@ def test_a_job_is_told_of_its_park_as_long_before_as_it_asks() -> None:
     assert late.at == NOW + 180
 
 
+def test_until_its_wall_time_is_over_a_job_holds_its_slots_however_early_it_was_told() -> None:
+    rules = QueueRules(order=QueueOrder.FAIR, cool_down_s=0)
+    around = QueueSurroundings(table=mesh(4), rules=rules, quotas={"x": TenantQuota(most=3)})
+    limited = runs(asks("limited", 3, tenant="x", notice_s=600, wall_time_s=600), 0, 1, 2, work_s=None)
+    (order,) = decide([], [limited], around, NOW).parks
+    told = replace(limited, ran_s=100, parks_at=order.at, over_time=True)
+    line = [waits(asks("large", 2, tenant="y")), waits(asks("brief", at=1, tenant="y"), 400)]
+    for running in (limited, told):
+        decision = decide(line, [running], around, NOW + running.ran_s)
+        assert decision.holds["large"].cause is Cause.ROOM, "nobody makes room for it"
+        assert decision.holds["large"].expected_at == NOW + 600
+        assert started(decision) == {"brief": 1}, "no slot is kept idle until then"
+    assert decide([waits(asks("more", tenant="x"))], [told], around, NOW).holds["more"].cause is Cause.QUOTA
+    elastic = runs(asks("e", 3, least=1, notice_s=600, wall_time_s=600), 0, 1, 2, parks_at=NOW + 600)
+    elastic = replace(elastic, over_time=True)
+    (resize,) = decide([waits(asks("y", 3))], [elastic], QueueSurroundings(table=mesh(4)), NOW).resizes
+    assert resize.replicas == 1
+    night = SlotReservation(name="night", start_at=NOW + 60, end_at=NOW + 9e9, count=2)
+    reserved = QueueSurroundings(table=mesh(4), reservations=(night,))
+    assert not decide([], [told], reserved, NOW + 60).parks, "it leaves before its notice would end"
+
+
 def test_slots_of_a_reservation_are_left_in_time_and_only_its_tenant_gets_them() -> None:
     window = SlotReservation(name="night", start_at=NOW + 100, end_at=NOW + 500, count=2, tenant="x")
     around = QueueSurroundings(table=mesh(4), reservations=(window,))
@@ -301,6 +345,21 @@ def test_slots_of_a_reservation_are_left_in_time_and_only_its_tenant_gets_them()
     assert park.at <= NOW + 100
     behind = [waits(asks("other", 4), 1000), waits(asks("mine", 2, at=1, tenant="x"))]
     assert started(decide(behind, [], around, NOW + 100)) == {"mine": 2}
+
+
+def test_for_a_reservation_a_job_gives_up_its_last_replicas_or_parks() -> None:
+    """The orchestrator takes the last ones, wherever they are."""
+    window = SlotReservation(name="night", start_at=NOW, end_at=NOW + 500, count=2)
+    around = QueueSurroundings(table=mesh(4), reservations=(window,))
+    spread = asks("spread", 3, least=1)
+    (resize,) = decide([], [runs(spread, 0, 3, 1)], around, NOW).resizes
+    assert (resize.replicas, resize.leaves) == (1, ("s1", "s3"))
+    last_only = decide([], [runs(spread, 0, 1, 2)], around, NOW)
+    assert [(each.replicas, each.leaves) for each in last_only.resizes] == [(2, ("s2",))]
+    (park,) = decide([], [runs(spread, 3, 0, 1)], around, NOW).parks
+    assert (park.job, park.blocker) == ("spread", "night")
+    pairs = asks("pairs", 2, least=1, replica_slots=2)
+    assert decide([], [runs(pairs, 0, 2, 1, 3, replicas=2)], around, NOW).parks
 
 
 def test_reservations_that_can_not_all_be_kept_are_refused_in_one_line() -> None:
