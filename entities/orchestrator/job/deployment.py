@@ -75,7 +75,7 @@ class Deployment:
             return None
         record = self._job.store.record
         held, unfit = record.held, False
-        if not held and self._unfit is not None and self._unfit[0] == self._there():
+        if not held and self._unfit is not None and self._unfit[0] == self._job.mesh.extent():
             held, unfit = self._unfit[1], True
         spec = self._job.spec
         asked = self._asked
@@ -97,12 +97,6 @@ class Deployment:
         """The job was given another shape: what was found out about the former one no longer counts."""
         self._unfit = None
         self._job.queue.again()
-
-    def _there(self) -> object:
-        """Nodes and cordons: what an empty mesh consists of."""
-        mesh = self._job.mesh
-        nodes = frozenset((node.sid, node.incarnation, len(node.slots)) for node in mesh.nodes.values())
-        return nodes, {agent: frozenset(places) for agent, places in mesh.cordons.places().items()}
 
     @property
     def _has_trained(self) -> bool:
@@ -228,7 +222,7 @@ class Deployment:
             if alone.never:
                 return alone
             reason = f"the whole mesh has no room for it, others go first: {alone.reason}"
-            self._unfit = (self._there(), reason)
+            self._unfit = (job.mesh.extent(), reason)
             return NoRoom(reason)
         job.instances.graph = graph
         self.waits, self.placed_at = False, time.time()
