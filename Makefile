@@ -37,7 +37,7 @@ demo-chaos: setup ## the same with instances, a cluster, the orchestrator and th
 		--what instance,freeze,cluster,orchestrator,server --plot runs/chaos.svg $(ARGS)
 
 .PHONY: examples
-examples: setup ## each example as one process, 2 × 2 with a kill, resumed: one SHA-256; ARGS="--only unet --kills 10", or --plain: beside a plain loop
+examples: setup ## each example as one process, 2 × 2 with a kill, resumed: one SHA-256; ARGS="--only unet --replicas 2,4 --kills 10 --set training.precision=bf16", or --plain: beside a plain loop
 	@$(VENV)/python -m benchmarks.examples $(ARGS)
 
 .PHONY: large

@@ -1,8 +1,10 @@
 """Each example of examples/ in one mesh: as one process, as 2 × 2 with a kill, and resumed from the middle.
 
-    python -m benchmarks.examples [--only digits,unet] [--replicas 4 --kills 10] [--plain] [--json]
+    python -m benchmarks.examples [--only digits,unet] [--replicas 2,4 --kills 10] [--set KEY=VALUE] [--plain]
 
-Their data is made first. A row per example: losses, seconds, recoveries, and the SHA-256 of all three. With
+Their data is made first. A row per example: losses, seconds, recoveries, and the SHA-256 of all runs.
+`--replicas 2,4` has one run of two stages for each number, all with kills. `--set` changes a key of each
+example's job, as of `dmsc train`: `--set training.precision=bf16`, `--set training.compile=all`. With
 `--plain` an example trains as one process only, and each of its first 50 losses is compared with a plain
 PyTorch loop's (`benchmarks.plain_loops`).
 """
@@ -17,7 +19,7 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,12 +30,23 @@ from benchmarks.harness.meshes import open_mesh
 from bus.logs import configure_logging
 from dmsc import AsyncClient
 from dmsc.client.job_file import load_job
-from schemas.errors import Conflict, NotFound
+from schemas.errors import BadJob, Conflict, NotFound
 from schemas.job import JobRecord, JobSpec
 
 ROOT = Path(__file__).parents[1]
 PLAIN_STEPS, PLAIN_BAR = 50, 1e-6
 NAMES = tuple(sorted(file.parent.name for file in (ROOT / "examples").glob("*/job.yaml")))
+
+
+@dataclass(frozen=True)
+class KilledRun:
+    """One run as two stages, of so many replicas each, with kills."""
+
+    replicas: int
+    seconds: float
+    kills: int
+    recoveries: int
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -44,15 +57,30 @@ class ExampleFigures:
     first_loss: float
     last_loss: float
     whole_s: float
-    killed_s: float
     resumed_s: float
-    kills: int
-    recoveries: int
-    digests: tuple[str, str, str]
+    killed: tuple[KilledRun, ...]
+    digest: str
+    resumed_digest: str
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        return self.digest, *(run.digest for run in self.killed), self.resumed_digest
 
     @property
     def same(self) -> bool:
         return len(set(self.digests)) == 1
+
+
+def jobs(names: Sequence[str], overrides: Sequence[str]) -> dict[str, JobSpec]:
+    """Name → job of each of these examples.
+
+    Raises:
+        SystemExit: In one line: an override fits none of their keys.
+    """
+    try:
+        return {name: load_job(ROOT / "examples" / name / "job.yaml", overrides) for name in names}
+    except BadJob as error:
+        raise SystemExit(error.text) from None
 
 
 def make_data(name: str) -> None:
@@ -88,30 +116,45 @@ async def trained(client: AsyncClient, spec: JobSpec, kills: int = 0) -> tuple[J
     return await client.job(job), time.monotonic() - began, done_kills
 
 
-async def example(client: AsyncClient, name: str, replicas: int, kills: int) -> ExampleFigures:
-    """One example in three shapes.
+async def killed_run(
+    client: AsyncClient, spec: JobSpec, replicas: int, kills: int
+) -> tuple[KilledRun, JobRecord]:
+    """One example as two stages, with kills.
+
+    Raises:
+        SystemExit: The job failed, or a kill came too late.
+    """
+    record, seconds, struck = await trained(client, shaped(spec, 2, replicas), kills)
+    found = KilledRun(replicas, seconds, struck, record.recoveries, digest(record))
+    if struck < kills or (kills and not record.recoveries):
+        raise SystemExit(
+            f"{record.job}: {struck} of {kills} kills and {record.recoveries} recoveries: too late"
+        )
+    return found, record
+
+
+async def example(
+    client: AsyncClient, name: str, spec: JobSpec, replicas: Sequence[int], kills: int
+) -> ExampleFigures:
+    """One example as one process, as two stages of each of these numbers of replicas, and resumed.
 
     Raises:
         SystemExit: A job failed, kept no checkpoint, or a kill came too late.
     """
     await asyncio.to_thread(make_data, name)
-    spec = load_job(ROOT / "examples" / name / "job.yaml")
     whole, whole_s, _ = await trained(client, shaped(spec, 1, 1))
-    killed, killed_s, struck = await trained(client, shaped(spec, 2, replicas), kills)
-    before = digest(whole), digest(killed)
-    if struck < kills or killed.recoveries == 0:
-        raise SystemExit(
-            f"{killed.job}: {struck} of {kills} kills and {killed.recoveries} recoveries: too late"
-        )
-    kept = (await client.checkpoints(killed.job)).checkpoints
+    before = digest(whole)
+    killed = [await killed_run(client, spec, count, kills) for count in replicas]
+    last = killed[-1][1]
+    kept = (await client.checkpoints(last.job)).checkpoints
     middle = min(kept, key=lambda one: abs(one.manifest.version - spec.training.steps / 2), default=None)
     if middle is None:
-        raise SystemExit(f"{killed.job} kept no checkpoint")
+        raise SystemExit(f"{last.job} kept no checkpoint")
     again = shaped(spec, 3, 1, resume_from=middle.url, initial_weights=None)
     resumed, resumed_s, _ = await trained(client, again)
     losses = whole.loss_first or math.nan, whole.loss_last or math.nan
-    seconds = whole_s, killed_s, resumed_s
-    return ExampleFigures(name, *losses, *seconds, struck, killed.recoveries, (*before, digest(resumed)))
+    runs = tuple(run for run, _ in killed)
+    return ExampleFigures(name, *losses, whole_s, resumed_s, runs, before, digest(resumed))
 
 
 @dataclass(frozen=True)
@@ -125,11 +168,10 @@ class PlainFigures:
     difference: float
 
 
-async def beside_plain(client: AsyncClient, name: str) -> PlainFigures:
+async def beside_plain(client: AsyncClient, name: str, spec: JobSpec) -> PlainFigures:
     """One example as one process, and its plain loop in a process of its own."""
     await asyncio.to_thread(make_data, name)
-    spec = shaped(load_job(ROOT / "examples" / name / "job.yaml"), 1, 1)
-    job = (await client.submit(spec)).job
+    job = (await client.submit(shaped(spec, 1, 1))).job
     losses = [event.result.loss async for event in client.events(job) if event.result is not None][
         :PLAIN_STEPS
     ]
@@ -143,26 +185,29 @@ async def beside_plain(client: AsyncClient, name: str) -> PlainFigures:
 
 async def measure(options: argparse.Namespace) -> list[ExampleFigures] | list[PlainFigures]:
     configure_logging(level="error")
+    if options.plain and options.set:
+        raise SystemExit("--plain: a plain loop trains the example as its file says; leave out --set")
+    specs = jobs(options.only, options.set)
     if options.plain:
         beside = []
         async with open_mesh(tell=say, slots=3) as mesh:
-            for name in options.only:
-                beside.append(await beside_plain(mesh.client, name))
+            for name, spec in specs.items():
+                beside.append(await beside_plain(mesh.client, name, spec))
                 say(plain_row(beside[-1]))
         return beside
     found = []
-    async with open_mesh(tell=say, slots=options.replicas + 2) as mesh:
-        for name in options.only:
-            found.append(await example(mesh.client, name, options.replicas, options.kills))
+    async with open_mesh(tell=say, slots=max(options.replicas) + 2) as mesh:
+        for name, spec in specs.items():
+            found.append(await example(mesh.client, name, spec, options.replicas, options.kills))
             say(row(found[-1]))
     return found
 
 
 def row(found: ExampleFigures) -> str:
-    hashes = found.digests[0][:16] if found.same else "DIFFER: " + ", ".join(found.digests)
+    hashes = found.digest[:16] if found.same else "DIFFER: " + ", ".join(found.digests)
     losses = f"{found.first_loss:7.4f} {found.last_loss:7.4f}"
-    seconds = f"{found.whole_s:6.1f} {found.killed_s:6.1f} {found.resumed_s:7.1f}"
-    return f"{found.name:12} {losses} {seconds} {found.kills:5} {found.recoveries:10}  {hashes}"
+    killed = " ".join(f"{run.seconds:6.1f} {run.kills:5} {run.recoveries:10}" for run in found.killed)
+    return f"{found.name:12} {losses} {found.whole_s:6.1f} {killed} {found.resumed_s:7.1f}  {hashes}"
 
 
 def plain_row(found: PlainFigures) -> str:
@@ -179,21 +224,35 @@ def lines(found: list[ExampleFigures] | list[PlainFigures]) -> Iterator[str]:
             raise SystemExit(f"a plain loop's losses differ by more than {PLAIN_BAR:g}: {', '.join(far)}")
         return
     figures = [each for each in found if isinstance(each, ExampleFigures)]
-    yield (
-        f"{'example':12} {'first':>7} {'last':>7} {'1×1 s':>6} {'kill s':>6} {'resumed':>7} kills recoveries"
-        "  SHA-256 of all"
-    )
+    shapes = " ".join(f"{f'2×{run.replicas} s':>6} kills recoveries" for run in figures[0].killed)
+    yield f"{'example':12} {'first':>7} {'last':>7} {'1×1 s':>6} {shapes} {'resumed':>7}  SHA-256 of all"
     yield from map(row, figures)
     if wrong := [one.name for one in figures if not one.same]:
         raise SystemExit(f"the weights differ: {', '.join(wrong)}")
 
 
+def counts(text: str) -> tuple[int, ...]:
+    """The type of an option that takes numbers from 1, with commas between."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r}: give numbers from 1 with commas, such as 2,4")
+    return tuple(map(int, parts))
+
+
 if __name__ == "__main__":
     parser = command(
         __doc__,
-        replicas=(2, "of each of the two stages that are killed"),
-        kills=(1, "evenly over the steps"),
+        kills=(1, "of each run of two stages, evenly over its steps"),
         plain=(False, "compare the losses with a plain PyTorch loop's instead"),
     )
     parser.add_argument("--only", type=some_of(NAMES), default=NAMES, help="some examples, with commas")
+    parser.add_argument(
+        "--replicas",
+        type=counts,
+        default=(2,),
+        help="of each of two stages that are killed: a run for each",
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a key of each job; repeatable"
+    )
     bench(parser, measure, lines)

@@ -26,11 +26,10 @@ BAR = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One job: what its blocks wait, relative to the others, and the shape that it asks for."""
+    """One job: its shape, and how many blocks it has."""
 
     name: str
     parallel: dict[str, Any]
-    microbatches: int = 8
     blocks: int = 4
 
 
@@ -79,7 +78,6 @@ def spec(case: Case, number: int, options: argparse.Namespace) -> JobSpec:
         job(
             f"forecast-{number}",
             steps=1 + options.steps,
-            microbatches=case.microbatches,
             layers=case.blocks,
             width=32,
             heads=2,

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.harness.command import bench, command
 from benchmarks.harness.figures import at_most
-from benchmarks.harness.jobs import done, job
+from benchmarks.harness.jobs import digest, job
 from benchmarks.harness.meshes import mesh
 from dmsc import Client
 from schemas.job import JobEvent, JobState
@@ -54,26 +54,20 @@ def one_round() -> dict[str, float]:
     """Seconds of one park; ends the benchmark if the weights differ."""
     with mesh(None, slots=2, environment=QUEUE) as state, Client(state=state) as client:
         spec = of_priority("parks", 100, 0, 8.0)
-        alone = done(client.job(_ended(client, client.submit(spec).job)))
+        alone = client.wait(client.submit(spec).job)
         parks = client.submit(spec).job
         until(client, parks)
         urgent = client.submit(of_priority("urgent", 4, 1, None)).job
         submitted = client.job(urgent).submitted_at
         parked = until(client, parks, JobState.PARKED).at
         first = until(client, urgent).at
-        record = done(client.job(_ended(client, parks)))
+        record = client.wait(parks)
         goes_on = [event.at for event in client.events(parks) if event.text.startswith("resumed from")]
-    if alone.weights is None or record.weights is None or alone.weights.sha256 != record.weights.sha256:
+    if digest(alone) != digest(record):
         raise SystemExit(f"the weights of {record.job}, which parked, are not those of {alone.job}")
     if not goes_on:
         raise SystemExit(f"{record.job} did not go on from its checkpoint")
     return {"submitted → first step": first - submitted, "parked → first step": first - parked}
-
-
-def _ended(client: Client, job_id: str) -> str:
-    for _ in client.events(job_id):
-        pass
-    return job_id
 
 
 def measure(options: argparse.Namespace) -> dict[str, list[float]]:

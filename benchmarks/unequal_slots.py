@@ -23,11 +23,12 @@ import statistics
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.command import bench, command, say
-from benchmarks.harness.jobs import digest, done, job
+from benchmarks.harness.jobs import digest, job, trained
 from benchmarks.harness.meshes import BenchMesh, open_mesh
 from bus.subjects import REGISTRY_RECORD
 from schemas.job import JobSpec
@@ -77,16 +78,8 @@ def spec(name: str, options: argparse.Namespace, parallel: dict[str, Any], pace:
 
 
 async def train(mesh: BenchMesh, planned: JobSpec, pace: Path | None = None) -> Run:
-    name = (await mesh.client.submit(planned)).job
-    pacing = asyncio.create_task(set_paces(mesh, name, pace, planned)) if pace is not None else None
-    seconds = {
-        event.result.step: event.result.step_s
-        async for event in mesh.client.events(name)
-        if event.result is not None
-    }
-    if pacing is not None:
-        await pacing
-    record = done(await mesh.client.job(name))
+    pacing = None if pace is None else partial(set_paces, mesh, pace, planned)
+    record, seconds = await trained(mesh.client, planned, pacing)
     graph = record.graph
     assert graph is not None
     assert graph.forecast is not None
@@ -102,7 +95,7 @@ async def train(mesh: BenchMesh, planned: JobSpec, pace: Path | None = None) -> 
     )
 
 
-async def set_paces(mesh: BenchMesh, name: str, pace: Path, planned: JobSpec) -> None:
+async def set_paces(mesh: BenchMesh, pace: Path, planned: JobSpec, name: str) -> None:
     """Gives each instance the speed of its slot, once all are there.
 
     A pace multiplies waits alone; what layers compute beside them is taken off, as emulated slots do.

@@ -153,6 +153,14 @@ RECEIVED = _INSTANCE.counter("instance_received_bytes_total", "bytes received ov
 TRANSFERS = _INSTANCE.counter("instance_transfers_total", "transfers over its tensor links")
 TRANSFER_S = _INSTANCE.counter("instance_transfer_seconds_total", "duration of these transfers in all")
 LINK_ERRORS = _INSTANCE.counter("instance_link_errors_total", "transfers that failed")
+DATA_STALL_S = _INSTANCE.counter(
+    "instance_data_stall_seconds_total", "time in which a microbatch dispatched to it was not made yet"
+)
+DATA_BYTES = _INSTANCE.counter(
+    "instance_data_bytes_total",
+    "bytes of stores by where they came from: memory, disk (the node's cache), neighbour, store",
+    "tier",
+)
 BUBBLE = _ROUTER.gauge(
     "stage_bubble_ratio",
     "pipeline bubble: 1 − busy, mean over the stage's instances in this cluster",

@@ -8,7 +8,9 @@ from pydantic import Field, model_validator
 
 from schemas.base import Message, Part, Token
 from schemas.job import JobSpec
+from schemas.job_file.model import ModelSpec
 from schemas.job_file.plan import PlanSpec
+from schemas.job_file.training import TrainingSpec
 from schemas.task_graph import LayerEdge, LayerProfile, ModelTopology, PlanForecast
 
 MOST_LAYERS = 4096
@@ -128,6 +130,30 @@ class PlanBody(Part):
         if self.slots is not None and not self.best:
             raise ValueError("slots bounds the best shape: give best: true, or leave slots out")
         return self
+
+
+def planned_job(spec: JobSpec) -> JobSpec:
+    """What planning reads of a job whose model is known: no data, arguments, code, weights or places."""
+    training = {name: getattr(spec.training, name) for name in _PLANNED_TRAINING}
+    return JobSpec(
+        name=spec.name,
+        model=ModelSpec(factory=spec.model.factory, dtype=spec.model.dtype, quantize=spec.model.quantize),
+        training=TrainingSpec(**training),
+        parallel=spec.parallel,
+        requires=spec.requires,
+        plan=spec.plan,
+    )
+
+
+_PLANNED_TRAINING = (
+    "steps",
+    "microbatches",
+    "microbatch_samples",
+    "exact_accumulation",
+    "compute_threads",
+    "precision",
+    "recompute",
+)
 
 
 class MakePlan(Message, wire="plan.make"):

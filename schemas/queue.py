@@ -96,6 +96,10 @@ class CancelReservation(Message, wire="queue.cancel_reservation"):
     by: str
 
 
+class ReservationsQuery(Message, wire="queue.reservations_query"):
+    """MG → SMO: which slots are kept."""
+
+
 class Reservations(Message, wire="queue.reservations"):
     """SMO → MG: all reservations that have not ended, by their start."""
 

@@ -111,6 +111,22 @@ def references_of(spec: JobSpec) -> dict[str, tuple[str, str]]:
     return {f"{one[0]}/{one[1]}": one[:2] for one in found if one is not None}
 
 
+def secret_places(spec: JobSpec) -> list[str]:
+    """Where a job file, as its user wrote it, names secrets or has some in URLs and arguments."""
+    places: list[str] = []
+
+    def note(place: str, key: str, text: str) -> str:
+        if text.startswith(SCHEME) or has_credentials(text) or (text and names_secret(key)):
+            places.append(place)
+        return text
+
+    for place, url in urls_of(spec).items():
+        note(place, "", url)
+    _data_with(spec.data, note)
+    with_texts(spec.model.args, note)
+    return list(dict.fromkeys(places))
+
+
 class TakingOut:
     """Takes secrets out of a file's texts, one after the other. `made`: new names → values, so far."""
 

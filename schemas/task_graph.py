@@ -219,7 +219,7 @@ class PlanAlternative(Part):
     """A plan that was not chosen: in words, its step in milliseconds, and why not."""
 
     plan: str
-    step_ms: float
+    step_ms: float | None = Field(description="null: it does not fit")
     why_not: str
 
 

@@ -105,7 +105,28 @@ class LinkSample(Part):
     figures: LinkFigures | None = None
 
 
-class InstanceSample(Message, wire="telemetry.instance", version=(1, 4)):
+Tier = Literal["memory", "disk", "neighbour", "store"]
+"""Where bytes of a store come from: blocks in this process's memory, the node's cache, another node's, or
+the store itself."""
+
+
+class DataFigures(Part):
+    """How an instance before the first stage gets its data; counted since its incarnation began.
+
+    `stalled_s` is the time in which a microbatch that a gateway had dispatched to it was not made yet. Of
+    memory and disk, `read_bytes` counts the ranges that were asked for; of neighbours and stores, what came,
+    which is whole blocks mostly. Files on this machine are mapped, and not counted.
+    """
+
+    stalled_s: float | None = Field(
+        None, ge=0, allow_inf_nan=False, description="None: microbatches are not dispatched to it"
+    )
+    read_bytes: dict[Tier, Annotated[int, Field(ge=0)]] = Field(
+        {}, description="bytes by tier; empty: it reads from no store"
+    )
+
+
+class InstanceSample(Message, wire="telemetry.instance", version=(1, 5)):
     """An instance's load and speed; sent once a second and after each step.
 
     `service_ms` is a moving average of compute per microbatch, forward plus backward, without pauses.
@@ -144,6 +165,7 @@ class InstanceSample(Message, wire="telemetry.instance", version=(1, 4)):
     )
     links: tuple[LinkSample, ...] = ()
     device: DeviceSample | None = None
+    data: DataFigures | None = Field(None, description="of instances before the first stage")
 
 
 class NodeSample(Message, wire="telemetry.node", version=(1, 1)):

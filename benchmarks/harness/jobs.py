@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,12 +94,20 @@ def digest(record: JobRecord) -> str:
     return weights.sha256
 
 
-async def trained(client: AsyncClient, spec: Any) -> tuple[JobRecord, dict[int, float]]:
-    """A job's record at its good end, and the seconds of each of its steps."""
+async def trained(
+    client: AsyncClient, spec: Any, submitted: Callable[[str], Awaitable[None]] | None = None
+) -> tuple[JobRecord, dict[int, float]]:
+    """A job's record at its good end, and the seconds of each of its steps.
+
+    `submitted`: what is done beside the job, given its id; it has to end.
+    """
     job = (await client.submit(spec)).job
+    beside = None if submitted is None else asyncio.ensure_future(submitted(job))
     seconds = {
         event.result.step: event.result.step_s
         async for event in client.events(job)
         if event.result is not None
     }
+    if beside is not None:
+        await beside
     return done(await client.job(job)), seconds

@@ -28,6 +28,7 @@ __all__ = [
     "QUEUE_CAPACITY",
     "QUEUE_QUERY",
     "RESERVATION",
+    "RESERVATIONS_QUERY",
     "RESERVE_SLOTS",
     "RESUME",
     "SCALE",
@@ -181,6 +182,15 @@ MAKE_PLAN = Subject(
     "a plan of a job that is not there yet, on the mesh's slots",
     reply=plans.PlanMade,
     answer_bytes=RECORDS_BYTES,
+)
+RESERVATIONS_QUERY = Subject(
+    "reservations query",
+    "job.command.reservations",
+    queue.ReservationsQuery,
+    MG,
+    SMO,
+    "which slots are kept, and for whom",
+    reply=queue.Reservations,
 )
 RESERVE_SLOTS = Subject(
     "reserve slots",

@@ -25,7 +25,7 @@ _node = (
 )
 _instance = (
     *("sid", "job", "stage", "cluster", "node", "state", "busy", "queue", "service_ms", "share"),
-    *("sent_bytes", "received_bytes", "transfer_ms"),
+    *("sent_bytes", "received_bytes", "transfer_ms", "stalled", "stalled_s", "read_bytes"),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -13,6 +13,7 @@ from rich.text import Text
 from dmsc.board.documents import Row
 from dmsc.follow.run_state import quantity
 from schemas.plain_text import plain
+from schemas.telemetry import Tier
 from schemas.training_length import progress_text
 
 _colours = {"active": "green", "pending": "yellow", "draining": "yellow", "faulted": "bold red"}
@@ -44,6 +45,14 @@ def _quantity(heading: str, key: str, unit: str = "") -> Column:
 
 def _service() -> Column:
     return Column("ms/microbatch", lambda row: _figure(row["service_ms"] or None, ".1f"), right=True)
+
+
+def _read_from(tier: Tier) -> Column:
+    def cell(row: Row) -> str:
+        count = row["read_bytes"].get(tier)
+        return "–" if count is None else f"{quantity(count)}B"
+
+    return Column(f"from {tier}", cell, right=True)
 
 
 ROUTE_COLUMNS = (
@@ -106,6 +115,14 @@ INSTANCE_COLUMNS = (
     _quantity("sent", "sent_bytes", "B"),
     _number("ms/transfer", "transfer_ms", ".1f"),
 )
+DATA_COLUMNS = (
+    _text("instance", "sid"),
+    Column("unit", lambda row: unit_name(row)),
+    _number("waits for data", "stalled", ".0%"),
+    _number("in all", "stalled_s", ".1f", " s"),
+    *(_read_from(tier) for tier in get_args(Tier)),
+)
+"""Of instances that make the microbatches: `DataFigures` of their samples."""
 
 
 def unit_name(row: Row) -> str:
@@ -150,6 +167,9 @@ def top_text(document: Row) -> RenderableType:
     ]
     if len(instances) > MOST_LINES:
         parts.append(Text(f"… the busiest {MOST_LINES} of {len(instances)}; --json has all", "dim"))
+    if data := [row for row in instances if row["read_bytes"] is not None]:
+        by_stall = sorted(data, key=lambda row: -(row["stalled"] or 0.0))
+        parts.append(_table(DATA_COLUMNS, by_stall[:MOST_LINES]))
     return Group(*parts)
 
 

@@ -172,7 +172,10 @@ class AsyncClient(TrainCalls, DataCalls, AccessCalls, FeedCalls):
     # --- the mesh -------------------------------------------------------------------------------------------
 
     async def plan(self, question: PlanBody) -> PlanMade:
-        """What a job would get on the mesh's slots, and what a step would take; nothing is started."""
+        """What a job would get on the mesh's slots, and what a step would take; nothing is started.
+
+        Without `model` and `like` a node measures the model, which may take longer than `timeout_s`.
+        """
         return await self._gateways.ask_for(
             PlanMade, "POST", "/v1/plans", question.model_dump(mode="json", exclude_unset=True)
         )

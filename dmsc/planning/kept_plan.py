@@ -46,6 +46,9 @@ def keep(
         for key, value in (document.get("parallel") or {}).items()
         if key not in ("slots", "auto", "segmentation")
     }
+    standbys = parallel.get("standbys")
+    if isinstance(standbys, list) and len(standbys) != len(replicas):
+        del parallel["standbys"]  # of other stages than these
     counts = [int(count) for count in replicas]
     shown = counts[0] if len(set(counts)) == 1 else counts
     plan = {key: value for key, value in (document.get("plan") or {}).items() if key not in ("by", "shared")}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dmsc.planning.plan_text import other_line, planned_step, row, stage_line
+from entities.planner.layer_rules import in_words
 from schemas.errors import BadInput
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ def ask_plan(mesh: GatewayOptions, question: PlanBody) -> PlanMade:
     Raises:
         DmscError: what stands against it, in one line.
     """
-    return mesh.ask(lambda client: client.plan(question), answer_s=100.0)
+    return mesh.ask(lambda client: client.plan(question), answer_s=130.0)
 
 
 def range_of_layers(text: str) -> tuple[str, str]:
@@ -49,34 +51,17 @@ def range_of_layers(text: str) -> tuple[str, str]:
 
 
 def row_of(plan: PlanMade) -> tuple[str, ...]:
-    """Slots, shape, step, bubble, hours, price."""
-    forecast = plan.forecast
-    counts = [stage.replicas for stage in plan.stages]
-    shown = str(counts[0]) if len(set(counts)) == 1 else ", ".join(map(str, counts))
-    bubble = 1.0 - forecast.bottleneck_ms / forecast.step_ms if forecast.step_ms else 0.0
-    return (
-        str(plan.slots),
-        f"{len(counts)} × {shown}",
-        f"{forecast.step_ms:.0f} ms",
-        f"{bubble:.0%}",
-        "–" if plan.hours is None else f"{plan.hours:.3g} h",
-        "–" if plan.price is None else f"{plan.price:.2f}",
-    )
+    """Its row of the table, by `COLUMNS`."""
+    replicas = tuple(stage.replicas for stage in plan.stages)
+    return row(plan.slots, replicas, planned_step(plan.forecast), plan.hours, plan.price)
 
 
 def lines_of(plan: PlanMade) -> list[str]:
     """The reason, each stage with its places, and the plans that were not chosen."""
-    found = [plan.reason]
+    found, step = [plan.reason], planned_step(plan.forecast)
     for number, stage in enumerate(plan.stages):
         places = ", ".join(f"{each.cluster}/{each.node}:{each.slot}" for each in stage.places)
         names = stage.first if stage.first == stage.last else f"{stage.first} – {stage.last}"
-        labels = f", only {' and '.join(stage.labels)}" if stage.labels else ""
-        found.append(
-            f"  stage {number}: {names}, {plan.forecast.stage_ms[number]:.0f} ms of a step, "
-            f"{plan.forecast.memory_bytes[number] / 2**30:.2f} GiB in each instance, on {places}{labels}"
-        )
-    found += [
-        f"  not {other.plan} ({other.step_ms:.0f} ms): {other.why_not}"
-        for other in plan.forecast.alternatives
-    ]
-    return found
+        labels = f", only {' and '.join(map(in_words, stage.labels))}" if stage.labels else ""
+        found.append(f"{stage_line(number, names, step)}, on {places}{labels}")
+    return found + [other_line(other) for other in plan.forecast.alternatives]

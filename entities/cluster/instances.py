@@ -64,10 +64,12 @@ class NodeInstances:
 
         Raises:
             Refused, Conflict, Fenced: see `ProcessLedger.admit`.
+            BadInput: its SID is none of its job, so that it can have no credential.
             Unavailable: the fork server is away.
         """
         ledger, instance = self.ledger.admit(order, self._config.sid)
         if instance is not None:
+            token = self._context.credential(instance.sid, instance.job)
             self._commit(ledger)
             slot = None if instance.slot is None else self.ledger.slots[instance.slot]
             capability = Capability() if slot is None else slot.capability()
@@ -76,7 +78,7 @@ class NodeInstances:
                 "agent": self._config.sid,
                 "address": self._config.address,
                 "ports": list(self._config.ports) if self._config.ports else None,
-                "token": self._context.credential(instance.sid, instance.job),
+                "token": token,
                 "start": order.model_dump(mode="json"),
                 "device": capability.device,
                 "capability": capability.model_dump(mode="json"),

@@ -165,8 +165,9 @@ class ShortLivedWorkers:
         outcome: dict[str, Any] | Failure = Failure("unavailable", f"{self._node}: {kind} was not started")
         async with self.turn(kind, job):
             for _ in range(_ATTEMPTS):
-                token = self._context.credential(sid, job)
+                token: str | None = None
                 try:
+                    token = self._context.credential(sid, job)
                     outcome = await self._run_once(kind, job, {**payload, "token": token}, spec)
                 except DmscError as error:
                     outcome = Failure(error.code, error.text)
@@ -180,10 +181,12 @@ class ShortLivedWorkers:
         That is so if the fork server was lost, or if the root of all credentials was replaced while the
         worker ran (ADR-0039).
         """
-        present = self._context.credential(sid, job) if failure.code == Refused.code else None
-        if token is not None and present is not None and is_credential(token):
-            return root_of(Credential.parse(present).chain[0]) != root_of(Credential.parse(token).chain[0])
-        return failure.code == Unavailable.code
+        if token is None or failure.code != Refused.code:
+            return failure.code == Unavailable.code
+        present = self._context.credential(sid, job)
+        if present is None or not is_credential(token):
+            return False
+        return root_of(Credential.parse(present).chain[0]) != root_of(Credential.parse(token).chain[0])
 
     @contextlib.asynccontextmanager
     async def turn(self, kind: str, job: str) -> AsyncIterator[None]:

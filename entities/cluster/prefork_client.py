@@ -39,7 +39,8 @@ async def fork_from(
     start_reader, start_writer = os.pipe()
     try:
         sent = socket.send_fds(channel, [line], [output, start_reader, *further])
-        await loop.sock_sendall(channel, line[sent:])
+        if sent < len(line):  # to send nothing fails as well, if the server has answered and closed meanwhile
+            await loop.sock_sendall(channel, line[sent:])
         readable = asyncio.Event()
         loop.add_reader(channel, readable.set)
         try:

@@ -250,6 +250,7 @@ class Leader:
             (subjects.QUERY, self._jobs.query),
             (subjects.QUEUE_QUERY, self._jobs.queue_status),
             (subjects.MAKE_PLAN, self._plans.make),
+            (subjects.RESERVATIONS_QUERY, self._jobs.reservations.query),
             (subjects.RESERVE_SLOTS, self._jobs.reservations.reserve),
             (subjects.CANCEL_RESERVATION, self._jobs.reservations.cancel),
             (subjects.MESH_QUERY, self._mesh_query),
@@ -393,10 +394,10 @@ class Leader:
 
     async def _judged(self, message: ClusterReport, envelope: Envelope) -> Ack:
         """What a node agent says of one of its instances: a stalled one is located like any fault."""
-        self.mesh.judged(message)
         run = self._runs.get(message.job)
-        if run is None:
+        if run is None:  # and nobody would ever forget what is said of it
             return Ack(note="no such job runs")
+        self.mesh.judged(message)
         if message.condition == "stalled" and message.scope != "none":
             self._spawn(run.fault(stall_of(message)))
         else:

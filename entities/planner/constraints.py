@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, SupportsInt
 
-from entities.planner.layer_rules import in_words
+from entities.planner.layer_rules import in_words, reaches
 from entities.planner.plan_request import LayerRule, PlanRequest, UnitPlace
 
 
@@ -119,10 +119,11 @@ def constraints_on_units(
 
 def broken_by(request: PlanRequest, cuts: Sequence[tuple[int, int]], units: Sequence[UnitPlace]) -> str:
     """What of the request's hard rules these cuts and places do not keep, in words; empty: nothing."""
+    reach = reaches(request.parted, len(request.layers))
     for first, last in cuts:
-        for lower, upper, name in request.parted:
-            if first <= lower and upper < last:
-                return f"{name} parts {request.layers[lower].name} and {request.layers[upper].name}"
+        if last > reach[first]:
+            lower, upper, name = next(pair for pair in request.parted if first <= pair[0] and pair[1] < last)
+            return f"{name} parts {request.layers[lower].name} and {request.layers[upper].name}"
     for unit in units:
         labels = set(request.slots[unit.slot].labels)
         for layer in request.layers[slice(*cuts[unit.stage])]:

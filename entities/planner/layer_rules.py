@@ -10,6 +10,7 @@ it.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -39,7 +40,7 @@ def with_rules(request: PlanRequest, rules: Iterable[LayerRule]) -> PlanRequest:
                 unkept.append(rule.shown)
         elif rule.scope == "stage":
             try:
-                cut = _cut_by(request, [*hard, rule])
+                cut = _cut_by(cut, [rule])
             except NoPlan:
                 unkept.append(rule.shown)
             else:
@@ -65,7 +66,8 @@ def least_stages(request: PlanRequest) -> int:
     reach = reaches(request.parted, edges[-1])
     stages, first = 0, 0
     while first < edges[-1]:
-        first = max((edge for edge in edges if first < edge <= reach[first]), default=edges[-1])
+        last = edges[bisect_right(edges, reach[first]) - 1]
+        first = last if last > first else edges[-1]
         stages += 1
     return stages
 
@@ -99,8 +101,17 @@ def _edges(request: PlanRequest) -> tuple[int, ...]:
     return request.edges or tuple(range(len(request.layers) + 1))
 
 
+def _edge_between(edges: Sequence[int], lower: int, upper: int) -> bool:
+    """Whether a cut may part two layers."""
+    return bisect_right(edges, upper) > bisect_right(edges, lower)
+
+
 def _cut_by(request: PlanRequest, rules: Sequence[LayerRule]) -> PlanRequest:
-    """The request with the edges and the parted layers of these rules."""
+    """The request with the edges and the parted layers of these rules, beside those that it has.
+
+    Raises:
+        NoPlan: they contradict each other, those of the request, or its number of stages.
+    """
     edges, before = _edges(request), _edges(request)
     ties = [rule for rule in rules if rule.kind == "together" and rule.scope == "stage"]
     for rule in ties:
@@ -111,9 +122,9 @@ def _cut_by(request: PlanRequest, rules: Sequence[LayerRule]) -> PlanRequest:
         if rule.kind != "apart":
             continue
         for lower, upper in _borders(rule, request):
-            if not any(lower < edge <= upper for edge in edges):
+            if not _edge_between(edges, lower, upper):
                 names = f"{request.layers[lower].name} and {request.layers[upper].name}"
-                if not any(lower < edge <= upper for edge in before):
+                if not _edge_between(before, lower, upper):
                     raise NoPlan(
                         f"{rule.shown} parts {names}, between which the model can't be cut (a layer that "
                         "changes in place what another made stays with it): leave them in one stage"
@@ -121,6 +132,14 @@ def _cut_by(request: PlanRequest, rules: Sequence[LayerRule]) -> PlanRequest:
                 tie = next(tie for tie in ties if tie.layers[0] <= lower and upper <= tie.layers[-1])
                 raise contradiction(rule, tie, f"{names} would be in one stage and in different stages")
             parted.append((lower, upper, rule.shown))
+    if ties:
+        for lower, upper, name in request.parted:
+            if not _edge_between(edges, lower, upper):
+                names = f"{request.layers[lower].name} and {request.layers[upper].name}"
+                who = ", ".join(tie.shown for tie in ties)
+                raise NoPlan(
+                    f"{who} leaves no cut between {names}, which {name} parts: drop one, or prefer it"
+                )
     found = replace(request, edges=edges, parted=_nearest((*request.parted, *parted)))
     least = least_stages(found)
     if request.stages is not None and request.stages < least:
@@ -176,13 +195,13 @@ def contradiction(first: LayerRule, second: LayerRule, why: str) -> NoPlan:
 def _check_pins(request: PlanRequest, pins: Sequence[LayerRule]) -> None:
     if not request.slots:
         return
-    have = [frozenset(slot.labels) for slot in request.slots]
+    have = {frozenset(slot.labels) for slot in request.slots}
     there = frozenset[str]().union(*have)
     for rule in pins:
         if rule.label not in there:
             raise NoPlan(_lacking(request, rule, there))
-    pinned = _pinned(pins)
-    for layer, labels in pinned.items():
+    layer_of = {frozenset(labels): layer for layer, labels in _pinned(pins).items()}
+    for labels, layer in layer_of.items():
         if any(labels <= slot for slot in have):
             continue
         mine = [rule for rule in pins if layer in rule.layers]
@@ -300,12 +319,17 @@ def _check_places(request: PlanRequest, hard: Sequence[LayerRule]) -> None:
                 )
                 raise contradiction(rule, other, why)
     pins = [rule for rule in hard if rule.kind == "pin"]
+    pinned = _pinned(pins)
+    by_scope: dict[str, dict[str, set[frozenset[str]]]] = {
+        "node": defaultdict(set),
+        "cluster": defaultdict(set),
+    }
+    for slot in request.slots if pins and together else ():
+        by_scope["node"][slot.node].add(frozenset(slot.labels))
+        by_scope["cluster"][slot.cluster].add(frozenset(slot.labels))
     for rule in together:
-        pinned = _pinned(pins)
         wanted = {frozenset(pinned[layer]) for layer in rule.layers if layer in pinned}
-        places: dict[str, list[frozenset[str]]] = defaultdict(list)
-        for slot in request.slots:
-            places[slot.node if rule.scope == "node" else slot.cluster].append(frozenset(slot.labels))
+        places = by_scope[rule.scope]
         if (
             wanted
             and places

@@ -20,8 +20,7 @@ GBPS = 1.25e5
 
 @dataclass(frozen=True)
 class NetworkTopology:
-    """Hosts and what connects them. `links`: bytes per millisecond by (node, node), each in both directions.
-    Hosts and what connects them. `links`: bytes per millisecond by (node, node), each in both directions."""
+    """Hosts and what connects them. `links`: bytes per millisecond by (node, node), in both directions."""
 
     hosts: tuple[str, ...]
     links: Mapping[tuple[str, str], float]
@@ -238,7 +237,7 @@ def shortest(
     queue = deque([source])
     while queue:
         node = queue.popleft()
-        for other in sorted(beside[node]):
+        for other in beside[node]:
             if other not in far:
                 far[other] = far[node] + 1
                 before[other] = []

@@ -8,8 +8,10 @@ they differ.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
@@ -131,7 +133,7 @@ def _others(request: PlanRequest, chosen: PlannedStep) -> tuple[Alternative, ...
         name = f"an instance fewer in stage {at}"
         found.append((name, costs.forecast(cut, chosen.memory_bytes) if cut else None))
     return tuple(
-        Alternative(name, other.step_ms if other else 0.0, _why_not(other, chosen))
+        Alternative(name, other.step_ms if other else None, _why_not(other, chosen))
         for name, other in found[:ALTERNATIVES]
     )
 
@@ -157,7 +159,8 @@ def cut_at_once(request: PlanRequest) -> tuple[Cut, ...]:
 
 def steps_ms(request: PlanRequest, cuts: Sequence[Cut], counts: Sequence[int]) -> tuple[float, ...]:
     """The forecast step of the same cut with each of these numbers of replicas of every stage."""
-    return tuple(_StageCosts(request, (count,) * len(cuts)).forecast(cuts, ()).step_ms for count in counts)
+    costs = _StageCosts(request, (1,) * len(cuts))
+    return tuple(costs.with_replicas((count,) * len(cuts)).forecast(cuts, ()).step_ms for count in counts)
 
 
 def _shape(request: PlanRequest) -> tuple[Sequence[int], Sequence[int]]:
@@ -175,13 +178,10 @@ class _StageCosts:
     """Costs of intervals of layers, for instances at the slowest slot's speed."""
 
     def __init__(self, request: PlanRequest, replicas: Sequence[int]) -> None:
-        self._request, self._replicas = request, replicas
+        self._request = request
         layers = request.layers
         self._speed = min((slot.speed for slot in request.slots), default=1.0)
-        wanted = sum(replicas) + sum(request.standbys)
-        rooms = sorted((slot.memory_bytes or math.inf for slot in request.slots), reverse=True)
-        self._room = rooms[min(wanted, len(rooms)) - 1] if rooms else math.inf
-        """The smallest of as many slots as there are instances, the largest ones: what fits has a place."""
+        self._rooms = sorted((slot.memory_bytes or math.inf for slot in request.slots), reverse=True)
         self._work = [0.0, *accumulate(layer.work_ms for layer in layers)]
         self._state = [0.0, *accumulate(layer.state_bytes for layer in layers)]
         self._kept = [0.0, *accumulate(layer.activation_bytes for layer in layers)]
@@ -190,7 +190,20 @@ class _StageCosts:
         self._live[-1] = 0.0
         self._edges = list(request.edges) or list(range(len(layers) + 1))
         self._reach = reaches(request.parted, len(layers))
-        self._rounds = [math.ceil(request.microbatches / count) / self._speed for count in replicas]
+        self._take(replicas)
+
+    def _take(self, replicas: Sequence[int]) -> None:
+        self._replicas = replicas
+        wanted = sum(replicas) + sum(self._request.standbys)
+        self._room = self._rooms[min(wanted, len(self._rooms)) - 1] if self._rooms else math.inf
+        """The smallest of as many slots as there are instances, the largest ones: what fits has a place."""
+        self._rounds = [math.ceil(self._request.microbatches / count) / self._speed for count in replicas]
+
+    def with_replicas(self, replicas: Sequence[int]) -> _StageCosts:
+        """The same layers and slots with other numbers of instances; what is summed over layers is shared."""
+        other = copy(self)
+        other._take(replicas)
+        return other
 
     def stage_ms(self, stage: int, first: int, last: int) -> float:
         """Of a step, without the reduction."""
@@ -256,7 +269,7 @@ class _StageCosts:
         chosen = [0]
         for stage in range(1, stages):
             wanted = self._work[-1] * shares[stage] / shares[-1]
-            ahead = [at for at in walls if at > chosen[-1]]
+            ahead = walls[bisect_right(walls, chosen[-1]) :]
             most = ahead[0] if ahead else len(edges) - 1
             if len(ahead) >= stages - stage:  # each wall that is left needs a boundary
                 candidates = range(most, most + 1)
@@ -270,7 +283,7 @@ class _StageCosts:
         found: list[int] = []
         for lower, upper, _ in sorted(self._request.parted, key=lambda pair: pair[1]):
             if not found or self._edges[found[-1]] <= lower:
-                found.append(max(at for at, edge in enumerate(self._edges) if edge <= upper))
+                found.append(bisect_right(self._edges, upper) - 1)
         return found
 
     def hopeless(self) -> bool:

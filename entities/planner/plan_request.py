@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 BY_SEARCH, BY_SIMULATION = "search", "search, judged by simulation"
@@ -23,6 +24,10 @@ class NoPlan(Exception):
         super().__init__(text)
         self.never = never
         self.needs_bytes = needs_bytes
+
+
+class SearchFailed(NoPlan):
+    """The search did not end, and the plan made at once won't do: there may be one all the same."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +90,9 @@ class LayerRule:
     def shown(self) -> str:
         return self.name or f"{self.kind} ({self.scope})"
 
-    @property
+    @cached_property
     def layers(self) -> tuple[int, ...]:
+        """Of all groups, ascending."""
         return tuple(sorted({layer for group in self.groups for layer in group}))
 
 
@@ -192,7 +198,8 @@ class Alternative:
     """A plan that was not chosen, in words, with its forecast and why not."""
 
     plan: str
-    step_ms: float
+    step_ms: float | None
+    """None: it does not fit."""
     why_not: str
 
 

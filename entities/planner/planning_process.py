@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from entities.planner.plan_at_once import plan_at_once
-from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest
+from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest, SearchFailed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,22 +36,28 @@ async def searched(request: PlanRequest, config: PlanningConfig = PlanningConfig
 
     Raises:
         NoPlan: there is none.
+        SearchFailed: there may be one: the process did not start, died, or was late, and at once there is
+            none.
     """
     text = await asyncio.to_thread(request.to_json)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        config.program,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=_environment(),
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            config.program,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=_environment(),
+        )
+    except OSError as error:
+        why = f"the search's process does not start: {error.strerror or error}"
+        return await asyncio.to_thread(_at_once, request, why)
     try:
         async with asyncio.timeout(config.deadline_s):
             written, complaint = await process.communicate(text.encode())
     except TimeoutError:
-        return _at_once(request, f"the search exceeded its {config.deadline_s:g} s")
+        return await asyncio.to_thread(_at_once, request, f"the search exceeded its {config.deadline_s:g} s")
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
@@ -59,16 +65,47 @@ async def searched(request: PlanRequest, config: PlanningConfig = PlanningConfig
     if process.returncode or not written:
         last = complaint.decode(errors="replace").strip().rpartition("\n")[2][:200]
         how = f"code {process.returncode}{f': {last}' if last else ''}"
-        return _at_once(request, f"the search's process ended with {how}")
+        return await asyncio.to_thread(_at_once, request, f"the search's process ended with {how}")
+    try:
+        answer = await asyncio.to_thread(_read, written)
+    except (ValueError, LookupError, TypeError) as error:
+        why = f"the answer of the search's process can't be read: {error}"
+        return await asyncio.to_thread(_at_once, request, why)
+    if isinstance(answer, NoPlan):
+        raise answer
+    return answer
+
+
+def _read(written: bytes) -> PlanAnswer | NoPlan:
+    """What the process wrote.
+
+    Raises:
+        ValueError, LookupError, TypeError: it is no answer.
+    """
     body = written.decode()
     if body.startswith('{"refused"'):
         refusal = json.loads(body)
-        raise NoPlan(refusal["refused"], never=refusal["never"])
-    return await asyncio.to_thread(PlanAnswer.from_json, body)
+        return NoPlan(refusal["refused"], never=refusal["never"])
+    return PlanAnswer.from_json(body)
+
+
+async def searched_with_less(request: PlanRequest, config: PlanningConfig = PlanningConfig()) -> PlanAnswer:
+    """As `searched`; where not all that windows may hold fits, with memory for what is certainly needed.
+
+    Raises:
+        NoPlan: not even that fits.
+    """
+    try:
+        return await searched(request, config)
+    except NoPlan:
+        return await searched(request.relaxed(), config)
 
 
 def _at_once(request: PlanRequest, why: str) -> PlanAnswer:
-    answer = plan_at_once(request)
+    try:
+        answer = plan_at_once(request)
+    except NoPlan as refused:
+        raise SearchFailed(f"{refused} ({why})", never=False, needs_bytes=refused.needs_bytes) from None
     return replace(answer, reason=f"{answer.reason} (planned at once: {why})")
 
 

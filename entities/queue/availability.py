@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from entities.queue.queued_job import ActiveJob
@@ -31,11 +31,15 @@ class Shadow:
 
 
 def returns(
-    active: Iterable[ActiveJob], table: SlotTable, resize: bool, barred: frozenset[int], now: float
+    active: Iterable[ActiveJob],
+    table: SlotTable,
+    shrinks: Callable[[ActiveJob], bool],
+    barred: frozenset[int],
+    now: float,
 ) -> list[Return]:
     """All slots that are held and not `barred`, with the times at which they come free.
 
-    What a job has beyond its minimum counts as free now if jobs are resized: it is given up once that helps.
+    What a job that `shrinks` has beyond its minimum counts as free now: it is given up once that helps.
     """
     index, pool_of, found = table.index, table.pool_of, []
     one_pool = len(table.pools) == 1 and not barred
@@ -49,7 +53,7 @@ def returns(
                     at = min(ends_at, job.leaves_at) if slot in job.leaving else ends_at
                     found.append((at, pool_of[number], 1))
             continue
-        if resize and request.elastic and not job.parking and not job.fixed:
+        if request.elastic and not job.gives_up and not job.fixed and shrinks(job):
             surplus = max(0, job.replicas - request.replicas.least) * request.replica_slots
         firm = len(job.slots) - surplus
         if one_pool:

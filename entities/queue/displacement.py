@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from entities.queue.decision import ParkOrder, Resize
 from entities.queue.queue_rules import QueueRules
-from entities.queue.queued_job import ActiveJob
+from entities.queue.queued_job import ActiveJob, JobRequest
 from entities.queue.reservations import ReservedSlots
 from entities.queue.slot_pools import SlotTable
 
@@ -38,7 +38,7 @@ class RunChanges:
     def changeable(self) -> bool:
         """Whether it may still be told to do something else."""
         job = self.job
-        return self.parks is None and not job.parking and not job.leaving and not job.fixed
+        return self.parks is None and not job.gives_up and not job.leaving and not job.fixed
 
 
 class Displacement:
@@ -49,7 +49,7 @@ class Displacement:
     Args:
         standing: how weak a job's hold on its slots is.
         displaces: whether jobs may be parked for others at all.
-        lends: how many slots others may take back from a tenant by parks; None: any number.
+        lent_by: how many slots others may take back from a tenant; None: nobody has slots of its own.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class Displacement:
         standing: Callable[[ActiveJob], float],
         displaces: bool,
         now: float,
-        lends: Callable[[str], int | None] = lambda tenant: None,
+        lent_by: Callable[[str], int] | None = None,
     ) -> None:
         self._active = active
-        self._lends = lends
+        self._lent_by = lent_by
         self._given_back: Counter[str] = Counter()
         self._table = table
         self._rules = rules
@@ -72,12 +72,13 @@ class Displacement:
         self._now = now
         self._states: dict[str, RunChanges] = {}
         self._parkable: list[tuple[float, RunChanges]] | None = None
+        self._over_time: dict[str, ParkOrder] = {}
         self.comes_at = now
         self._coming: Counter[int] = Counter()
         self._elastic: list[ActiveJob] = []
         for job in active:
-            if job.leaving or job.parks_at is not None:
-                self._comes(job)
+            if job.leaving or job.gives_up:
+                self._count_coming(job)
             elif rules.resize and job.request.elastic and not job.fixed:
                 self._elastic.append(job)
         self._beyond_want: Counter[int] = Counter()
@@ -88,11 +89,12 @@ class Displacement:
             self._count(self._beyond_least, job.slots, (job.replicas - replicas.least) * size, 1)
         self._givers: dict[bool, list[Keeping]] = {}
 
-    def _comes(self, job: ActiveJob) -> None:
-        for slot in job.slots if job.parking else job.leaving:
+    def _count_coming(self, job: ActiveJob) -> None:
+        for slot in job.slots if job.gives_up else job.leaving:
             if (pool := self._pool(slot)) >= 0:
                 self._coming[pool] += 1
-        self.comes_at = max(self.comes_at, job.leaves_at, job.parks_at or self._now)
+        parks_at = job.parks_at if job.gives_up and job.parks_at is not None else self._now
+        self.comes_at = max(self.comes_at, job.leaves_at, parks_at)
 
     def _count(self, counts: Counter[int], slots: Sequence[str], last: int, sign: int) -> None:
         if last > 0:
@@ -130,15 +132,21 @@ class Displacement:
         """The jobs that may grow or shrink, and are not about to."""
         return (self.state_of(job) for job in self._elastic)
 
-    def shrink(self, missing: int, pools: Sequence[int], *, below_want: bool, for_job: str) -> int:
+    def may_give(self, job: ActiveJob, tenant: str) -> bool:
+        """Whether a job gives up what it wants for this tenant's jobs: not what is its own tenant's."""
+        owner = job.request.tenant
+        return self._lent_by is None or owner == tenant or self._lent_by(owner) > self._given_back[owner]
+
+    def shrink(self, missing: int, pools: Sequence[int], *, below_want: bool, claimant: JobRequest) -> int:
         """Has jobs give up slots of these pools, all that are missing or none; returns how many come free.
 
-        `below_want`: down to their minimum, else only what they have beyond what they want.
+        `below_want`: down to their minimum, else only what they have beyond what they want. `claimant`: for
+        whom.
         """
         there = self._beyond_least if below_want else self._beyond_want
         if missing > sum(there[pool] for pool in pools):
             return 0
-        usable, freed, aside = frozenset(pools), 0, []
+        usable, freed, aside, given = frozenset(pools), 0, [], []
         for deep in (False, True):
             heap = self._heap(deep)
             while heap and freed < missing:
@@ -149,16 +157,22 @@ class Displacement:
                 if not state.changeable or state.takes or state.replicas <= floor:
                     continue
                 useful = sum(self._pool(slot) in usable for slot in state.slots[-request.replica_slots :])
-                if not useful:
+                if not useful or (deep and not self.may_give(state.job, claimant.tenant)):
                     aside.append((deep, entry))
                     continue
                 freed += useful
-                self._shrink_by_one(state, f"makes room for {for_job}")
+                self._shrink_by_one(state, f"makes room for {claimant.job}")
+                given.append(state)
                 heapq.heappush(heap, self._keeps(state, entry[-1], deep))
             if not below_want:
                 break
         for deep, entry in aside:
             heapq.heappush(self._givers[deep], entry)
+        if freed < missing:
+            for state in reversed(given):
+                self._keep_one_more(state)
+            self._givers.clear()
+            return 0
         self.comes_at = max(self.comes_at, self._now + self._rules.shrink_s)
         return freed
 
@@ -186,6 +200,18 @@ class Displacement:
         state.slots = state.slots[:-size]
         state.replicas -= 1
         state.reason = reason
+        self._given_back[request.tenant] += size
+
+    def _keep_one_more(self, state: RunChanges) -> None:
+        """The replica that it was to give up last stays."""
+        request, size = state.job.request, state.job.request.replica_slots
+        state.slots += state.leaves[-size:]
+        del state.leaves[-size:]
+        state.replicas += 1
+        self._given_back[request.tenant] -= size
+        self._count(self._beyond_least, state.slots, size, 1)
+        if state.replicas > request.replicas.want:
+            self._count(self._beyond_want, state.slots, size, 1)
 
     # --- parking ------------------------------------------------------------------------------------------
     def weakest(self) -> float | None:
@@ -198,10 +224,9 @@ class Displacement:
             return max(holds, default=None)
         return next((hold for hold, state in self._candidates(self._parkable)), None)
 
-    @staticmethod
-    def _is_ripe(job: ActiveJob, ripe_at: float) -> bool:
+    def _is_ripe(self, job: ActiveJob, ripe_at: float) -> bool:
         rested = job.started_at <= ripe_at and job.parked_at <= ripe_at
-        return rested and job.parks_at is None and not job.fixed
+        return rested and not job.fixed and job.parks_at is None and job.request.job not in self._over_time
 
     def park(
         self,
@@ -209,7 +234,7 @@ class Displacement:
         pools: Sequence[int],
         claim: float,
         works: Callable[[Sequence[str]], bool],
-        for_job: str,
+        claimant: JobRequest,
         why: str = "",
     ) -> int:
         """Parks jobs with a weaker hold than `claim`, and shrinks others as far as that helps.
@@ -220,7 +245,7 @@ class Displacement:
             How many slots come free; 0 if that would not be enough.
         """
         usable = frozenset(pools)
-        by_shrinking = sum(self._beyond_least[pool] for pool in pools)
+        by_shrinking = self._by_shrinking(usable, claimant.tenant)
 
         def enough(victims: Sequence[RunChanges]) -> bool:
             freed = by_shrinking + sum(self._adds(each, usable) for each in victims)
@@ -232,8 +257,7 @@ class Displacement:
             if hold <= claim:
                 return 0
             tenant = state.job.request.tenant
-            lent = self._lends(tenant)
-            if lent is not None and lent <= self._given_back[tenant] + chosen[tenant]:
+            if self._lent_by and self._lent_by(tenant) <= self._given_back[tenant] + chosen[tenant]:
                 continue  # what it has left is its own
             if self._adds(state, usable):
                 victims.append(state)
@@ -248,10 +272,29 @@ class Displacement:
                 victims = fewer
         freed = sum(self._useful(each.slots, usable) for each in victims)
         for state in victims:
-            self.park_job(state, f"parks for {for_job}{why}", blocker=for_job)
+            self.park_job(state, f"parks for {claimant.job}{why}", blocker=claimant.job)
         if freed < missing:
-            freed += self.shrink(missing - freed, pools, below_want=True, for_job=for_job)
+            freed += self.shrink(missing - freed, pools, below_want=True, claimant=claimant)
         return freed
+
+    def _by_shrinking(self, usable: frozenset[int], tenant: str) -> int:
+        """How many of these pools' slots jobs may give up by shrinking for a tenant."""
+        if self._lent_by is None:
+            return sum(self._beyond_least[pool] for pool in usable)
+        found, lent = 0, dict[str, int]()
+        for state in self.elastic():
+            request, surplus = state.job.request, self._surplus(state)
+            owner, size = request.tenant, request.replica_slots
+            if not state.changeable or state.takes:
+                continue
+            if owner != tenant:
+                left = lent.setdefault(owner, self._lent_by(owner) - self._given_back[owner])
+                beyond = max(0, state.replicas - request.replicas.want) * size
+                count = max(beyond, min(len(surplus), -(-max(0, left) // size) * size))
+                lent[owner] = left - count
+                surplus = surplus[len(surplus) - count :]
+            found += self._useful(surplus, usable)
+        return found
 
     def _adds(self, state: RunChanges, usable: frozenset[int]) -> int:
         """What a park would free beyond what the job would free by shrinking."""
@@ -310,16 +353,22 @@ class Displacement:
 
     # --- jobs that have to leave, whoever waits -------------------------------------------------------------
     def over_time(self, again_at: Callable[[float], None]) -> None:
-        """Parks jobs at the end of their wall time. `again_at`: asks for another decision at a time."""
+        """Parks jobs at the end of their wall time. `again_at`: asks for another decision at a time.
+
+        Until then they hold their slots as others do, and may change their size.
+        """
         for job in self._active:
             limit = job.request.wall_time_s
             if limit is None or job.parking:
                 continue
             over_at = self._now + max(0.0, limit - job.ran_s)
             notice_at = over_at - self._rules.notice_of(job.request)
-            if self._now >= notice_at:
-                reason = f"its wall time of {limit:.0f} s is over: `dmsc resume` gives it as much again"
+            reason = f"its wall time of {limit:.0f} s is over: `dmsc resume` gives it as much again"
+            if self._now >= over_at:
                 self.park_job(self.state_of(job), reason, held=True, at=over_at)
+            elif self._now >= notice_at:
+                name = job.request.job
+                self._over_time[name] = ParkOrder(job=name, at=over_at, reason=reason, held=True)
             else:
                 again_at(notice_at)
 
@@ -353,18 +402,23 @@ class Displacement:
                 again_at(at)
 
     def _vacate(self, job: ActiveJob, slots: frozenset[str], reason: str, blocker: str, at: float) -> None:
-        """Has a job leave these slots at `at`: it shrinks if it can, else it parks, not without notice."""
+        """Has a job leave these slots at `at`: it shrinks if it can, else it parks, not without notice.
+
+        To shrink is to give up the last replicas, those that hold none of these slots included.
+        """
         state, request = self.state_of(job), job.request
         if not state.changeable:
             return
-        kept = [slot for slot in state.slots if slot not in slots]
-        replicas = (len(kept) - request.other_slots) // request.replica_slots
+        first = next((place for place, slot in enumerate(state.slots) if slot in slots), None)
+        if first is None:
+            return
+        replicas = (first - request.other_slots) // request.replica_slots
         if not self._rules.resize or replicas < request.replicas.least:
+            if job.over_time or request.job in self._over_time:
+                return  # the end of its wall time comes no later than its notice would end
             at = max(at, self._now + self._rules.notice_of(request))
             self.park_job(state, reason, blocker=blocker, at=at)
         elif at <= self._now:
-            # those that it keeps come first, so that the usual way of shrinking gives up the others
-            state.slots = [*kept, *(slot for slot in state.slots if slot in slots)]
             while state.replicas > replicas:
                 self._shrink_by_one(state, reason)
 
@@ -384,4 +438,5 @@ class Displacement:
         ]
 
     def parks(self) -> list[ParkOrder]:
-        return [state.parks for state in self._states.values() if state.parks is not None]
+        parks = [state.parks for state in self._states.values() if state.parks is not None]
+        return [*self._over_time.values(), *parks]

@@ -147,8 +147,9 @@ class ActiveJob:
 
     `slots`: ids of those that it holds, until the exit from them is seen; `leaving`: those among them that it
     was told to leave, free at about `leaves_at`. `replicas`: those that it has, or is told to have.
-    `parks_at`: when it will park, once that is decided. `started_at`: of this run. `parked_at`, `resized_at`:
-    the last time that it parked, and changed its size. `step_s`: of one step. `fixed`: it can be told nothing
+    `parks_at`: when it will park, once that is decided. `over_time`: it will because its own wall time ends
+    then, and nobody counts on its slots before. `started_at`: of this run. `parked_at`, `resized_at`: the
+    last time that it parked, and changed its size. `step_s`: of one step. `fixed`: it can be told nothing
     now, since it is starting, ending, or being brought back.
     """
 
@@ -162,6 +163,7 @@ class ActiveJob:
     leaving: frozenset[str] = frozenset()
     leaves_at: float = 0.0
     parks_at: float | None = None
+    over_time: bool = False
     parked_at: float = -math.inf
     resized_at: float = -math.inf
     step_s: float = 0.0
@@ -172,9 +174,14 @@ class ActiveJob:
         """Whether it is decided that it parks."""
         return self.parks_at is not None
 
+    @property
+    def gives_up(self) -> bool:
+        """Whether its slots are others' already, as far as shares and promises go: it parks for somebody."""
+        return self.parks_at is not None and not self.over_time
+
     def ends_at(self, now: float) -> float:
         """When its slots are predicted to be free; infinity if nobody knows."""
-        if self.parks_at is not None:
+        if self.parks_at is not None and not self.over_time:
             return max(now, self.parks_at, self.leaves_at)
         limit = self.request.wall_time_s
         left_s = math.inf if limit is None else max(0.0, limit - self.ran_s)

@@ -120,8 +120,9 @@ class _Deciding:
         )
         self._ranking = QueueRanking(rules, self._shares, owners, now)
         displaces = rules.park and self._ranking.displaces
-        lends = self._shares.borrowed if rules.order is QueueOrder.FAIR else lambda tenant: None
-        self._moves = Displacement(running, table, rules, self._ranking.standing, displaces, now, lends)
+        own = rules.order is QueueOrder.FAIR and self._shares.limited
+        lent_by = self._shares.borrowed if own else None
+        self._moves = Displacement(running, table, rules, self._ranking.standing, displaces, now, lent_by)
         self._places = {job.request.job: job.slots for job in running} if self._near_matters() else {}
         self._arrays = Counter(job.request.array for job in running if job.request.array)
         self._starts: list[RunChanges] = []
@@ -264,7 +265,7 @@ class _Deciding:
         replicas = request.no_faster(self._affordable(request, fitting))
         if replicas < request.replicas.want and rival is None and self._moves.grown:
             wanted = request.slots(self._affordable(request, request.replicas.want))
-            self._moves.shrink(wanted - free, pools, below_want=False, for_job=request.job)
+            self._moves.shrink(wanted - free, pools, below_want=False, claimant=request)
             self._changed()
         blocked: Hold | None = None
         for count in dict.fromkeys((replicas, request.replicas.least)):
@@ -358,15 +359,15 @@ class _Deciding:
                 return self._keep(request, pools, barred, free)
         if self._displacing < MOST_DISPLACING:
             self._displacing += 1
-            name, shrink = request.job, self._moves.shrink
-            if shrink(missing, pools, below_want=False, for_job=name):
+            shrink = self._moves.shrink
+            if shrink(missing, pools, below_want=False, claimant=request):
                 return self._keep(request, pools, barred, free)
-            if (rival is None or displaces) and shrink(missing, pools, below_want=True, for_job=name):
+            if (rival is None or displaces) and shrink(missing, pools, below_want=True, claimant=request):
                 return self._keep(request, pools, barred, free)
             claim, works = self._ranking.claim(job), self._tries(job, pools, barred)
             fair = self._rules.order is QueueOrder.FAIR
             why = f", within the slots guaranteed to {request.tenant}" if fair else ""
-            if displaces and self._moves.park(missing, pools, claim, works, name, why):
+            if displaces and self._moves.park(missing, pools, claim, works, request, why):
                 self._weakest = self._moves.weakest()
                 return self._keep(request, pools, barred, free)
         if rival is not None:
@@ -397,7 +398,13 @@ class _Deciding:
         """The job is the first without room of those that may use its slots; later ones must not delay it."""
         request, rules = job.request, self._rules
         if rules.backfill is Backfill.EASY:
-            later = returns(self._running, self._table, rules.resize, barred, self._now)
+            later = returns(
+                self._running,
+                self._table,
+                lambda running: rules.resize and self._moves.may_give(running, request.tenant),
+                barred,
+                self._now,
+            )
             for state in self._starts:
                 ends_at = state.job.ends_at(self._now)
                 later += [(ends_at, self._table.pool_of[self._table.index[slot]], 1) for slot in state.slots]

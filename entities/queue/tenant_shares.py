@@ -107,10 +107,10 @@ class TenantShares:
         self.limited = bool(quotas)
         """Whether anybody has a quota."""
         self._share: dict[str, float] = {}
-        self._comes: Counter[str] = Counter()
+        self._promised: Counter[str] = Counter()
         if counts:
             for job in active:
-                if not job.parking:  # what is given up already is not to be given up for others once more
+                if not job.gives_up:  # what is given up already is not to be given up for others once more
                     self.add(job.request.tenant, [slot for slot in job.slots if slot not in job.leaving])
 
     def add(self, tenant: str, slots: Iterable[str], sign: int = 1) -> None:
@@ -129,7 +129,7 @@ class TenantShares:
 
     def promise(self, tenant: str, slots: int) -> None:
         """Others make room for a job of the tenant: that counts for what it may still ask others for."""
-        self._comes[tenant] += slots
+        self._promised[tenant] += slots
 
     def held(self, tenant: str) -> int:
         """The slots that it has, but for those that it is about to leave."""
@@ -159,7 +159,7 @@ class TenantShares:
         if not self.limited:
             return False
         own = self.quota(tenant).slots
-        return own is not None and self._slots[tenant] + self._comes[tenant] + slots <= own
+        return own is not None and self._slots[tenant] + self._promised[tenant] + slots <= own
 
     def room(self, tenant: str) -> int | None:
         """How many slots more it may have, borrowed ones included; None: any number."""

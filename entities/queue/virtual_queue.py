@@ -173,12 +173,13 @@ class VirtualQueue:
                 leaving=job.leaving,
                 leaves_at=job.leaves_at,
                 parks_at=job.parks_at,
+                held=job.over_time,
                 parked_at=job.parked_at,
                 resized_at=job.resized_at,
             )
             if run.leaving:
                 self._at(max(now, run.leaves_at), _Happening.EXITED, job.request.job, run.version)
-            elif run.parks_at is not None:
+            if run.parks_at is not None:
                 self._at(max(now, run.parks_at), _Happening.PARKED, job.request.job)
             self._plan_end(job.request.job, run)
         self._at(now, _Happening.LOOK, "")
@@ -343,6 +344,7 @@ class VirtualQueue:
                     leaving=run.leaving,
                     leaves_at=run.leaves_at,
                     parks_at=run.parks_at,
+                    over_time=run.held and not run.exits,
                     parked_at=run.parked_at,
                     resized_at=run.resized_at,
                 )
@@ -392,5 +394,6 @@ class VirtualQueue:
         run = self._runs[park.job]
         run.parks_at = max(self.now, park.at)
         run.held = park.held
-        run.leaves_at = run.parks_at + self.times.park_s
+        if not run.leaving:
+            run.leaves_at = run.parks_at + self.times.park_s
         self._at(run.parks_at, _Happening.PARKED, park.job)

@@ -6,7 +6,7 @@ longer present have no readings.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -22,6 +22,7 @@ from schemas.telemetry import (
     InstanceSample,
     LinkFigures,
     ThrottleReason,
+    Tier,
 )
 
 JOULES_PER_KWH = 3.6e6
@@ -33,8 +34,8 @@ MOST_LINK_SERIES = 3_000
 class _LastSample:
     """The last sample and the sums of one SID.
 
-    The sums continue across incarnations, so that counters never fall; `microbatches` are those of the
-    earlier incarnations.
+    The sums continue across incarnations, so that counters never fall; `microbatches`, `stalled_s` and
+    `read_bytes` are those of the earlier incarnations.
     """
 
     sample: InstanceSample
@@ -44,11 +45,16 @@ class _LastSample:
     transfer_ms: float = 0.0
     errors: int = 0
     microbatches: int = 0
+    stalled_s: float = 0.0
+    read_bytes: Counter[Tier] = field(default_factory=Counter)
     figures: dict[str, LinkFigures] = field(default_factory=dict)
 
     def take(self, sample: InstanceSample) -> None:
         if sample.incarnation != self.sample.incarnation:
             self.microbatches += self.sample.microbatches
+            if self.sample.data is not None:
+                self.stalled_s += self.sample.data.stalled_s or 0.0
+                self.read_bytes.update(self.sample.data.read_bytes)
             self.figures.clear()
         self.sample = sample
         for link in sample.links:
@@ -142,6 +148,11 @@ class InstanceSamples:
         yield m.TRANSFERS(instance.transfers, **label)
         yield m.TRANSFER_S(instance.transfer_ms / 1e3, **label)
         yield m.LINK_ERRORS(instance.errors, **label)
+        if sample.data is not None:
+            if sample.data.stalled_s is not None:
+                yield m.DATA_STALL_S(instance.stalled_s + sample.data.stalled_s, **label)
+            for tier, count in (instance.read_bytes + Counter(sample.data.read_bytes)).items():
+                yield m.DATA_BYTES(count, **label, tier=tier)
         if is_data(sample.stage) and not sample.service_ms:  # a data instance computes nothing
             return
         yield m.QUEUE(sample.queue, **label)

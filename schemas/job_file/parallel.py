@@ -13,6 +13,8 @@ from schemas.job_file.training import Synchronous, or_words
 MOST_INSTANCES = 100_000
 """Most instances of a job, including standbys."""
 MOST_STAGES = 1024
+MOST_RANGE = 256
+"""Numbers of replicas in a range: a step is forecast with each of them, and the job's record has them all."""
 Replicas = Annotated[int, Field(ge=1, le=MOST_INSTANCES)]
 Standbys = Annotated[int, Field(ge=0, le=MOST_INSTANCES)]
 
@@ -36,10 +38,19 @@ class ReplicaRange(Part):
     def _in_order(self) -> ReplicaRange:
         if not self.min <= self.want <= self.max:
             raise ValueError(f"min {self.min}, want {self.want}, max {self.max}: give min ≤ want ≤ max")
+        if (count := self.max - self.min + 1) > MOST_RANGE:
+            raise ValueError(
+                f"min {self.min} to max {self.max} are {count:,} numbers of replicas: give at most "
+                f"{MOST_RANGE}"
+            )
         return self
 
     def around(self, want: int) -> ReplicaRange:
-        """The range with another `want`, wider where it has to be."""
+        """The range with another `want`, wider where it has to be.
+
+        Raises:
+            ValidationError: it would be too wide.
+        """
         return ReplicaRange(min=min(self.min, want), want=want, max=max(self.max, want))
 
 

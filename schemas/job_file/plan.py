@@ -88,7 +88,7 @@ class TabuSpec(Part):
 
 
 class PlanSpec(Part):
-    """What the planner keeps. Layers are named by patterns; `dmsc plan` lists their names."""
+    """What the planner keeps. Layers are named by patterns; `dmsc check` lists their names."""
 
     by: Literal["layer", "business", "block"] = Field(
         "layer",

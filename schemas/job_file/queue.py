@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from schemas.base import Part, Seconds, Token
 
 MOST_YEARS_S = 10 * 366 * 86400.0
-MOST_NOTICE_S = 86400.0
+MOST_NOTICE_S = 3600.0
 """A job keeps others waiting no longer than that."""
 
 

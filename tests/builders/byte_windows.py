@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,14 +37,14 @@ class ByteDataset:
 
 
 def open_local_dataset(spec: DataSpec, fetched: Mapping[str, Path] = {}) -> ByteDataset:
-    """Reads the whole source into memory, or maps it if it is one local file. Blocks.
+    """Reads the whole source into memory. Blocks.
 
     Raises:
         BadData: The source is missing, empty, unreadable, or shorter than one sample and the byte after it.
     """
-    files, content = read_bytes(spec, fetched, "data.source")
+    files, content = read_bytes(spec, fetched, "data.source", Path(tempfile.gettempdir()))
     rest = rest_of(spec, content.size)
-    return ByteDataset(spec.source, torch.from_numpy(content), rest, files_digest(files))
+    return ByteDataset(spec.source, torch.from_numpy(content[:].copy()), rest, files_digest(files))
 
 
 def batch(

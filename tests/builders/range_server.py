@@ -12,7 +12,8 @@ from typing import Any
 
 class RangeServer:
     """Files by path. `failures` answers are 503 first; `ranges` False: it answers with whole files; `etags`
-    False: it tells no state of a file."""
+    False: it tells no state of a file. `delay` is called with path and range before each answer, on a thread
+    of its own, and takes as long as it likes; if it returns True, the answer is 503."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -21,6 +22,7 @@ class RangeServer:
         self.failures = 0
         self.ranges = True
         self.etags = True
+        self.delay: Callable[[str, str], bool] = lambda path, span: False
         self.gate = threading.Event()
         self.gate.set()
         self.url = ""
@@ -34,8 +36,9 @@ class RangeServer:
         path = request.path.lstrip("/")
         span = request.headers.get("Range", "")
         self.gate.wait()
+        late = self.delay(path, span)
         with self._lock:
-            fails, self.failures = self.failures > 0, max(0, self.failures - 1)
+            fails, self.failures = late or self.failures > 0, max(0, self.failures - 1)
             if not fails:
                 self.requests.append((path, span))
         data = self.files.get(path)

@@ -69,7 +69,8 @@ def as_tensor(name: str, value: Any) -> Tensor:
         except (RuntimeError, OverflowError):
             raise BadData(f"data: {name} is {value}, which 64 bits do not hold") from None
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
-        return torch.from_numpy(np.ascontiguousarray(value)).reshape(value.shape)
+        # torch warns of arrays that are read only, such as those that a shard's bytes hold
+        return torch.from_numpy(np.require(value, requirements=("C", "W")))
     if isinstance(value, list | tuple) and value:
         try:
             value = np.asarray(value)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import os
+import shutil
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, cast
 
 from bus.files.artifacts import SCHEME, open_artifacts, open_filesystem
 from bus.wire.secret_urls import hidden
@@ -24,6 +26,8 @@ _NOT_SOURCE = frozenset(
 )
 """Folders of the standard library that are left out: installed packages, tests, bundled wheels and a
 generated table. About 12 MB of readable source remain."""
+_COPIED_BYTES = 4 << 20
+"""Bytes of a file that are copied at a time."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,25 @@ class SourceFile:
             file.seek(max(edge, self.size - edge))
             ends.update(file.read(edge))
         return f"{self.name} {self.size} {ends.hexdigest()}"
+
+
+def copy_file(file: SourceFile, target: IO[bytes]) -> None:
+    """Copies a file's bytes to the end of an open one on this machine's disk.
+
+    Raises:
+        BadData: They do not fit there.
+        OSError: The file can't be read.
+    """
+    try:
+        with file.open() as source:
+            shutil.copyfileobj(source, target, _COPIED_BYTES)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise BadData(
+            f"{file.name} ({file.size:,} bytes) is copied to this node's disk to be read from any place, and "
+            "does not fit: free some of it, or set TMPDIR to a folder with more room"
+        ) from None
 
 
 def files_digest(files: Sequence[SourceFile], *more: object) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from copy import copy
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +18,15 @@ TokenArray = NDArray[Any]
 """(tokens,) of an unsigned or signed integer type; it may be mapped from a file."""
 
 
+class Tokens(Protocol):
+    """What gives parts of itself as arrays: an array, or what reads its tokens when they are asked for."""
+
+    @property
+    def size(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> TokenArray: ...
+
+
 class JoinedTokens:
     """Several arrays of tokens as if they were one.
 
@@ -24,24 +34,24 @@ class JoinedTokens:
         arrays: (tokens,) each, of one dtype.
     """
 
-    def __init__(self, arrays: Sequence[TokenArray]) -> None:
+    def __init__(self, arrays: Sequence[Tokens]) -> None:
         self._arrays = tuple(arrays)
         sizes = np.array([array.size for array in arrays], dtype=np.int64)
         self._ends = np.cumsum(sizes)
         self._starts = self._ends - sizes
+        self._first = 0
         self.size = int(sizes.sum())
 
     def part(self, first: int, last: int) -> JoinedTokens:
         """The tokens `first` … `last` - 1, of which none is read."""
-        return JoinedTokens(
-            [
-                array[max(0, first - start) : max(0, last - start)]
-                for array, start in zip(self._arrays, self._starts.tolist(), strict=True)
-            ]
-        )
+        part = copy(self)
+        part._first = self._first + first
+        part.size = last - first
+        return part
 
     def __getitem__(self, part: slice) -> TokenArray:
         first, last = part.start or 0, self.size if part.stop is None else min(part.stop, self.size)
+        first, last = self._first + first, self._first + last
         number = int(np.searchsorted(self._ends, first, side="right"))
         found = []
         while first < last:

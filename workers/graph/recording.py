@@ -27,6 +27,8 @@ from workers.graph.values import leaves, replaced
 from workers.precision.parameter_types import converted
 
 _OF_OTHER_ARGUMENTS = (TypeError, KeyError, AttributeError, IndexError)
+_NAMED = 4
+"""Layers that a line names at most."""
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
@@ -160,9 +162,7 @@ def _record(
             else:  # in the code of the model itself
                 hint = _hint(taken) if isinstance(first.__cause__, _OF_OTHER_ARGUMENTS) else ""
                 if not hint and (first.__cause__ is None or isinstance(first.__cause__, NotImplementedError)):
-                    hint = (
-                        "; what depends on the data may be in a module of its own, which then runs as a whole"
-                    )
+                    hint = _what_to_declare(model, is_leaf)
                 elif type(first.__cause__).__module__.startswith("torch._dynamo"):
                     hint = (
                         "; leave torch.compile out of the model's code: training.compile compiles its layers"
@@ -178,6 +178,20 @@ def _hint(taken: Mapping[str, str]) -> str:
     return (
         f"; its {parameter} is the batch's {name}: if it is to be a dictionary of the whole batch, say "
         f'model.inputs: {{{parameter}: "{WHOLE_BATCH}"}}'
+    )
+
+
+def _what_to_declare(model: nn.Module, is_leaf: Callable[[str, nn.Module], bool]) -> str:
+    """The two ways out for a model whose own code can't be recorded."""
+    names: list[str] = []
+    for name, module in model.named_modules():
+        if name and is_leaf(name, module) and not any(name.startswith(f"{other}.") for other in names):
+            names.append(name)
+    some = f" {', '.join(names[:_NAMED])}{' …' * (len(names) > _NAMED)} as layers and" if names else ""
+    return (
+        "; put what depends on the data into a module of its own, which then runs as a whole, or declare the "
+        f"graph: a factory that returns a workers.graph.declared.DeclaredGraph, with{some} "
+        "that code within a layer"
     )
 
 

@@ -83,7 +83,7 @@ class StageModule(nn.Module):
                 place(self, name, weight_of(graph.model, name), layer.name)
         self._names = {id(weight): graph.names[id(weight)] for weight in self.parameters()}
         self._model_train = graph.model.train
-        self.aliases, self.unsaved = graph.aliases, graph.unsaved
+        self.aliases, self._unsaved = graph.aliases, graph.unsaved
         self._twins = TwinnedWeights(graph, first, last)
 
     def repeatable(self, layer: int) -> bool:
@@ -125,8 +125,8 @@ class StageModule(nn.Module):
         return [(self._names[id(w)], w) for w in self.parameters() if w.requires_grad]
 
     def untrained(self) -> list[tuple[str, Tensor]]:
-        """(full name, tensor) of the other weights: frozen parameters and saved buffers."""
-        saved = self.state_dict(keep_vars=True)
+        """(full name, tensor) of the other weights: frozen parameters, and buffers that the model saves."""
+        saved = self.state_dict(keep_vars=True).keys() - self._unsaved
         frozen = [(self._names[id(w)], w) for w in self.parameters() if not w.requires_grad]
         return [
             *((name, weight.detach()) for name, weight in frozen),

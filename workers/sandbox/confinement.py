@@ -196,9 +196,17 @@ def _fence(paths: _Paths, *, signals: bool) -> None:
     seccomp.restrict(signals=signals)
 
 
+_OF_OTHERS = (
+    *("SSH_AUTH_SOCK", "DBUS_SESSION_BUS_ADDRESS", "XDG_RUNTIME_DIR"),
+    # torch's compiler: the fork server's import has set it, to a folder that only one of the users may write
+    *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
+)
+"""Variables that name what is another's; without the last two, torch finds a folder below TMPDIR again."""
+
+
 def _set_environment(scratch: str) -> None:
     os.environ.update(USER="dmsc-instance", LOGNAME="dmsc-instance")
-    for name in ("SSH_AUTH_SOCK", "DBUS_SESSION_BUS_ADDRESS", "XDG_RUNTIME_DIR"):
+    for name in _OF_OTHERS:
         os.environ.pop(name, None)
     if scratch:
         os.environ.update(HOME=scratch, TMPDIR=scratch, XDG_CACHE_HOME=f"{scratch}/.cache")

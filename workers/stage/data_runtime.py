@@ -32,6 +32,7 @@ from schemas.step import (
     StepFence,
     StepFenced,
 )
+from schemas.telemetry import DataFigures
 from workers.data.batches import Batch, BatchSource, Split
 from workers.data.opening import ArrivingData, open_source
 from workers.data.prefetch import Prefetcher
@@ -41,6 +42,7 @@ from workers.links.offers import TensorTransfer
 from workers.local_store.recorder import Order
 from workers.stage.hop_runtime import HopRuntime, InstanceContext
 from workers.stage.neighbour_blocks import NeighbourBlocks
+from workers.telemetry.stall_clock import StallClock
 from workers.transaction.data_machine import DataMachine, Send
 
 VALIDATION_STEP = 0
@@ -96,6 +98,7 @@ class EntryRuntime(HopRuntime):
     def __init__(self, context: InstanceContext) -> None:
         super().__init__(context)
         self.sent = 0
+        self.stall = StallClock()
         self.machine = DataMachine(self.member, epoch=self.epoch, binder=self.binder)
         self._travelling = [schema.name for schema in self.start.batch]
 
@@ -184,7 +187,8 @@ class EntryRuntime(HopRuntime):
 
     async def _send(self, send: Send) -> None:
         step, attempt, microbatch, evaluate = send.work
-        batch, replaced = await self.make(step, microbatch, evaluate=evaluate)
+        with self.stall.waiting():
+            batch, replaced = await self.make(step, microbatch, evaluate=evaluate)
         if not self.machine.current(send.work, send.to):
             return
         if not evaluate:
@@ -271,6 +275,7 @@ class DataRuntime(EntryRuntime):
             "in_flight": self.machine.in_flight,
             "microbatches": self.sent,
             "replaced": self.source.replaced,
+            "data": DataFigures(stalled_s=self.stall.seconds, read_bytes=node_cache.counts.bytes),
         }
 
     async def close(self) -> None:

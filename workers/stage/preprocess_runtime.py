@@ -23,11 +23,13 @@ from schemas.data_plane import HopLoad, MicrobatchNotice, RouteTable
 from schemas.errors import BadData, PeerUnreachable
 from schemas.step import Adopt, Adopted, Member
 from schemas.task_graph import UnitKind
+from schemas.telemetry import DataFigures
 from workers.data.batches import Batch, BatchSource, counted
 from workers.data.kinds.feeds import OpenFeed, follow_arrival
 from workers.data.preprocessing.chain import BatchMaking, ChainLink
 from workers.data.preprocessing.records import Sample
 from workers.data.source_files import fetch_uploads
+from workers.data.storage import node_cache
 from workers.local_store.recorder import Order
 from workers.routing.next_hop import Binder
 from workers.stage.data_runtime import EntryRuntime, arrival, drawn, open_analysed
@@ -157,6 +159,7 @@ class PreprocessRuntime(PullingRuntime, EntryRuntime):
             "queue": self.bench.waiting,
             "microbatches": self.sent,
             "service_ms": self.bench.service_ms,
+            "data": DataFigures(stalled_s=self.stall.seconds),
         }
 
     async def close(self) -> None:
@@ -234,6 +237,7 @@ class SamplesRuntime(PullingRuntime):
             "microbatches": self.answers.sent,
             "service_ms": self.bench.service_ms,
             "replaced": 0 if self._source is None else self._source.replaced,
+            "data": None if self._source is None else DataFigures(read_bytes=node_cache.counts.bytes),
         }
 
     def release(self) -> None:

@@ -197,7 +197,7 @@ async def load_initial(
         BadInput: A file is damaged.
     """
     # a shared weight bears the name of its first place in every stage
-    own = {name: weight for name, weight in file_weights(stage).items() if name not in stage.unsaved}
+    own = file_weights(stage)
     outline = {name: _outlined(weight) for name, weight in own.items()}
     matched = await match_weights(outline, artifacts, source, public_name, stage.aliases, own_names_of)
     missing = tuple(name for name in matched.missing if not is_new(name))

@@ -74,15 +74,18 @@ def plan(
         plans_by_slots,
     )
     from dmsc.planning.mesh_plans import answering, ask_plan, lines_of, range_of_layers, row_of
+    from dmsc.planning.plan_text import COLUMNS, other_line, row, stage_line
     from dmsc.planning.topology_file import read_topology_file
     from entities.orchestrator.planning.plan_rules import model_digest
     from schemas.errors import BadInput
-    from schemas.plans import MeasuredModel, PlanBody
+    from schemas.plans import MeasuredModel, PlanBody, planned_job
 
     if sum(given is not None for given in (slots, slot, deadline)) > 1:
         raise BadInput("--slots, --slot and --deadline exclude each other: give one of them")
     counts = range_of(slots) if slots is not None else None
     offers = [offer_of(text) for text in slot or ()]
+    if layers is not None and out is not None:
+        raise BadInput("--out keeps the plan of a whole model: leave --layers out")
     network = read_topology_file(topology) if topology is not None else None
     spec = load_job(file, set_ or ())
     if code is not None:
@@ -100,11 +103,11 @@ def plan(
             raise BadInput(f"no mesh answers: {why}; without one, name slots with --slots")
         print_text(f"planned on slots of this machine's speed, as no mesh answers: {why}", error=True)
         offline = True
-    asked_for = load_job(file, set_ or ()) if code is None else spec
+    asked_for = spec
     spec, model = _analysed(spec)
     if not offline:
         question = PlanBody(
-            job=asked_for,
+            job=planned_job(asked_for),
             model=MeasuredModel.of(model),
             best=best,
             free=free,
@@ -157,20 +160,21 @@ def plan(
     if mesh.json:
         print_json([_as_json(priced) for priced in found])
         return
-    print_table(COLUMNS, map(_row, found))
+    print_table(
+        COLUMNS,
+        [
+            row(each.slots, each.answer.replicas, each.answer.forecast, each.hours, each.price)
+            for each in found
+        ],
+    )
     for priced in found if len(found) < FEW else ():
         print_text(priced.answer.reason)
         for stage, (first, last) in enumerate(priced.answer.cuts):
-            print_text(
-                f"  stage {stage}: layers {first}–{last - 1}, {priced.answer.forecast.stage_ms[stage]:.0f} "
-                "ms of a "
-                f"step, {priced.answer.forecast.memory_bytes[stage] / 2**30:.2f} GiB in each instance"
-            )
+            print_text(stage_line(stage, f"layers {first}–{last - 1}", priced.answer.forecast))
         for other in priced.answer.alternatives:
-            print_text(f"  not {other.plan} ({other.step_ms:.0f} ms): {other.why_not}")
+            print_text(other_line(other))
 
 
-COLUMNS = ("slots", "stages × instances", "step", "bubble", "job", "price")
 FEW = 3
 """So many plans are explained; of more there is the table."""
 MOST_FOR_DEADLINE = 64
@@ -222,20 +226,6 @@ def _analysed(spec: JobSpec) -> tuple[JobSpec, ModelTopology]:
         if name == "topology" and report.topology is not None:
             return spec, report.topology
     raise AssertionError("a check that ends has a topology, or raised")
-
-
-def _row(priced: PricedPlan) -> tuple[str, ...]:
-    forecast = priced.answer.forecast
-    replicas = priced.answer.replicas
-    counts = str(replicas[0]) if len(set(replicas)) == 1 else ", ".join(map(str, replicas))
-    return (
-        str(priced.slots),
-        f"{len(replicas)} × {counts}",
-        f"{forecast.step_ms:.0f} ms",
-        f"{forecast.bubble:.0%}",
-        "–" if priced.hours is None else f"{priced.hours:.3g} h",
-        "–" if priced.price is None else f"{priced.price:.2f}",
-    )
 
 
 def _as_json(priced: PricedPlan) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def capacity(mesh: GatewayQuery = GatewayQuery()) -> None:
                 str(demand.lacking),
                 str(demand.slots),
                 str(demand.jobs),
-                kind_of(demand),
+                slots_in_words(demand, demand.precision, demand.bits_class),
                 f"{clock(demand.since)} ({lasting(now - demand.since)})",
             )
             for demand in status.demands
@@ -85,11 +85,11 @@ def capacity(mesh: GatewayQuery = GatewayQuery()) -> None:
         print(summary(status))
 
 
-def kind_of(demand: CapacityDemand) -> str:
-    """Which slots a demand is about, in words."""
-    labels = [f"{key}={value}" for key, value in sorted(demand.labels.items())]
-    bits = [f"bits {demand.bits_class}"] if demand.bits_class else []
-    parts = [demand.device, demand.precision, *demand.clusters, *labels, *bits]
+def slots_in_words(asked: CapacityDemand | ReservationSpec, precision: str = "", bits_class: str = "") -> str:
+    """Which slots a demand or a reservation is about."""
+    labels = [f"{key}={value}" for key, value in sorted(asked.labels.items())]
+    bits = f"bits {bits_class}" if bits_class else ""
+    parts = [asked.device, precision, *asked.clusters, *labels, bits]
     return ", ".join(part for part in parts if part) or "any"
 
 
@@ -178,18 +178,12 @@ def _show(mesh: GatewayQuery, found: list[SlotsReserved]) -> None:
                 clock(record.spec.start_at),
                 clock(record.spec.end_at),
                 record.spec.job or record.spec.user or "nobody",
-                which(record.spec),
+                slots_in_words(record.spec),
                 record.by,
             )
             for record in found
         ],
     )
-
-
-def which(spec: ReservationSpec) -> str:
-    """Which slots a reservation is about, in words."""
-    labels = [f"{key}={value}" for key, value in sorted(spec.labels.items())]
-    return ", ".join([*([spec.device] if spec.device else []), *spec.clusters, *labels]) or "any"
 
 
 def _label(text: str) -> tuple[str, str]:

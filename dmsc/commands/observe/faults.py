@@ -14,7 +14,15 @@ if TYPE_CHECKING:
     from schemas.fault import FaultRecord, FaultTask
 
 COLUMNS = (
-    *("fault", "opened", "state", "kind", "task", "verdict", "tries", "done about it", "judged"),
+    "fault",
+    "opened",
+    "state",
+    "kind",
+    "task",
+    "verdict",
+    "tries",
+    "done about it",
+    "judged",
     "evidence",
 )
 
@@ -36,18 +44,7 @@ def faults(
     records = mesh.ask(lambda client: client.faults(job))
     mesh.show_table(
         records,
-        (
-            "fault",
-            "opened",
-            "state",
-            "kind",
-            "task",
-            "verdict",
-            "tries",
-            "done about it",
-            "judged",
-            "evidence",
-        ),
+        COLUMNS,
         [
             (
                 record.id,

@@ -69,7 +69,8 @@ def top(
     """Show jobs, nodes and instances with their load, live, until Ctrl-C.
 
     Of a node: the slots that are taken; the measured speed and the memory of all of them, and their class of
-    bits, as in `dmsc nodes`; and which instances its agent (MIC) judges stalled or underperforming.
+    bits, as in `dmsc nodes`; and which instances its agent (MIC) judges stalled or underperforming. Of an
+    instance that makes microbatches: how long they waited for data, and where bytes of stores came from.
 
     The mesh never waits for it: a gateway serves what travels anyway. If none answers, the command reads the
     bus. With --json, each line is one document.

@@ -193,12 +193,10 @@ class ChainDetector:
         observed = self._observed.items()
         return tuple(sorted(other for other, seen in observed if seen.waits and sid in seen.sample.waits_for))
 
-    def performance(self, sid: str) -> float | None:
-        """The share of its slot's speed that an instance gives, 1 at most; None: that was not judged yet."""
+    def does_well(self, sid: str) -> bool:
+        """Whether enough samples of an instance have been judged, and it is not slow."""
         seen = self._observed.get(sid)
-        if seen is None or seen.judged < self._config.confirm:
-            return None
-        return min(1.0, 1 / seen.slowness) if seen.slow else 1.0
+        return seen is not None and seen.judged >= self._config.confirm and not seen.slow
 
 
 def _work_of(sample: InstanceSample) -> str:

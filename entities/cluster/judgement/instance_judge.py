@@ -31,7 +31,7 @@ LOG_LINES = 12
 
 
 class InstanceJudge:
-    """What the agent says of its instances. `on_change` is called when a slot's condition has changed.
+    """What the agent says of its instances.
 
     Args:
         bus: the bus.
@@ -63,6 +63,8 @@ class InstanceJudge:
         """Of those that are not well: the condition of the last instance in it, and until when it counts."""
         self._sids: frozenset[str] = frozenset()
         self._stopped: set[str] = set()
+        self._telling: dict[str, asyncio.Task[None]] = {}
+        """What is being told, by SID: that repeats until it is taken, and only the newest word counts."""
 
     async def run(self) -> None:
         """Follows the node's instances until cancelled."""
@@ -125,7 +127,8 @@ class InstanceJudge:
         for sid, condition in changed.items():
             instance = staged.get(sid) or self._last(sid)
             if instance is not None:
-                self._context.start_task(self._report(instance, condition))
+                self._tell(instance, condition)
+        self._stopped.intersection_update(staged)
         self._mark_slots(staged, now)
 
     def _probe(self, instance: LocalIncarnation) -> InstanceProbe:
@@ -152,7 +155,20 @@ class InstanceJudge:
         for instance in self._staged():
             condition = self._detector.of(instance.sid, instance.incarnation)
             if condition is not None and condition.condition != "well":
-                self._context.start_task(self._report(instance, condition))
+                self._tell(instance, condition)
+
+    def _tell(self, instance: LocalIncarnation, condition: InstanceCondition) -> None:
+        """Reports a condition, instead of what has not been taken yet of the same instance."""
+        sid = instance.sid
+        if (before := self._telling.get(sid)) is not None:
+            before.cancel()
+
+        def told(task: asyncio.Task[None]) -> None:
+            if self._telling.get(sid) is task:
+                del self._telling[sid]
+
+        task = self._telling[sid] = self._context.start_task(self._report(instance, condition))
+        task.add_done_callback(told)
 
     async def _report(self, instance: LocalIncarnation, condition: InstanceCondition) -> None:
         level = log.info if condition.condition == "well" else log.warning
@@ -200,7 +216,7 @@ class InstanceJudge:
                 continue
             if condition.condition != "well" and condition.scope != "none":
                 self._slots[instance.slot] = (condition, until)
-            elif self._detector.performance(sid) == 1.0 or self._holds_no_slowness(instance.slot):
+            elif self._detector.does_well(sid) or self._holds_no_slowness(instance.slot):
                 self._slots.pop(instance.slot, None)
         held = {instance.slot for instance in staged.values()}
         for slot, (condition, end) in list(self._slots.items()):

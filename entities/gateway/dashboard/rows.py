@@ -45,18 +45,26 @@ class LinkRate:
 
 @dataclass
 class LastReport:
-    """An instance's last sample, with the time that it came, and the rates of its links."""
+    """An instance's last sample, with the time that it came, and the rates of its links.
+
+    `stalled` is the smoothed share of time in which its microbatches waited for their data; None: unknown.
+    """
 
     at: float
     sample: InstanceSample
     links: dict[str, LinkRate] = field(default_factory=dict)
+    stalled: float | None = None
     times: ViewTimes = ViewTimes()
 
     def take(self, sample: InstanceSample, at: float) -> None:
         """Takes in one more sample; a sample of another incarnation drops the links' rates."""
         if sample.incarnation != self.sample.incarnation:
             self.links.clear()
+            self.stalled = None
         faded = exp(-max(0.0, at - self.at) / self.times.rate_s)
+        share = self._stalled_share(sample, at)
+        if share is not None:
+            self.stalled = share if self.stalled is None else share + faded * (self.stalled - share)
         for rate in self.links.values():
             rate.per_s *= faded
         for link in sample.links:
@@ -65,6 +73,18 @@ class LastReport:
             if link.figures is not None:
                 rate.figures, rate.at = link.figures, at
         self.at, self.sample = at, sample
+
+    def _stalled_share(self, sample: InstanceSample, at: float) -> float | None:
+        """Of the time since the sample before, 0 to 1; None: the two do not say."""
+        before = self.sample
+        stalls = [
+            each.data.stalled_s
+            for each in (before, sample)
+            if each.data is not None and each.data.stalled_s is not None
+        ]
+        if len(stalls) < 2 or at <= self.at or sample.incarnation != before.incarnation:
+            return None
+        return min(1.0, max(0.0, stalls[1] - stalls[0]) / (at - self.at))
 
     def says_of(self, record: ServiceRecord, now: float) -> bool:
         """Whether the sample is of this record's incarnation, and not old."""
@@ -133,6 +153,10 @@ def instance_row(
         }
         if sample.device is not None and sample.device.temperature_c is not None:
             row["temperature_c"] = rounded(sample.device.temperature_c, 1)
+        if sample.data is not None:
+            row["stalled"] = rounded(report.stalled)
+            row["stalled_s"] = rounded(sample.data.stalled_s, 1)
+            row["read_bytes"] = {tier: significant(count) for tier, count in sample.data.read_bytes.items()}
     return row
 
 

@@ -128,8 +128,8 @@ class Backends:
         except BusUnreachable:
             ok = None  # raised at once, and says nothing about the entity
             raise
-        except Unavailable:
-            ok = False
+        except Unavailable as error:
+            ok = error.answered  # what it says itself, such as that one user asks too much, is no outage
             raise
         except Exception:
             raise  # the entity answered

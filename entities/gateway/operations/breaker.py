@@ -44,7 +44,7 @@ class Breaker:
         self._failed = 0  # among `_calls`, counted along: a busy gateway has thousands of calls in the window
         self._open_s = self._config.open_s
         self._until = 0.0
-        self._probing = False
+        self._probing, self._probed_at = False, 0.0
         self.state = BreakerState.CLOSED
         self.opened = 0
 
@@ -56,9 +56,9 @@ class Breaker:
         if self.state is BreakerState.OPEN:
             return self._until - now
         if self.state is BreakerState.HALF_OPEN:
-            if self._probing:
+            if self._probing and now < self._probed_at + self._config.longest_open_s:
                 return self._open_s
-            self._probing = True
+            self._probing, self._probed_at = True, now  # one that lasts, such as a plan, keeps nobody out
         return None
 
     def record(self, ok: bool | None, now: float) -> None:

@@ -10,6 +10,7 @@ from schemas.errors import BadJob
 from schemas.job import JobRecord, JobSpec
 from schemas.job_file.code import CODE
 from schemas.job_file.data_set_use import is_data_set
+from schemas.secrets import secret_places
 from schemas.urls import BUILT_FOLDER, BUS, FEEDS, SECRET, bus_name, local_path
 
 DATA_SETS, ARTIFACTS = "datasets", f"{BUS}artifacts"
@@ -62,6 +63,29 @@ def _read(spec: JobSpec) -> list[tuple[str, str]]:
         ("resume_from", spec.resume_from),
     )
     return [(key, url) for key, url in named if url and not is_data_set(url)]
+
+
+def refuse_for_analysis(spec: JobSpec, *, guarded: bool) -> None:
+    """Refuses what a node can't open, or must not see, to measure a model for a plan alone.
+
+    It has no record of a job, which secrets, versions of data sets, and rights on a guarded bus belong to.
+
+    Raises:
+        BadJob: the job names such a thing.
+    """
+    for place in secret_places(spec):
+        raise BadJob(f"{place}: a secret, which nodes open for submitted jobs only: {_MEASURE}")
+    named = [*spec.data.urls().items(), *_read(spec)]
+    if spec.code is not None and spec.code.url is not None:
+        named.append(("code", spec.code.url))
+    for key, url in named:
+        if is_data_set(url):
+            raise BadJob(f"{key}: {url} is found for submitted jobs only: {_MEASURE}")
+        if guarded and bus_name(url):
+            raise BadJob(f"{key}: {url} is on the bus, which nodes read for submitted jobs only: {_MEASURE}")
+
+
+_MEASURE = "measure the model where you are, with dmsc plan FILE, or name a running job of it (like)"
 
 
 def names_folders(spec: JobSpec) -> bool:

@@ -28,6 +28,7 @@ from entities.gateway.operations.job_urls import (
     files_on_bus,
     named_things,
     names_folders,
+    refuse_for_analysis,
     refuse_others_folder,
     refuse_urls,
     unresolved,
@@ -62,7 +63,7 @@ from schemas.gateway_api import (
     UncordonPlace,
 )
 from schemas.job import JobRecord, JobSpec
-from schemas.plans import MakePlan, PlanBody, PlanMade
+from schemas.plans import MakePlan, PlanBody, PlanMade, planned_job
 from schemas.policy import ModuleLifecycle
 from schemas.queue import (
     CancelReservation,
@@ -70,6 +71,7 @@ from schemas.queue import (
     QueueStatus,
     Reservations,
     ReservationSpec,
+    ReservationsQuery,
     ReserveSlots,
 )
 from schemas.signals import AccessDecision, ComputeEntry
@@ -90,7 +92,7 @@ class OperationTimes:
 
     query_s: float = 3.0  # one query to the orchestrator, repeated while nobody leads: longer than a failover
     command_s: float = 15.0  # one command to the orchestrator, repeated until answered
-    plan_s: float = 90.0  # one plan: the analysis of a model and a search, and others' searches before it
+    plan_s: float = 120.0  # one plan: longer than its turn, an analysis and two searches together
     pause_s: float = 0.1  # between two checks whether another gateway has answered the same request
 
 
@@ -265,21 +267,30 @@ class JobOperations:
     def plan(self, bearer: Bearer, question: PlanBody) -> Operation[PlanMade]:
         """A plan of a job that is not there yet.
 
-        Where nobody has measured its model, a node runs that: then the user needs what a submission needs.
+        Where nobody has measured its model, a node runs that: then the user needs what a submission needs,
+        and the job may name nothing that only a submitted one gets.
         """
 
         async def act(access: AccessDecision) -> PlanMade:
-            asked = question
+            asked = question.model_copy(update={"job": planned_job(question.job)})
             if question.model is None and question.like is None:
                 await bearer.check("job.submit", question.job.name)
                 spec = unresolved(question.job)
                 refuse_urls(spec)
                 await self._let_read(bearer, spec, access.user)
-                asked = question.model_copy(update={"job": await self.code.admit(bearer, spec, access.user)})
+                admitted = await self.code.admit(bearer, spec, access.user)
+                guarded = bool(self._bus.keyring.of_kind(EntityKind.ORCHESTRATOR))
+                refuse_for_analysis(admitted, guarded=guarded)
+                asked = question.model_copy(update={"job": admitted})
             message = MakePlan(question=asked, user=access.user)
             return await self._backends.command(subjects.MAKE_PLAN, message, deadline_s=self.times.plan_s)
 
         return Operation("plan.make", question.job.name, act)
+
+    def reservations(self) -> Operation[Reservations]:
+        """The slots that are kept."""
+        row, ask = subjects.RESERVATIONS_QUERY, lambda _: ReservationsQuery()
+        return self._backends.operation("mesh.read", "mesh", row, ask, self.times.query_s)
 
     def reserve(self, spec: ReservationSpec) -> Operation[Reservations]:
         """Keeps slots for a user or job from one time until another; for operators."""

@@ -26,7 +26,14 @@ from entities.orchestrator.planning.task_graph import graph_for, plan_in, room_f
 from entities.orchestrator.queue.job_queue import QueueTurn, SlotGrant
 from entities.orchestrator.queue.mesh_slots import emptied, job_request, ran_s, shaped, work_left_s
 from entities.planner.plan_at_once import EXACT
-from entities.planner.plan_request import BY_SEARCH, BY_SIMULATION, NoPlan, PlanAnswer, PlanRequest
+from entities.planner.plan_request import (
+    BY_SEARCH,
+    BY_SIMULATION,
+    NoPlan,
+    PlanAnswer,
+    PlanRequest,
+    SearchFailed,
+)
 from entities.planner.planning_process import searched
 from entities.queue.queued_job import QueuedJob
 from schemas.cluster import NodeStatus
@@ -59,6 +66,7 @@ class Deployment:
         self._tried: dict[PlanRequest, NoRoom | None] = {}
         self._found: dict[PlanRequest, PlanAnswer] = {}
         self._search: asyncio.Task[None] | None = None
+        self._later: list[asyncio.TimerHandle] = []  # searches that failed, and are tried again
 
     @property
     def waiting(self) -> QueuedJob | None:
@@ -67,7 +75,7 @@ class Deployment:
             return None
         record = self._job.store.record
         held, unfit = record.held, False
-        if not held and self._unfit is not None and self._unfit[0] == self._there():
+        if not held and self._unfit is not None and self._unfit[0] == self._job.mesh.extent():
             held, unfit = self._unfit[1], True
         spec = self._job.spec
         asked = self._asked
@@ -89,12 +97,6 @@ class Deployment:
         """The job was given another shape: what was found out about the former one no longer counts."""
         self._unfit = None
         self._job.queue.again()
-
-    def _there(self) -> object:
-        """Nodes and cordons: what an empty mesh consists of."""
-        mesh = self._job.mesh
-        nodes = frozenset((node.sid, node.incarnation, len(node.slots)) for node in mesh.nodes.values())
-        return nodes, {agent: frozenset(places) for agent, places in mesh.cordons.places().items()}
 
     @property
     def _has_trained(self) -> bool:
@@ -149,7 +151,7 @@ class Deployment:
                 else:
                     await self._job.store.reason(graph.reason)
                 began = time.monotonic()
-        graph = self._on_network(await self._improve(graph, topology))
+        graph = await self._on_network(await self._improve(graph, topology))
         if self._job.store.record.state is JobState.QUEUED:
             await self._job.store.move(JobState.ANALYSING, "room was found")
         because = why_inexact(self._job.spec, graph)
@@ -189,6 +191,8 @@ class Deployment:
             if self._search is not None:
                 self._search.cancel()
                 self._search = None
+            while self._later:
+                self._later.pop().cancel()
             self._tried.clear()
             self._found.clear()
 
@@ -218,7 +222,7 @@ class Deployment:
             if alone.never:
                 return alone
             reason = f"the whole mesh has no room for it, others go first: {alone.reason}"
-            self._unfit = (self._there(), reason)
+            self._unfit = (job.mesh.extent(), reason)
             return NoRoom(reason)
         job.instances.graph = graph
         self.waits, self.placed_at = False, time.time()
@@ -263,14 +267,28 @@ class Deployment:
         return plan_in_one_class(nodes, job.spec, job.store.record.bits_class, job.mesh.records, on)
 
     async def _search_for(self, request: PlanRequest) -> None:
-        refusal = None
+        refusal: NoRoom | None = None
+        for_good = True
         try:
             self._found[request] = await searched(request, self._job.planning)
+        except SearchFailed as refused:
+            refusal, for_good = NoRoom(str(refused)), False
         except NoPlan as refused:
             if request.is_constrained:  # else what the plan at once says is as true
                 refusal = NoRoom(str(refused), never=refused.never)
+        except Exception as error:  # its process could not be started, or its answer not be read
+            log.exception("search for a plan failed", job=self._job.name)
+            refusal = NoRoom(f"the search for a plan failed: {type(error).__name__}: {error}")
+            for_good = False
         self._tried[request] = refusal
         self._search = None
+        if not for_good:
+            again = partial(self._search_again, request)
+            self._later.append(asyncio.get_running_loop().call_later(self._times.search_again_s, again))
+        self._job.queue.again()
+
+    def _search_again(self, request: PlanRequest) -> None:
+        self._tried.pop(request, None)
         self._job.queue.again()
 
     async def _improve(self, graph: TaskGraph, topology: ModelTopology) -> TaskGraph:
@@ -299,14 +317,15 @@ class Deployment:
         job.instances.graph = better
         return better
 
-    def _on_network(self, graph: TaskGraph) -> TaskGraph:
+    async def _on_network(self, graph: TaskGraph) -> TaskGraph:
         """The graph with what the topology says of it: how far its clusters are, and which nodes it lacks."""
         job, network = self._job, self._job.mesh.network()
         if network.topology is None:
             return graph
         used = {(place.cluster, place.node) for place in graph.placements}
         nodes = [node for node in job.mesh.open_nodes() if (node.cluster, node.node) in used]
-        changed: dict[str, object] = {"distances": cluster_distances(network.topology, nodes)}
+        distances = await asyncio.to_thread(cluster_distances, network.topology, nodes)
+        changed: dict[str, object] = {"distances": distances}
         if missing := network.missing(nodes):
             changed["reason"] = f"{graph.reason}; {missing}"
         job.instances.graph = graph.model_copy(update=changed)

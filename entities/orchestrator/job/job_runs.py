@@ -276,13 +276,13 @@ class JobRuns:
     def _unended(self, job: str) -> JobRun:
         """The job's run; it may wait, but has no end yet."""
         run = self.running.get(job)
-        if run is None:
-            record = self.ended.get(job)
-            if record is None:
-                raise NotFound(f"no job {job}: `dmsc jobs` lists them")
+        record = self.ended.get(job) if run is None else run.job.store.record
+        if record is None:
+            raise NotFound(f"no job {job}: `dmsc jobs` lists them")
+        if run is None or record.state in ENDED:  # users hear of that before its run is over
             raise Conflict(f"job {job} has already ended: {record.state}")
         if run.over:
-            raise Conflict(f"job {job} is ending: {run.job.store.record.state}")
+            raise Conflict(f"job {job} is ending: {record.state}")
         return run
 
     async def query(self, message: JobQuery, envelope: Envelope) -> JobList:

@@ -105,6 +105,7 @@ class Parking:
             self._job.store.move(record.state, why, **changes) if parked else self._job.store.note(**changes)
         )
         await written_down(writing, self._times.order_kept_s)
+        self._job.queue.goes_on(record.job)
         if not self._has_begun:
             return  # it was held in the queue
         if not self._training.park("") or self.interrupted:
@@ -126,8 +127,10 @@ class Parking:
             return True
         if not self.can_give_way:
             return False
+        if not self._come_to_rest(why, for_room=True):
+            return False
         self._gives_way = why
-        return self._come_to_rest(why, for_room=True)
+        return True
 
     # --- what its run hands in ------------------------------------------------------------------------------
     @property

@@ -125,6 +125,8 @@ class RunTimes:
     deploy_pause_s: float = 0.1
     """Pause before a deployment that a node's death broke is planned again; it doubles each time."""
     deploy_pause_most_s: float = 10.0
+    search_again_s: float = 60.0
+    """Pause before a waiting job searches for a plan again, after a search that was late or failed."""
     adopt_s: float = 3.0
     """A living instance answers within milliseconds, whatever it computes."""
     restore_pause_s: float = 0.5

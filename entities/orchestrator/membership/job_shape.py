@@ -29,12 +29,14 @@ class JobShape:
         """See `Training.scale`; without a stage, all of them. `unit` names units that make batches instead.
 
         Raises:
-            BadInput: There are no such units.
+            BadInput: There are no such units; the job's range of replicas would be too wide.
         """
         job = self._job
         if (state := job.store.record.state) is not JobState.RUNNING:
             raise Conflict(f"job {job.name} is {state}; only a running one can be scaled")
         stages = range(job.spec.parallel.stages) if stage is None else range(stage, stage + 1)
+        if stage is None and not unit:
+            shaped(job.spec, replicas)  # before anything changes
         if unit:
             units = job.instances.units
             found = [each.stage for each in units if each.scaled_as == unit]

@@ -146,7 +146,8 @@ class SlotHolding:
 
     def notify(self, text: str) -> None:
         """Tells the job, in its record and its events, what becomes of its slots."""
-        self._job.events.changed(text, reason=text)
+        if not self._over() and self._job.instances.deployed is not None:  # else it holds none any more
+            self._job.events.changed(text, reason=text)
 
     def resize(self, replicas: int, why: str) -> bool:
         """Has it take or leave slots, to so many replicas; returns False if that can't be now."""

@@ -74,6 +74,7 @@ class MeshView:
         self._changed = asyncio.Condition()
         self.changes = 0
         """How often anything has changed."""
+        self._extent: tuple[tuple[int, int], object] = (-1, -1), None
 
     async def _notify(self) -> None:
         self.changes += 1
@@ -113,6 +114,18 @@ class MeshView:
     def open_nodes(self) -> list[NodeStatus]:
         """The registered nodes that were not judged lost since their last word."""
         return [status for sid, status in self.nodes.items() if sid not in self._lost_nodes]
+
+    def extent(self) -> object:
+        """Nodes, their slots and cordons: equal as long as the mesh, were it empty, has the same room.
+
+        It is made anew only after a change: thousands of jobs that fit nowhere ask for it.
+        """
+        when = self.changes, len(self.nodes)  # a node that is forgotten is no news
+        if self._extent[0] != when:
+            nodes = frozenset((node.sid, node.incarnation, len(node.slots)) for node in self.nodes.values())
+            cordons = {agent: frozenset(places) for agent, places in self.cordons.places().items()}
+            self._extent = when, (nodes, cordons)
+        return self._extent[1]
 
     def sealing_keys(self) -> dict[str, str]:
         """The agents of all nodes, each with the key to which its secrets are sealed."""

@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 from entities.orchestrator.planning.eligible_slots import Records, bits_classes, eligible, query_of, refusal
 from entities.orchestrator.planning.placement import Cordoned, NoRoom, OpenRoom, open_room
-from entities.orchestrator.planning.plan_requests import OpenShape, request_for
-from entities.orchestrator.planning.plan_rules import model_digest, open_to, rules_of
-from entities.orchestrator.planning.shape_choice import fastest_slots, one_stage
+from entities.orchestrator.planning.plan_requests import request_for
+from entities.orchestrator.planning.plan_rules import model_digest, open_to
+from entities.orchestrator.planning.shape_choice import any_shape_request
 from entities.orchestrator.planning.task_graph import room_for
 from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest
 from schemas.cluster import NodeStatus
@@ -76,12 +76,7 @@ def _request(
     room = open_room(nodes, 1, clusters=spec.parallel.clusters, occupied=occupied, cordoned=cordoned)
     if isinstance(room, NoRoom):
         raise NoPlan(room.reason, never=room.never)
-    most = question.slots or spec.parallel.slots
-    free = fastest_slots(room.nodes, room.free, most, rules_of(spec, topology))
-    room = OpenRoom(room.nodes, room.order, free, room.open_to_data)
-    stages = spec.parallel.stages if spec.parallel.auto == ("replicas",) else None
-    whole = one_stage(spec, sum(map(len, room.free.values())))
-    return request_for(whole, topology, room, shape=OpenShape(stages))
+    return any_shape_request(spec, topology, room, question.slots or spec.parallel.slots)
 
 
 def only(topology: ModelTopology, first: str, last: str) -> ModelTopology:

@@ -45,9 +45,10 @@ def rules_of(spec: JobSpec, topology: ModelTopology) -> list[LayerRule]:
         for layer in layers:
             labels.setdefault(layer, set()).add(label)
     if plan.by == "business":
-        units = tuple(unit.layers for unit in task_units(topology))
-        found.append(LayerRule(kind="apart", scope="stage", groups=units, name="plan.by: business"))
-        heads = [unit for unit in task_units(topology) if unit.is_head and len(unit.layers) > 1]
+        units = task_units(topology)
+        groups = tuple(unit.layers for unit in units)
+        found.append(LayerRule(kind="apart", scope="stage", groups=groups, name="plan.by: business"))
+        heads = [unit for unit in units if unit.is_head and len(unit.layers) > 1]
         found += [
             LayerRule(
                 kind="together", scope="stage", groups=(head.layers,), name=f"plan.by: business ({head.name})"
@@ -55,14 +56,11 @@ def rules_of(spec: JobSpec, topology: ModelTopology) -> list[LayerRule]:
             for head in heads
         ]
     elif plan.by == "block":
-        groups: dict[frozenset[str], list[int]] = {}
+        blocks: dict[frozenset[str], list[int]] = {}
         for layer in range(len(names)):
-            groups.setdefault(frozenset(labels.get(layer, ())), []).append(layer)
-        found.append(
-            LayerRule(
-                kind="apart", scope="stage", groups=tuple(map(tuple, groups.values())), name="plan.by: block"
-            )
-        )
+            blocks.setdefault(frozenset(labels.get(layer, ())), []).append(layer)
+        groups = tuple(map(tuple, blocks.values()))
+        found.append(LayerRule(kind="apart", scope="stage", groups=groups, name="plan.by: block"))
     return found
 
 

@@ -12,7 +12,7 @@ from entities.orchestrator.planning.placement import OpenRoom
 from entities.orchestrator.planning.plan_requests import OpenShape, request_for, speed_of
 from entities.orchestrator.planning.plan_rules import labels_for, pinned_together, rules_of
 from entities.planner.plan_request import LayerRule, NoPlan, PlanAnswer, PlanRequest
-from entities.planner.planning_process import PlanningConfig, searched
+from entities.planner.planning_process import PlanningConfig, searched_with_less
 from schemas.cluster import NodeStatus, Slot
 from schemas.errors import BadJob
 from schemas.job import JobSpec
@@ -35,12 +35,9 @@ async def with_shape(
     except NoPlan as refused:
         raise BadJob(str(refused)) from refused
     try:
-        answer = await searched(request, config)
-    except NoPlan:
-        try:
-            answer = await searched(request.relaxed(), config)
-        except NoPlan as refused:
-            raise BadJob(f"parallel: auto: {refused}") from refused
+        answer = await searched_with_less(request, config)
+    except NoPlan as refused:
+        raise BadJob(f"parallel: auto: {refused}") from refused
     others = "".join(f"; not {other.plan}: {other.why_not}" for other in answer.alternatives)
     return chosen_shape(spec, answer), f"parallel: auto chose {answer.reason}{others}"
 
@@ -57,14 +54,33 @@ def shape_request(spec: JobSpec, topology: ModelTopology, nodes: Iterable[NodeSt
         (node for node in nodes if not clusters or node.cluster in clusters), key=lambda node: node.sid
     )
     everything = {node.sid: node.slots for node in usable}
-    free = fastest_slots(usable, everything, spec.parallel.slots, rules_of(spec, topology))
-    if not any(free.values()):
+    if not any(everything.values()):
         where = ", ".join(clusters) or "any cluster"
         raise BadJob(f"parallel: auto: no node of {where} has joined: join one, or give stages and replicas")
     order = list(clusters) or sorted({node.cluster for node in usable})
+    room = OpenRoom(usable, order, everything, usable)
+    return any_shape_request(spec, topology, room, spec.parallel.slots)
+
+
+def any_shape_request(
+    spec: JobSpec, topology: ModelTopology, room: OpenRoom, most: int | None
+) -> PlanRequest:
+    """What the planner is asked: any shape, or with the job's own stages any replicas, on the fastest slots.
+
+    Args:
+        spec: the job.
+        topology: its analysed model.
+        room: what it may use, one slot at least.
+        most: slots of them; None: all.
+
+    Raises:
+        NoPlan: as of `request_for`.
+    """
+    free = fastest_slots(room.nodes, room.free, most, rules_of(spec, topology))
+    stages = spec.parallel.stages if spec.parallel.auto == ("replicas",) else None
     whole = one_stage(spec, sum(map(len, free.values())))
-    stages = None if "stages" in spec.parallel.auto else spec.parallel.stages
-    return request_for(whole, topology, OpenRoom(usable, order, free, usable), shape=OpenShape(stages))
+    fastest = OpenRoom(room.nodes, room.order, free, room.open_to_data)
+    return request_for(whole, topology, fastest, shape=OpenShape(stages))
 
 
 def fastest_slots(

@@ -58,16 +58,16 @@ def capacity_of(
     """
     wanting = [job for job in facts.queue if _wants_slots(job, holds.get(job.request.job))]
     demands = _demands(facts, wanting, reservations, now)
-    told: dict[SlotNeeds, _Demand] = {}
+    by_needs: dict[SlotNeeds, _Demand] = {}
     for demand in demands:
-        whole = told.setdefault(demand.needs, _Demand(needs=demand.needs, since=demand.since))
+        whole = by_needs.setdefault(demand.needs, _Demand(needs=demand.needs, since=demand.since))
         whole.since = min(whole.since, demand.since)
         whole.jobs += demand.jobs
         whole.slots += demand.slots
         whole.lacking += demand.lacking
     free, total = facts.free_and_total
-    missing = [demand.since for demand in told.values() if demand.lacking]
-    first = sorted(told.values(), key=lambda demand: -demand.lacking)
+    missing = [demand.since for demand in by_needs.values() if demand.lacking]
+    first = sorted(by_needs.values(), key=lambda demand: -demand.lacking)
     return QueueCapacity(
         slots=total,
         free=free,
@@ -103,7 +103,8 @@ def _demands(
         demand.since = min(demand.since, job.since)
         demand.jobs += 1
         demand.slots += request.least_slots
-    held = {slot for job in facts.running if not job.parking for slot in job.slots if slot not in job.leaving}
+    staying = [job for job in facts.running if not job.gives_up]
+    held = {slot for job in staying for slot in job.slots if slot not in job.leaving}
     bars = sorted({barred for _, barred in by_slots if barred}, key=sorted)
     supplies: Counter[Supply] = Counter(
         (table.pool_of[number], tuple(number in barred for barred in bars))

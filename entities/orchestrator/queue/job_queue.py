@@ -1,19 +1,20 @@
 """The one owner of the queue during a term: it has all jobs decided about at once (ADR-0073).
 
 A job that waits takes a `QueueTurn`, and is told of its slots or of its reason. `decide` runs on a thread; if
-anything has changed meanwhile, its decision is dropped and another one made. All that it needs is in the
-jobs' records and in the registrations of nodes, so that a new leader decides alike.
+anything has changed meanwhile, its decision is dropped and another one made, a few times. All that it needs
+is in the jobs' records, in the registrations of nodes, and in the bucket `reservations`, so that a new leader
+decides alike; a notice begins anew under it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from bus.logs import get_logger
 from entities import metrics
@@ -29,12 +30,13 @@ from entities.orchestrator.queue.mesh_slots import (
     nodes_of,
     queue_place,
     slot_facts,
-    slot_name,
 )
-from entities.queue.decision import Cause, Hold, ParkOrder, QueueDecision
+from entities.orchestrator.queue.park_orders import ParkOrders
+from entities.orchestrator.queue.slot_holder import SeenHolders, SlotHolder
+from entities.queue.decision import Cause, Hold, QueueDecision
 from entities.queue.explanation import explain
 from entities.queue.queue_rules import QueueOrder, QueueRules
-from entities.queue.queued_job import ActiveJob, QueuedJob, predicted_s
+from entities.queue.queued_job import JobRequest, predicted_s
 from entities.queue.reservations import SlotReservation, assign, barred_for
 from entities.queue.scheduling import QueueSurroundings, decide
 from entities.queue.slot_pools import MeshSlot, SlotTable
@@ -43,7 +45,6 @@ from schemas.errors import Conflict, DmscError
 from schemas.job import JobRecord, JobState
 from schemas.queue import (
     MOST_LISTED,
-    ParkNotice,
     QueueCapacity,
     QueueExplained,
     QueueStatus,
@@ -55,6 +56,11 @@ log = get_logger("orchestrator")
 
 TOLD_AT_ONCE = 100
 """Waiting jobs that hear their reason before the orchestrator's loop goes on with something else."""
+DECISION_TRIES = 3
+"""A decision that came too late is dropped, but not the last of so many: the mesh may never come to rest.
+
+Each of its orders is checked when it is carried out.
+"""
 ASKED_AT_ONCE = 250
 """Jobs whose state is read before the orchestrator's loop goes on with something else."""
 KEPT = "kept"
@@ -70,47 +76,6 @@ class SlotGrant:
 
 
 PlacesJob = Callable[[SlotGrant], TaskGraph | NoRoom]
-
-
-class SlotHolder(Protocol):
-    """What one job's run has to show to the queue, and takes from it."""
-
-    @property
-    def name(self) -> str:
-        """Its id."""
-
-    @property
-    def record(self) -> JobRecord:
-        """Its record."""
-
-    @property
-    def placements(self) -> Sequence[Placement]:
-        """Where its units run, or are to run; those last that leave first when it shrinks."""
-
-    @property
-    def leaving(self) -> Collection[str]:
-        """The units among them that were told to leave."""
-
-    @property
-    def waiting(self) -> QueuedJob | None:
-        """What it asks for; None if it does not wait for room."""
-
-    @property
-    def active(self) -> ActiveJob:
-        """What it holds, but for the slots."""
-
-    @property
-    def finds_room(self) -> bool:
-        """Whether it is about to place an instance that it lost."""
-
-    def give_way(self, why: str, *, held: bool) -> bool:
-        """Has it park for another job, or until a person resumes it (`held`); False: not now."""
-
-    def notify(self, text: str) -> None:
-        """Tells it what will become of its slots."""
-
-    def resize(self, replicas: int, why: str) -> bool:
-        """Has it take or leave slots, to so many replicas; False: not now."""
 
 
 class QueueTurn:
@@ -149,35 +114,6 @@ class QueueTurn:
             self._news.put_nowait(news)
 
 
-class _SeenHolders:
-    """What the runs that were looked at ask for, or hold. `agents`: SIDs, by cluster and node."""
-
-    def __init__(self, agents: Mapping[tuple[str, str], str]) -> None:
-        self._agents = agents
-        self.waiting: list[QueuedJob] = []
-        self.holding: dict[str, ActiveJob] = {}
-
-    def add(self, run: SlotHolder) -> None:
-        """Looks at one more run."""
-        if (job := run.waiting) is not None:
-            self.waiting.append(job)
-        else:
-            self.holding[run.name] = self._held(run)
-
-    def _held(self, run: SlotHolder) -> ActiveJob:
-        """A job with its slots; those of nodes that are away are not counted."""
-        leaving, slots, gone = run.leaving, [], []
-        for place in run.placements:
-            agent = self._agents.get((place.cluster, place.node))
-            if agent is None or place.slot < 0:
-                continue
-            name = slot_name(agent, place.slot)
-            slots.append(name)
-            if place.sid in leaving:
-                gone.append(name)
-        return replace(run.active, slots=tuple(slots), leaving=frozenset(gone))
-
-
 class JobQueue:
     """Decides which jobs of one term start, with how many replicas, and which shrink, grow or park.
 
@@ -197,14 +133,15 @@ class JobQueue:
         self._ended = ended
         self._used = DecayedUse(rules.half_life_s)  # by jobs that have ended
         self._turns: dict[str, QueueTurn] = {}
-        self._orders: dict[str, ParkOrder] = {}  # of jobs that have been told to park
-        self._parking: set[str] = set()  # those of them whose notice is over
+        self._orders = ParkOrders(holders, self._claimants)
         self._slots = RegisteredSlots()
         self.reservations: Callable[[float], tuple[SlotReservation, ...]] = lambda now: ()
         """Slots that are kept for a time, as the core sees them."""
         self._entered = asyncio.Event()
         self._holds: Mapping[str, Hold] = {}
         """Why jobs wait, by the last decision."""
+        self._last_wanted: QueueCapacity | None = None
+        """The capacity that the queue wanted when somebody last asked."""
         self.looked = asyncio.Event()
         """Set whenever mesh and queue have been looked at."""
 
@@ -253,9 +190,11 @@ class JobQueue:
         """The slots that are kept for others while the job is predicted to run."""
         now = time.time()
         kept = self.reservations(now)
-        if not kept or (run := self._holders.get(job)) is None:
+        if not kept:
             return
-        if (waiting := run.waiting) is not None:
+        if (run := self._holders.get(job)) is None:  # a job that somebody thinks of: nothing is kept for it
+            request, until = JobRequest(job=job, submitted_at=now), math.inf
+        elif (waiting := run.waiting) is not None:
             request, until = waiting.request, now + predicted_s(waiting, waiting.request.replicas.want)
         else:
             request, until = run.active.request, run.active.ends_at(now)
@@ -293,42 +232,35 @@ class JobQueue:
 
     async def _decided(self) -> float | None:
         """Makes one decision and has it carried out; returns when time alone will change it."""
-        self._follow_orders(time.time())
-        while True:
-            facts, now = await self._facts(), time.time()
+        self._orders.follow(time.time())
+        present = await self._facts()
+        for _ in range(DECISION_TRIES):
+            facts, now = present, time.time()
             around = self._around(facts)
             decision = await asyncio.to_thread(decide, facts.queue, facts.running, around, now)
-            if facts.as_decided(await self._facts()):
+            present = await self._facts()
+            if facts.as_decided(present):
                 break
         self._carry_out(decision, {job.request.job for job in facts.queue if job.request.local})
         self._holds = decision.holds
         await self._tell(decision.holds)
-        self._follow_orders(time.time())
-        for order in self._orders.values():
-            if order.job not in self._parking and order.at > now:
-                decision.again_at(order.at)
+        self._orders.follow(time.time())
+        for at in self._orders.times(now):
+            decision.again_at(at)
         return decision.next_at
 
-    def _follow_orders(self, now: float) -> None:
-        """Parks jobs whose notice is over; what nobody needs any more is taken back.
-
-        One that can't be parked just then, since it is brought back, say, parks as soon as it can.
-        """
-        if not self._orders:
-            return
+    def _claimants(self, now: float) -> set[str]:
+        """Jobs and reservations for which somebody may park."""
         claimants = {each.name for each in self.reservations(now)}
         for run in self._holders.values():
             if (waiting := run.waiting) is not None and not waiting.request.held:
                 claimants.add(run.name)
-        for job, order in list(self._orders.items()):
-            if job in self._parking or (holder := self._holders.get(job)) is None or holder.waiting:
-                continue
-            if not order.held and order.blocker not in claimants:
-                del self._orders[job]
-                holder.notify(f"does not park: {order.blocker} needs its slots no more")
-                log.info("park taken back", job=job, blocker=order.blocker)
-            elif now >= order.at and holder.give_way(order.reason, held=order.held):
-                self._parking.add(job)
+        return claimants
+
+    def goes_on(self, job: str) -> None:
+        """A person has resumed a job: it parks no more, if it was to."""
+        self._orders.forget(job)
+        self.again()
 
     def _around(self, facts: SlotFacts) -> QueueSurroundings:
         """Slots, rules, and what has become of jobs that others wait for."""
@@ -373,7 +305,7 @@ class JobQueue:
             for position, name in enumerate(decision.order, start=1)
             if name in records and (job in (None, name))
         ]
-        wanted = capacity_of(facts, decision.holds, self.reservations(now), now)
+        wanted = await self._wanted(facts, decision.holds)
         return QueueStatus(
             order=self.rules.order,
             slots=wanted.slots,
@@ -384,47 +316,41 @@ class JobQueue:
             explained=explained,
             demands=wanted.demands,
             reservations=tuple(reservations),
-            notices=tuple(
-                ParkNotice(job=order.job, at=order.at, reason=order.reason, blocker=order.blocker)
-                for order in sorted(self._orders.values(), key=lambda order: order.at)
-            ),
+            notices=self._orders.notices(),
         )
 
     def readings(self) -> Iterator[metrics.MetricReading]:
-        """Who waits, and the capacity that the queue wants."""
-        seen = self._looks()
-        for run in self._holders.values():
-            seen.add(run)
-        wanted = self._wanted(self._put_together(seen))
+        """Who waits, and the capacity that the queue wants, as old as what was last told of it."""
+        if (wanted := self._last_wanted) is None:
+            return
         yield metrics.QUEUE_JOBS(wanted.waiting)
         yield metrics.QUEUE_FREE(wanted.free)
         yield metrics.QUEUE_LACKING(wanted.lacking)
 
     async def capacity(self) -> QueueCapacity:
         """The capacity that the queue wants now."""
-        return self._wanted(await self._facts())
+        return await self._wanted(await self._facts(), self._holds)
 
-    def _wanted(self, facts: SlotFacts) -> QueueCapacity:
+    async def _wanted(self, facts: SlotFacts, holds: Mapping[str, Hold]) -> QueueCapacity:
         now = time.time()
-        return capacity_of(facts, self._holds, self.reservations(now), now)
+        wanted = await asyncio.to_thread(capacity_of, facts, holds, self.reservations(now), now)
+        self._last_wanted = wanted
+        return wanted
 
     async def _facts(self) -> SlotFacts:
         """All that a decision depends on. What changes while others have the loop shows in the next facts."""
-        seen = self._looks()
+        seen = self._fresh_look()
         for number, run in enumerate(list(self._holders.values()), start=1):
             if not number % ASKED_AT_ONCE:
                 await asyncio.sleep(0)
             seen.add(run)
         return self._put_together(seen)
 
-    def _looks(self) -> _SeenHolders:
-        return _SeenHolders({(node.cluster, node.node): node.sid for node in self._mesh.nodes.values()})
+    def _fresh_look(self) -> SeenHolders:
+        return SeenHolders({(node.cluster, node.node): node.sid for node in self._mesh.nodes.values()})
 
-    def _put_together(self, seen: _SeenHolders) -> SlotFacts:
-        self._orders = {job: order for job, order in self._orders.items() if job in seen.holding}
-        self._parking.intersection_update(self._orders)
-        for job_id, order in self._orders.items():
-            seen.holding[job_id] = replace(seen.holding[job_id], parks_at=order.at)
+    def _put_together(self, seen: SeenHolders) -> SlotFacts:
+        self._orders.mark(seen.holding)
         nodes = self._mesh.nodes.values()
         table = self._slots.table(nodes, self._mesh.cordons.places())
         return slot_facts(table, busy_slots(nodes), seen.waiting, seen.holding.values())
@@ -435,23 +361,14 @@ class JobQueue:
         `local`: jobs that were given slots on certain nodes, because others run there, or do not.
         A job that is still being analysed keeps its slots free by being among those that start.
         """
-        for park in decision.parks:
-            if (holder := self._holders.get(park.job)) is None:
-                continue  # it has ended since its state was read
-            if park.at > time.time():
-                self._orders[park.job] = park
-                at = time.strftime("%H:%M:%S UTC", time.gmtime(park.at))
-                holder.notify(f"parks at {at}, unless it ends before: {park.reason}")
-                log.info("job is to park", job=park.job, at=park.at, reason=park.reason)
-            elif holder.give_way(park.reason, held=park.held):
-                self._orders[park.job] = park
-                self._parking.add(park.job)
+        self._orders.give(decision.parks, time.time())
         urgent = any(run.finds_room for run in self._holders.values())
         for admission in decision.admissions:
             turn = self._turns.get(admission.job)
             if turn is None:
                 continue
             nodes = nodes_of(admission.slots) if admission.job in local else None
+            self._orders.forget(admission.job)  # it has parked since orders were last followed
             if urgent:
                 turn.tell(NoRoom("behind a running job that replaces an instance"))
             elif turn.take(SlotGrant(replicas=admission.replicas, nodes=nodes)):

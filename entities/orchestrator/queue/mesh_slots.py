@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from pydantic import ValidationError
@@ -228,7 +228,7 @@ def _sizes(record: JobRecord, spec: JobSpec) -> dict[str, Any]:
     }
 
 
-@cache
+@lru_cache(1024)
 def _speeds_by_rounds(within: ReplicaRange, microbatches: int) -> tuple[float, ...]:
     """Of a job that nobody has planned yet: by how many microbatches the busiest replica computes."""
 
@@ -240,8 +240,12 @@ def _speeds_by_rounds(within: ReplicaRange, microbatches: int) -> tuple[float, .
 
 
 def shaped(spec: JobSpec, replicas: int) -> JobSpec:
-    """The job with so many replicas of each stage."""
-    return spec.model_copy(update={"parallel": spec.parallel.with_replicas(replicas)})
+    """The job with so many replicas of each stage.
+
+    Raises:
+        BadInput: its range would be too wide.
+    """
+    return spec.model_copy(update={"parallel": _with_replicas(spec.parallel, replicas)})
 
 
 def reshaped(spec: JobSpec, stages: int | None, replicas: int | None) -> JobSpec:
@@ -250,13 +254,21 @@ def reshaped(spec: JobSpec, stages: int | None, replicas: int | None) -> JobSpec
     Raises:
         BadInput: the rest of `parallel` does not fit to it.
     """
-    parallel = spec.parallel if replicas is None else spec.parallel.with_replicas(replicas)
+    parallel = spec.parallel if replicas is None else _with_replicas(spec.parallel, replicas)
     asked = parallel.model_dump() | ({} if stages is None else {"stages": stages, "auto": (), "slots": None})
     try:
         return spec.model_copy(update={"parallel": ParallelSpec.model_validate(asked)})
     except ValidationError as error:
         (line, *_) = explain(error, ParallelSpec)
         raise BadInput(f"{line}: give --replicas and --stages that fit") from None
+
+
+def _with_replicas(parallel: ParallelSpec, replicas: int) -> ParallelSpec:
+    try:
+        return parallel.with_replicas(replicas)
+    except ValidationError as error:
+        (line, *_) = explain(error, ReplicaRange)
+        raise BadInput(f"{replicas} replicas: parallel.replicas would be too wide: {line}") from None
 
 
 def replicas_of(graph: TaskGraph) -> int:

@@ -18,8 +18,8 @@ from entities.orchestrator.planning.plan_question import asked, told
 from entities.orchestrator.planning.plan_requests import on_network
 from entities.orchestrator.planning.plan_rules import open_to
 from entities.orchestrator.queue.mesh_slots import emptied
-from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest
-from entities.planner.planning_process import PlanningConfig, searched
+from entities.planner.plan_request import NoPlan, PlanRequest
+from entities.planner.planning_process import PlanningConfig, searched_with_less
 from schemas.cluster import Analyse, AnalysisFailed, ForgetTopology
 from schemas.envelope import Envelope
 from schemas.errors import (
@@ -46,10 +46,15 @@ def work_ms(request: PlanRequest) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanServiceConfig:
-    """`searches`: at once; each takes a core of the orchestrator's machine for as long as it lasts."""
+    """`searches`: at once; each takes a core of the orchestrator's machine for as long as it lasts.
+
+    A gateway waits longer (`OperationTimes.plan_s`) than a turn, an analysis and two searches take.
+    """
 
     searches: int = 2
     most_waiting: int = 8
+    wait_s: float = 20.0
+    """For a turn; then the question is refused, with a time to come back."""
     search_s: float = 10.0
     analysis_s: float = 60.0
     """A node's analysis of a model that nobody has measured; it builds the model."""
@@ -72,7 +77,7 @@ class PlanService:
         planning: PlanningConfig = PlanningConfig(),
     ) -> None:
         self._bus, self._mesh, self._known, self._occupied = bus, mesh, known, occupied
-        self._config, self._planning = config, planning
+        self._config, self._planning = config, replace(planning, deadline_s=config.search_s)
         self._turns = asyncio.Semaphore(config.searches)
         self._users: set[str] = set()
         self._analyses: dict[str, tuple[str, asyncio.Future[ModelTopology]]] = {}
@@ -81,7 +86,7 @@ class PlanService:
         """The plan for a question.
 
         Raises:
-            Overloaded: its user waits for another plan, or too many do.
+            Overloaded: its user waits for another plan, too many do, or its turn does not come.
             BadJob: what is asked for can't be: what, where, and a remedy.
             NotFound: there is no such job, or its model is not known.
             Conflict: no node is there that could analyse the model.
@@ -103,17 +108,13 @@ class PlanService:
                     dict(taken),
                     self._mesh.cordons.places(),
                 )
-                answer = await self._search(on_network(request, self._mesh.network(), work_ms(request)))
+                on_links = await asyncio.to_thread(
+                    on_network, request, self._mesh.network(), work_ms(request)
+                )
+                answer = await searched_with_less(on_links, self._planning)
             except NoPlan as refused:
                 raise BadJob(str(refused)) from refused
             return await asyncio.to_thread(told, spec, topology, request, answer, nodes)
-
-    async def _search(self, request: PlanRequest) -> PlanAnswer:
-        config = replace(self._planning, deadline_s=self._config.search_s)
-        try:
-            return await searched(request, config)
-        except NoPlan:
-            return await searched(request.relaxed(), config)
 
     @contextlib.asynccontextmanager
     async def _turn(self, user: str) -> AsyncIterator[None]:
@@ -129,8 +130,19 @@ class PlanService:
             )
         self._users.add(user)
         try:
-            async with self._turns:
+            try:
+                async with asyncio.timeout(self._config.wait_s):
+                    await self._turns.acquire()
+            except TimeoutError:
+                raise Overloaded(
+                    f"{self._config.searches} plans are being made for others, and none ended within "
+                    f"{self._config.wait_s:g} s: ask again in a moment",
+                    retry_after_s=self._config.search_s,
+                ) from None
+            try:
                 yield
+            finally:
+                self._turns.release()
         finally:
             self._users.discard(user)
 

@@ -13,9 +13,19 @@ from entities.queue.reservations import SlotReservation, too_many
 from entities.queue.slot_pools import SlotNeeds, SlotTable
 from schemas.envelope import Envelope
 from schemas.errors import Conflict, NotFound
-from schemas.queue import CancelReservation, Reservations, ReservationSpec, ReserveSlots, SlotsReserved
+from schemas.queue import (
+    CancelReservation,
+    Reservations,
+    ReservationSpec,
+    ReservationsQuery,
+    ReserveSlots,
+    SlotsReserved,
+)
 
 log = get_logger("orchestrator")
+
+MOST_RESERVATIONS = 200
+"""That have not ended: each decision of the queue looks at all of them."""
 
 
 class ReservationBook:
@@ -58,13 +68,17 @@ class ReservationBook:
         """The same for the queue's core."""
         return tuple(_for_core(record.spec) for record in self.present(now))
 
+    async def query(self, message: ReservationsQuery, envelope: Envelope) -> Reservations:
+        """All that have not ended."""
+        return Reservations(reservations=self.present(time.time()))
+
     async def reserve(self, message: ReserveSlots, envelope: Envelope) -> Reservations:
         """Makes a reservation; the same one again is no error.
 
         Raises:
             NotFound: there is no such job.
-            Conflict: it is over already, or before it starts; another one has its name; or its slots are kept
-                for others at the same time.
+            Conflict: it is over already, or before it starts; another one has its name; its slots are kept
+                for others at the same time; or there are too many.
         """
         spec, now = message.spec, time.time()
         if spec.end_at <= spec.start_at:
@@ -84,6 +98,11 @@ class ReservationBook:
                     return Reservations(reservations=self.present(now))
                 raise Conflict(
                     f"reservation {spec.name} is there already: give another name, or cancel it first"
+                )
+            if len(self.present(now)) >= MOST_RESERVATIONS:
+                raise Conflict(
+                    f"reservation {spec.name}: there are {MOST_RESERVATIONS} already, the most that may be: "
+                    "release one first"
                 )
             if why := too_many(_for_core(spec), self.kept(now), self._table()):
                 raise Conflict(why)

@@ -7,6 +7,7 @@ the links of a topology, if there is one.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +30,7 @@ from entities.planner.search.instance_assignment import AssignedStages, Assignme
 from entities.planner.search.layer_graph import LayerChain
 from entities.planner.search.plan_places import first_places, groups_of, kind_of, on_links
 from entities.planner.search.plan_trial import JUDGED, Judge, PlanCandidate, judged
-from entities.planner.search.step_cost import NO_FIT, InstanceKind, StepCost, StepForecast, StepSettings
+from entities.planner.search.step_cost import InstanceKind, StepCost, StepForecast, StepSettings
 
 COARSE_EDGES = 64
 """While instances are assigned, a longer chain is cut at so many edges at most; the last cut uses all."""
@@ -85,12 +86,8 @@ def search_plan(request: PlanRequest, judge: Judge | None = None) -> PlanAnswer:
         alternatives=tuple(_alternatives(chosen, others, request)),
         planned_by=BY_SIMULATION if chosen.simulated else BY_SEARCH,
     )
-    missing = ALTERNATIVES - len(answer.alternatives)
-    if missing:
-        plans = f"{len(answer.alternatives)} other plan{'' if missing == ALTERNATIVES - 1 else 's'}"
-        answer = replace(answer, reason=f"{answer.reason}; no more than {plans} found")
-    if request.unkept:
-        answer = replace(answer, reason=f"{answer.reason}; not kept: {', '.join(request.unkept)}")
+    notes = _notes(request, len(answer.alternatives))
+    answer = replace(answer, reason=answer.reason + notes)
     if not (request.hosts or request.rules):
         return answer
     placed = on_links(request, answer)
@@ -102,12 +99,20 @@ def search_plan(request: PlanRequest, judge: Judge | None = None) -> PlanAnswer:
     # constraints had units go to slots of other speeds
     forecast = fine.forecast(list(placed.cuts), groups)
     moved = PlanCandidate(replace(chosen.found, step_ms=forecast.step_ms, groups=tuple(groups)), forecast)
-    if judge is not None:
+    if judge is not None and chosen.simulated:
         [moved] = judged([moved], fine, request, judge)
     step = replace(_planned_step(moved.forecast), busiest_link_ms=placed.forecast.busiest_link_ms)
-    reason = f"{moved.shape}, where constraints let them be: {moved.forecast.reason()}"
+    reason = f"{moved.shape}, where constraints let them be: {moved.forecast.reason()}{notes}"
     by = BY_SIMULATION if moved.simulated else BY_SEARCH
     return replace(placed, forecast=step, reason=reason, planned_by=by)
+
+
+def _notes(request: PlanRequest, others: int) -> str:
+    """What a reason says beside its shape: that there are few other plans, and which wishes are not kept."""
+    notes = ""
+    if others < ALTERNATIVES:
+        notes = f"; no more than {others} other plan{'' if others == 1 else 's'} found"
+    return notes + (f"; not kept: {', '.join(request.unkept)}" if request.unkept else "")
 
 
 def _speeds(kinds: Sequence[InstanceKind], group: Sequence[int]) -> Counter[float]:
@@ -166,8 +171,8 @@ def coarser(chain: LayerChain, pieces: int, parted: Sequence[tuple[int, int, str
     _, cuts = least_bottlenecks(work, pieces)[-1]
     kept = {chain.edges[last] for _, last in cuts}
     for lower, upper, _ in parted:
-        between = [edge for edge in chain.edges if lower < edge <= upper]
-        kept |= {between[0], between[-1]}
+        kept.add(chain.edges[bisect_right(chain.edges, lower)])
+        kept.add(chain.edges[bisect_right(chain.edges, upper) - 1])
     return replace(chain, edges=(0, *sorted(kept)))
 
 
@@ -267,22 +272,18 @@ def _alternatives(
         Alternative(other.shape, other.found.step_ms, _why_not(chosen, other))
         for other in list(distinct.values())[:ALTERNATIVES]
     ]
+    if len(found) == ALTERNATIVES:
+        return found
+    name = "equal shares of work, slots as they come"
     try:
         greedy = plan_at_once(request)
     except NoPlan as refused:
-        greedy = None
-        text = f"does not fit: {refused}"
-    if len(found) < ALTERNATIVES:
-        if greedy is None:
-            found.append(Alternative("equal shares of work, slots as they come", NO_FIT, text))
-        else:
-            longer = greedy.forecast.step_ms / chosen.found.step_ms
-            why = f"its step takes {longer:.2f} times as long" if longer > 1.0005 else "it is no shorter"
-            if chosen.simulated and longer < 1:
-                why = "by the formula alone: what instances wait for each other is not in it"
-            name = "equal shares of work, slots as they come"
-            found.append(Alternative(name, greedy.forecast.step_ms, why))
-    return found
+        return [*found, Alternative(name, None, f"does not fit: {refused}")]
+    longer = greedy.forecast.step_ms / chosen.found.step_ms
+    why = f"its step takes {longer:.2f} times as long" if longer > 1.0005 else "it is no shorter"
+    if chosen.simulated and longer < 1:
+        why = "by the formula alone: what instances wait for each other is not in it"
+    return [*found, Alternative(name, greedy.forecast.step_ms, why)]
 
 
 def _why_not(chosen: PlanCandidate, other: PlanCandidate) -> str:

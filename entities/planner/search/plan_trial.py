@@ -12,8 +12,10 @@ from entities.planner.search.step_cost import StepCost, StepForecast
 JUDGED = 8
 """Candidates, at most, whose step is simulated."""
 MOST_JUDGED = 60_000
-"""Microbatches × stages that are simulated for one plan, at most: about a second."""
+"""Microbatches × stages that are simulated for all candidates of one plan, at most: about a second."""
 TRIAL_STEPS = 4
+FEW_INSTANCES = 16
+"""The speeds of so many are named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +44,6 @@ class PlanTrial:
 Judge = Callable[[PlanTrial], float]
 """What a step of a plan takes in trial steps, ms. Who composes the processes gives it: it is made of parts
 that this package may not import (`dmsc.planning.plan_judge`)."""
-
-
-FEW_INSTANCES = 16
-"""The speeds of so many are named."""
 
 
 @dataclass(frozen=True)
@@ -77,17 +75,23 @@ def judged(
     fitting: Sequence[PlanCandidate], fine: StepCost, request: PlanRequest, judge: Judge
 ) -> list[PlanCandidate]:
     """The best candidates, each with the step of its trial. What the formula leaves out is in it: what
-    instances wait for each other beyond the fill, and what they save by working ahead."""
+    instances wait for each other beyond the fill, and what they save by working ahead.
+
+    If one of them is too large for a trial none is tried: a simulated step says nothing beside one by the
+    formula.
+    """
+    best = sorted(fitting, key=lambda candidate: candidate.found.step_ms)[:JUDGED]
+    largest = max(len(candidate.found.groups) for candidate in best)
+    if request.microbatches * largest * TRIAL_STEPS > MOST_JUDGED / len(best):
+        return list(fitting)
     found: list[PlanCandidate] = []
-    for candidate in sorted(fitting, key=lambda candidate: candidate.found.step_ms)[:JUDGED]:
-        if request.microbatches * len(candidate.found.groups) * TRIAL_STEPS > MOST_JUDGED:
-            continue
+    for candidate in best:
         before = candidate.forecast
         step_ms = judge(_trial(candidate, request, fine))
         beside = before.bottleneck_ms + before.reduction_ms + before.constant_ms
         forecast = replace(before, step_ms=step_ms, fill_ms=step_ms - beside)
         found.append(PlanCandidate(replace(candidate.found, step_ms=step_ms), forecast, simulated=True))
-    return found or list(fitting)
+    return found
 
 
 def _trial(candidate: PlanCandidate, request: PlanRequest, fine: StepCost) -> PlanTrial:

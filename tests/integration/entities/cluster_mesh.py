@@ -29,7 +29,8 @@ from schemas.cluster import (
     NodeStatus,
 )
 from schemas.envelope import EntityKind, Envelope
-from schemas.errors import Ack, NotFound
+from schemas.errors import Ack, NotFound, Unavailable
+from schemas.fault import ClusterReport
 from schemas.job import JobSpec
 from schemas.job_file.data import DataSpec
 from schemas.job_file.model import ModelSpec
@@ -104,6 +105,8 @@ class StandInOrchestrator:
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
         self.heard = Heard()
+        self.refused: list[Message] | None = None
+        """Where it is a list, reports are not taken but come there."""
 
     async def open(self) -> None:
         rows = (
@@ -115,6 +118,9 @@ class StandInOrchestrator:
         await self.bus.subscribe(subjects.NODE_SAMPLE, self._sample)
 
     async def _hear(self, message: Message, envelope: Envelope) -> Ack:
+        if self.refused is not None and isinstance(message, ClusterReport):
+            self.refused.append(message)
+            raise Unavailable("takes no reports now")
         await self.heard.add(message)
         return Ack()
 

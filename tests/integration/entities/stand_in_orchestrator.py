@@ -28,6 +28,7 @@ from schemas.queue import (
     QueueQuery,
     QueueStatus,
     Reservations,
+    ReservationsQuery,
     ReserveSlots,
     SlotsReserved,
 )
@@ -60,6 +61,7 @@ class StandInOrchestrator:
             (subjects.RESUME, self._resume),
             (subjects.QUERY, self._query),
             (subjects.QUEUE_QUERY, self._queue),
+            (subjects.RESERVATIONS_QUERY, self._reservations),
             (subjects.RESERVE_SLOTS, self._reserve),
             (subjects.CANCEL_RESERVATION, self._cancel_reservation),
             (subjects.MESH_QUERY, self._mesh),
@@ -142,6 +144,9 @@ class StandInOrchestrator:
         if message.job is not None and message.job not in self.jobs:
             raise NotFound(f"no job {message.job}: `dmsc jobs` lists them")
         return QueueStatus(order="fcfs", slots=2, free=0, waiting=0, lacking=0)
+
+    async def _reservations(self, message: ReservationsQuery, envelope: Envelope) -> Reservations:
+        return Reservations()
 
     async def _reserve(self, message: ReserveSlots, envelope: Envelope) -> Reservations:
         return Reservations(reservations=(SlotsReserved(spec=message.spec, by=message.by, at=0.0),))

@@ -12,24 +12,18 @@ from entities.orchestrator.faults.fault_queue import FaultQueue
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.nodes.cordon_service import CordonService
 from schemas.cluster import Cordon, NodeStatus, Slot
-from schemas.envelope import EntityKind, Envelope, Sender
+from schemas.envelope import EntityKind
 from schemas.errors import NotFound
 from schemas.fault import DeviceErrors, FaultReport
 from schemas.gateway_api import CordonPlace, UncordonPlace
 from schemas.registry import Endpoint
 from schemas.task_graph import Placement
+from tests.builders.envelopes import envelope
 from tests.builders.records import instance
 from tests.integration.entities.conftest import Dial
 
 AGENT = "a-n"
-ASKED = Envelope(
-    type="dmsc.cordon_place",
-    version=(1, 0),
-    id="1",
-    sender=Sender(kind=EntityKind.GATEWAY, name="gateway", incarnation="i"),
-    sent_at=0.0,
-    body={},
-)
+ASKED = envelope()
 
 
 async def cordoning(dial: Dial) -> tuple[CordonService, MeshView]:

@@ -352,6 +352,29 @@ async def test_an_entity_that_does_not_answer_is_left_alone_for_a_while(
     assert backends.state(EntityKind.ORCHESTRATOR) is BreakerState.CLOSED
 
 
+async def test_what_an_entity_refuses_itself_is_no_outage(
+    dial: Dial, start: Start, authorizer: Authorizer
+) -> None:
+    """One user who asks for plans again and again must not close the door for all others."""
+    from entities.gateway.operations.backends import Backends
+    from schemas.plans import MakePlan, PlanBody
+
+    smo = await dial("orchestrator", EntityKind.ORCHESTRATOR)
+
+    async def refuse(message: MakePlan, envelope: Envelope) -> None:
+        raise Overloaded(f"{message.user} waits for a plan already", retry_after_s=5)
+
+    await smo.serve(subjects.MAKE_PLAN, refuse)
+    config = BreakerConfig(failures=2, open_s=60.0, longest_open_s=60.0)
+    backends = Backends(await dial("gateway-east", EntityKind.GATEWAY), "gateway-east", config)
+    question = MakePlan(question=PlanBody.model_validate({"job": JOB}), user="ada")
+    for _ in range(5):
+        with pytest.raises(Overloaded, match="ada waits for a plan already") as refused:
+            await backends.command(subjects.MAKE_PLAN, question)
+        assert refused.value.answered
+    assert backends.state(EntityKind.ORCHESTRATOR) is BreakerState.CLOSED
+
+
 # --- event streams ------------------------------------------------------------------------------------------
 
 

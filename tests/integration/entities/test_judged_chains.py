@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from bus import subjects
@@ -16,10 +17,40 @@ from tests.integration.entities.cluster_mesh import Mesh, job_name, stand_in_mes
 from tests.patience import NEVER_S
 from tests.waiting import beside, eventually
 
+Say = Callable[..., Awaitable[None]]
+
 
 async def test_chains_that_stand_still_or_lag_are_judged(tmp_path: Path) -> None:
     async with stand_in_mesh(tmp_path) as mesh:
         await judged(mesh)
+
+
+async def only_the_newest_word_is_told(mesh: Mesh, slow: InstanceStart, say: Say) -> None:
+    """While nobody takes reports, a slow instance becomes well, and slow again."""
+    before = len(mesh.smo.heard.all(ClusterReport))
+    mesh.smo.refused = refused = []
+
+    def told(condition: str) -> bool:
+        return any((each.sid, each.condition) == (slow.unit.sid, condition) for each in refused)
+
+    counts = itertools.count(1_000_000)
+    for service_ms, condition in ((20.0, "well"), (900.0, "underperforming")):
+
+        async def live(service_ms: float = service_ms) -> None:
+            for count in counts:
+                await say(slow, service_ms=service_ms, microbatches=count, computed=count)
+                await asyncio.sleep(0.05)
+
+        async with beside(live()):
+            await eventually(lambda condition=condition: told(condition), f"said to be {condition}")
+    mesh.smo.refused = None
+
+    def taken() -> list[str]:
+        heard = mesh.smo.heard.all(ClusterReport)[before:]
+        return [each.condition for each in heard if each.sid == slow.unit.sid]
+
+    await eventually(lambda: bool(taken()), "told again")
+    assert set(taken()) == {"underperforming"}
 
 
 async def judged(mesh: Mesh) -> None:
@@ -76,6 +107,7 @@ async def judged(mesh: Mesh) -> None:
             another = Leadership(incarnation="i2", term=2, lease_s=1.0)
             await mesh.smo.bus.publish(subjects.LEADER, another)
             await eventually(lambda: len(mesh.smo.heard.all(ClusterReport)) >= before + 2, "told again")
+        await only_the_newest_word_is_told(mesh, slow, say)
         await mesh.smo.stop("judging-n", stuck, now=True)
         over = await mesh.smo.heard.first(
             ClusterReport, lambda m: m.sid == stuck.unit.sid and m.condition == "well"

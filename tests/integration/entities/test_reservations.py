@@ -7,21 +7,15 @@ from typing import Any
 
 import pytest
 
-from entities.orchestrator.queue.reservation_book import ReservationBook
+from entities.orchestrator.queue.reservation_book import MOST_RESERVATIONS, ReservationBook
 from entities.queue.slot_pools import MeshSlot, SlotTable
-from schemas.envelope import EntityKind, Envelope, Sender
+from schemas.envelope import EntityKind
 from schemas.errors import Conflict, NotFound
-from schemas.queue import CancelReservation, ReservationSpec, ReserveSlots
+from schemas.queue import CancelReservation, ReservationSpec, ReservationsQuery, ReserveSlots
+from tests.builders.envelopes import envelope
 from tests.integration.entities.conftest import Dial
 
-ASKED = Envelope(
-    type="queue.reserve",
-    version=(1, 0),
-    id="1",
-    sender=Sender(kind=EntityKind.GATEWAY, name="gateway", incarnation="i"),
-    sent_at=0.0,
-    body={},
-)
+ASKED = envelope()
 TABLE = SlotTable(MeshSlot(slot=f"a-n/{number}", node="a-n") for number in range(4))
 
 
@@ -47,6 +41,8 @@ async def test_what_is_promised_stays_promised_under_a_new_leader_until_it_is_ca
     night = asks("night", 3, user="rita")
     await book.reserve(night, ASKED)
     await book.reserve(night, ASKED)  # a repetition
+    asked = await book.query(ReservationsQuery(), ASKED)
+    assert [(record.spec.name, record.by) for record in asked.reservations] == [("night", "olga")]
     await book.reserve(asks("later", 4, start_at=time.time() + 700, end_at=time.time() + 800), ASKED)
     after = await book_of(dial)
     assert kept(after) == ["night", "later"]
@@ -85,3 +81,14 @@ async def test_what_can_not_be_kept_is_refused_in_one_line(dial: Dial) -> None:
             await book.reserve(asks("both", 1, user="rita", job="j1"), ASKED)
     finally:
         await book.cancel(CancelReservation(name="one", by="olga"), ASKED)
+
+
+async def test_so_many_may_be_there_and_no_more(dial: Dial) -> None:
+    book, now = await book_of(dial), time.time()
+    for number in range(MOST_RESERVATIONS):
+        start_at = now + 60 + 10 * number
+        await book.reserve(asks(f"r{number}", 1, start_at=start_at, end_at=start_at + 10), ASKED)
+    with pytest.raises(Conflict, match=f"reservation more: there are {MOST_RESERVATIONS} already"):
+        await book.reserve(asks("more", 1, start_at=now + 1e6, end_at=now + 2e6), ASKED)
+    await book.cancel(CancelReservation(name="r0", by="olga"), ASKED)
+    await book.reserve(asks("more", 1, start_at=now + 1e6, end_at=now + 2e6), ASKED)

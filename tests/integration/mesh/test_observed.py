@@ -61,6 +61,7 @@ FIELD = {
         "dmsc_device_nvlink_sent_bytes_total",
         "dmsc_device_pcie_sent_bytes_total",
     ),
+    "data": ("dmsc_instance_data_stall_seconds_total",),
     "recoveries": ("dmsc_job_recoveries_total",),
     "route changes": ("dmsc_route_changes_total",),
     "bus latency": ("dmsc_bus_round_trip_seconds",),

@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from entities.planner.plan_request import BY_SIMULATION
+from schemas.errors import BadJob, NotFound
 from schemas.job import JobRecord, JobSpec, JobState
+from schemas.plans import PlanBody
 from schemas.task_graph import UnitKind
+from tests.integration.dmsc.command_line import wait_for
 from tests.integration.mesh.conftest import Mesh, done, outcome, padded, running_mesh, tiny_job
 
 SPEEDS = ("1", "3")
@@ -23,6 +28,7 @@ def plans_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     emulated = [word for speed in SPEEDS for word in ("--emulate-slot", speed)]
     state = tmp_path_factory.mktemp("plans") / "state"
     with running_mesh(state, *emulated, "--label", "a:trust=high") as mesh:
+        wait_for(lambda: all(node.slots for node in mesh.client.mesh().nodes))  # they are measured first
         yield mesh
 
 
@@ -99,3 +105,57 @@ def test_a_job_that_asks_for_what_is_not_there_fails_with_one_line(plans_mesh: M
     assert "plan.constraints[0] (pin) pins" in record.reason
     assert "which no slot has (labels here: none with trust)" in record.reason
     assert "\n" not in record.reason
+
+
+# --- plans before there is a job --------------------------------------------------------------------------
+def test_a_node_measures_the_model_of_a_plan_and_the_plan_is_kept(plans_mesh: Mesh) -> None:
+    spec = tiny_job("asked", parallel={"stages": 2, "replicas": 1})
+    jobs = [record.job for record in plans_mesh.client.jobs()]
+    made = plans_mesh.client.plan(PlanBody(job=spec))
+    print(made.reason)
+    assert [stage.replicas for stage in made.stages] == [1, 1]
+    assert {place.node for stage in made.stages for place in stage.places} == {
+        node.node for node in plans_mesh.client.mesh().nodes
+    }
+    assert made.slots == 2
+    assert made.hours == pytest.approx(8 * made.forecast.step_ms / 3.6e6)
+    assert [record.job for record in plans_mesh.client.jobs()] == jobs, "nothing is started"
+    kept = {"cuts": made.cuts, "model": made.model}
+    again = plans_mesh.client.plan(PlanBody.model_validate({"job": spec, "plan": kept}))
+    assert (again.cuts, again.model) == (made.cuts, made.model)
+    part = PlanBody.model_validate(
+        {"job": spec, "layers": (made.cuts[0], made.stages[-1].last), "best": True}
+    )
+    assert plans_mesh.client.plan(part).stages[0].first == made.cuts[0]
+
+
+def test_what_only_a_submitted_job_gets_is_refused_at_once(plans_mesh: Mesh) -> None:
+    for data, refusal in (
+        ({"source": "secret://corpus"}, "data.source: a secret, which nodes open for submitted jobs only"),
+        ({"kind": "dataset", "source": "dataset://corpus"}, "data.source: dataset://corpus is found for"),
+    ):
+        spec = tiny_job("refused", data={"validation_fraction": 0.0, **data})
+        with pytest.raises(BadJob) as refused:
+            plans_mesh.client.plan(PlanBody(job=spec))
+        assert refused.value.text.startswith(refusal)
+        assert "\n" not in refused.value.text
+    with pytest.raises(NotFound, match="like: no running job j0 whose model was analysed here"):
+        plans_mesh.client.plan(PlanBody(job=tiny_job("like"), like="j0"))
+
+
+def test_dmsc_plan_measures_here_and_plans_on_the_mesh(plans_mesh: Mesh, tmp_path: Path) -> None:
+    """A secret in the file is no matter: what is measured here is all that the mesh gets."""
+    job = tmp_path / "job.yaml"
+    spec = tiny_job("here", parallel={"stages": 2, "replicas": 1}, artifacts="s3://lake/runs#key=A&secret=B")
+    job.write_text(spec.model_dump_json(exclude_unset=True))
+    said = plans_mesh.printed("plan", str(job), "--mesh", "--out", str(tmp_path / "kept.yaml"))
+    assert "2 × 1" in said
+    assert "stage 1: " in said
+    assert " in each instance, on " in said
+    best = json.loads(plans_mesh.printed("plan", str(tmp_path / "kept.yaml"), "--mesh", "--json"))
+    assert best["slots"] == 2
+    bad = plans_mesh.dmsc("plan", str(job), "--layers", "x..y")
+    assert bad.returncode == 2
+    assert "layers: no layer is called x: the model has" in bad.stderr
+    both = plans_mesh.dmsc("plan", str(job), "--layers", "x..y", "--out", str(tmp_path / "part.yaml"))
+    assert "--out keeps the plan of a whole model: leave --layers out" in both.stderr

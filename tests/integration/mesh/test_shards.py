@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ import pytest
 from schemas.job import JobSpec, JobState
 from tests.builders.range_server import RangeServer, range_server
 from tests.builders.shards import mds_files, write_all
-from tests.integration.mesh.conftest import Mesh, done, outcome, running_mesh, tiny_job
+from tests.integration.mesh.conftest import Mesh, done, outcome, running_mesh, tiny_job, until_step
+from tests.waiting import eventually
 
 SHARDS, PER_SHARD, WORDS = 5, 12, 32
 
@@ -77,6 +80,28 @@ def test_weights_are_the_same_from_a_folder_and_from_a_store_that_fails(
     assert again.weights is not None
     assert again.weights.sha256 == local.weights.sha256
     assert store.data_requests() == [], "the second job of the user finds all of it on the node"
+
+
+async def test_top_shows_where_a_running_job_gets_its_data_and_whether_it_waits(
+    mesh: Mesh, store: RangeServer
+) -> None:
+    running = mesh.client.submit(job("seen", store.url, steps=100_000)).job
+    until_step(mesh.client, running, 3)
+
+    async def read() -> dict[str, Any] | None:
+        told = json.loads(await asyncio.to_thread(mesh.printed, "top", "--once", "--json"))
+        rows = {row["sid"]: row for row in told["instances"] if row["job"] == running and row["read_bytes"]}
+        return rows.get(f"{running}-data-r0")
+
+    try:
+        row = await eventually(read, "no sample says what was read of the store")
+        assert row["stalled_s"] >= 0
+        assert {*row["read_bytes"]} <= {"memory", "disk", "store"}, "there is no other node"
+        text = await asyncio.to_thread(mesh.printed, "top", "--once")
+        assert "waits for data" in text
+        assert "from disk" in text
+    finally:
+        mesh.client.cancel(running)
 
 
 def test_a_shard_that_changes_stops_the_job_with_one_line(

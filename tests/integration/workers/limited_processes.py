@@ -10,19 +10,15 @@ object: who ran out of memory, and the digest of all weights.
 from __future__ import annotations
 
 import json
-import os
-import resource
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
-from schemas.errors import BadModel
 from schemas.job import JobSpec
 from schemas.weights_digest import weights_sha256
 from tests.builders.graphs import start, unit
 from tests.builders.jobs import document, gpt
+from tests.builders.limited_memory import within
 from workers.compute.batch_schema import batch_schema
 from workers.compute.deferred_model import outline_model
 from workers.compute.layer_profile import Profiler
@@ -65,30 +61,6 @@ def trained_state(spec: JobSpec, stages: int, stage: int, first: int, last: int)
     )
     compute.build()
     return {name: describe_tensor(tensor) for name, tensor in weight_tensors(compute.module).items()}
-
-
-def within(room_bytes: int, work: Callable[[], dict[str, str]]) -> dict[str, str] | None:
-    """What a forked process returns that may have so much more memory; None: it was not enough."""
-    read, write = os.pipe()
-    if os.fork() == 0:
-        try:
-            with open("/proc/self/status") as file:
-                used = next(int(line.split()[1]) << 10 for line in file if line.startswith("VmData"))
-            resource.setrlimit(resource.RLIMIT_DATA, (used + room_bytes, used + room_bytes))
-            found: Any = work()
-        except (MemoryError, RuntimeError, BadModel) as error:  # torch raises the second, a build the third
-            found = None
-            if "allocate" not in str(error):
-                print(error, file=sys.stderr)
-        with open(write, "w") as file:
-            json.dump(found, file)
-        os._exit(os.EX_OK)
-    os.close(write)
-    with open(read) as file:
-        answer = file.read()
-    os.wait()
-    result: dict[str, str] | None = json.loads(answer) if answer else None
-    return result
 
 
 def main() -> None:

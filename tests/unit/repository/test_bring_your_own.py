@@ -1,57 +1,55 @@
-"""The blocks of docs/bring-your-own.md are files that analyse as they stand there."""
+"""The blocks of docs/bring-your-own.md are files that train as they stand there: `dmsc check` says so."""
 
 from __future__ import annotations
 
-import asyncio
 import re
-import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
-from schemas.job import JobSpec
-from schemas.task_graph import ModelTopology
-from workers.data.opening import open_source
-from workers.tasks.analysis import analyse
+from dmsc.authoring.local_check import CheckReport, check_job
+from dmsc.client.job_file import load_job
 
 PAGE = (Path(__file__).parents[3] / "docs" / "bring-your-own.md").read_text()
 FILES = dict(re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", PAGE, re.DOTALL))
+MOST_LINES = 10
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path) -> Path:
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    modules = [name.removesuffix(".py") for name in FILES]
-    yield tmp_path
-    for name in modules:
-        sys.modules.pop(name, None)
+    return tmp_path
 
 
-def analysed(**model: str) -> ModelTopology:
-    job = yaml.safe_load(FILES["job.yaml"])
-    job["model"] |= model
-    if model:
-        del job["training"]["optimizer"], job["training"]["evaluation"]
-    spec = JobSpec.model_validate(job)
-    source = asyncio.run(open_source(spec, None))
-    try:
-        return analyse("shop", spec, source, "a", "here")
-    finally:
-        source.close()
+def checked(folder: Path, *overrides: str) -> CheckReport:
+    """What `dmsc check job.yaml --set …` finds."""
+    *_, (_, report) = check_job(load_job(folder / "job.yaml", overrides))
+    return report
 
 
-@pytest.mark.usefixtures("folder")
-def test_the_page_s_model_loss_and_data_can_be_trained() -> None:
-    topology = analysed()
-    assert [layer.name for layer in topology.layers] == ["user", "item", "mix", "head"]
-    assert [tensor.name for tensor in topology.batch] == ["user", "item", "stars"]
+def has_trained(report: CheckReport) -> bool:
+    """Two steps as one stage and as two, to the same weights."""
+    trained = [(step["cut"], step["step"]) for step in report.steps] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    return trained and report.weights.keys() == {1, 2} and len(set(report.weights.values())) == 1
 
 
-@pytest.mark.usefixtures("folder")
-def test_the_page_s_declared_graph_can_be_trained() -> None:
-    topology = analysed(factory="towers:towers", loss="torch.nn:MSELoss")
-    assert [layer.name for layer in topology.layers] == ["users", "items", "match"]
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".py")])
+def test_a_block_of_code_has_ten_lines(name: str) -> None:
+    assert sum(bool(line.strip()) for line in FILES[name].splitlines()) <= MOST_LINES
+
+
+def test_the_page_s_model_loss_data_and_recipe_train(folder: Path) -> None:
+    report = checked(folder)
+    assert has_trained(report)
+    assert report.topology is not None
+    assert [layer.name for layer in report.topology.layers] == ["user", "item", "mix", "head"]
+    assert [tensor.name for tensor in report.topology.batch] == ["user", "item", "stars"]
+
+
+def test_the_page_s_declared_graph_trains(folder: Path) -> None:
+    recipe = "training={steps: 2, microbatches: 4, microbatch_samples: 16}"
+    report = checked(folder, "model={factory: 'towers:towers', loss: 'torch.nn:MSELoss'}", recipe)
+    assert has_trained(report)
+    assert report.topology is not None
+    assert [layer.name for layer in report.topology.layers] == ["users", "items", "match"]

@@ -80,6 +80,11 @@ def changed(path: str, value: Any) -> dict[str, Any]:
             {"min": 3, "want": 2, "max": 4},
             "parallel.replicas: min 3, want 2, max 4: give min ≤ want ≤ max",
         ),
+        (
+            "parallel.replicas",
+            {"min": 1, "want": 1, "max": 100_000},
+            "parallel.replicas: min 1 to max 100000 are 100,000 numbers of replicas: give at most 256",
+        ),
         ("parallel.replicas", {"min": 1}, "parallel.replicas.want: missing; give a whole number ≥ 1"),
         ("parallel.replicas", {"want": 0}, "parallel.replicas.want: 0 does not fit; give a whole number ≥ 1"),
         ("parallel", {"stages": 3, "replicas": [1, 2]}, "parallel: replicas names 2 stages, but stages is 3"),

@@ -7,12 +7,12 @@
 | `.bin` | `data.dtype` | no |
 | `.bin` with `.idx` beside it (Megatron's) | its own | yes |
 
-A remote file is copied to this machine first; no file is ever read whole.
+A remote file is copied to this machine's disk first, and mapped there. So none is ever in memory as a whole,
+but for sources of bytes of at most `MOST_IN_MEMORY`.
 """
 
 from __future__ import annotations
 
-import shutil
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ from schemas.job_file.data import SourceSpec
 from workers.data.kinds.byte_windows import read_bytes
 from workers.data.permutation import Indices
 from workers.data.samples import Opening, Samples
-from workers.data.source_files import SourceFile, files_digest, list_files
+from workers.data.source_files import SourceFile, copy_file, files_digest, list_files
 from workers.data.windows import JoinedTokens, TokenArray
 
 log = get_logger("data")
@@ -107,8 +107,8 @@ def token_stream(spec: SourceSpec, opening: Opening) -> tuple[JoinedTokens, str]
         BadData: See `open_tokens`.
     """
     if spec.kind == "bytes":
-        files, content = read_bytes(spec, opening.fetched, f"{opening.at}.source")
-        return JoinedTokens([content]), files_digest(files)
+        files, content = read_bytes(spec, opening.fetched, f"{opening.at}.source", opening.spool)
+        return content, files_digest(files)
     tokens, _, digest = map_tokens(spec, opening)
     return tokens, digest
 
@@ -198,8 +198,8 @@ def _local(file: SourceFile, spool: Path) -> Path:
         return file.local
     path = spool / f"{len(list(spool.iterdir()))}-{file.name.rpartition('/')[2]}"
     log.info("copying a remote file of tokens to this machine", file=file.name, bytes=file.size)
-    with file.open() as source, path.open("wb") as target:
-        shutil.copyfileobj(source, target, 1 << 22)
+    with path.open("wb") as target:
+        copy_file(file, target)
     return path
 
 

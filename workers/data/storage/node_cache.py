@@ -9,12 +9,14 @@ from typing import Any
 
 from workers.data.storage.block_cache import BlockCache
 from workers.data.storage.neighbours import Neighbours
-from workers.data.storage.range_reader import MemoryBlocks, Storage, StorageConfig
+from workers.data.storage.range_reader import MemoryBlocks, Storage, StorageConfig, StorageCounts
 from workers.data.storage.retrying import retried
 from workers.data.storage.source_kinds import open_source, source_on
 
 _memory = MemoryBlocks(64 << 20)
 """Of all single files together: a source of another kind may have thousands open."""
+counts = StorageCounts()
+"""What this process has read of stores so far."""
 _granted: list[tuple[Path, str]] = []
 neighbours = Neighbours()
 """The caches of other nodes, for all caches of this process, once an instance connects it."""
@@ -52,7 +54,7 @@ def open_file(filesystem: Any, path: str) -> io.BufferedReader:
     """
     source = retried(lambda: source_on(filesystem, path), path, StorageConfig().first_retries)
     neighbours.wanted = True
-    storage = Storage(source, _cache_of_files[0] if _cache_of_files else None, memory=_memory)
+    storage = Storage(source, _cache_of_files[0] if _cache_of_files else None, memory=_memory, total=counts)
     try:
         return storage.open().as_file(closing=partial(storage.close, log_counts=False))
     except BaseException:
@@ -68,4 +70,4 @@ def open_storage(url: str) -> Storage:
         Unavailable: the store does not answer.
     """
     source = retried(lambda: open_source(url), url, StorageConfig().first_retries)
-    return Storage(source, _cache() if source.cached else None)
+    return Storage(source, _cache() if source.cached else None, total=counts)

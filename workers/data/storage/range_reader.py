@@ -8,9 +8,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from bus.logs import get_logger
+from schemas.telemetry import Tier
 from workers.data.storage.block_cache import BlockCache, CacheCounts
 from workers.data.storage.block_file import block_key
 from workers.data.storage.cache_plan import UNKNOWN, worth_whole
@@ -48,13 +49,29 @@ class BlockUse:
     useful: Callable[[float], float] = field(default=lambda within_s: 0.0)
 
 
-@dataclass(slots=True)
 class StorageCounts:
-    """What was read from stores."""
+    """What was read of stores: requests to them, and bytes by where they came from. Threads may count."""
 
-    requests: int = 0
-    fetched_bytes: int = 0
-    memory_hits: int = 0
+    def __init__(self) -> None:
+        self.requests = 0
+        self._bytes: dict[Tier, int] = dict.fromkeys(get_args(Tier), 0)
+        self._lock = threading.Lock()
+
+    def add(self, tier: Tier, length: int, *, requests: int = 0) -> None:
+        with self._lock:
+            self._bytes[tier] += length
+            self.requests += requests
+
+    @property
+    def bytes(self) -> dict[Tier, int]:
+        """By tier, those of tiers that gave some."""
+        with self._lock:
+            return {tier: count for tier, count in self._bytes.items() if count}
+
+    @property
+    def fetched_bytes(self) -> int:
+        """From the store itself."""
+        return self._bytes["store"]
 
 
 class MemoryBlocks:
@@ -97,6 +114,7 @@ class Storage:
         cache: The node's cache; None: every range comes from the store.
         config: Sizes and limits.
         memory: Blocks in memory, if other storages share them.
+        total: Counts of all storages of this process, if it wants them.
     """
 
     def __init__(
@@ -105,12 +123,14 @@ class Storage:
         cache: BlockCache | None = None,
         config: StorageConfig = StorageConfig(),
         memory: MemoryBlocks | None = None,
+        total: StorageCounts | None = None,
     ) -> None:
         self.source = source
         self.cache = cache if source.cached else None
         self.config = config
         self.memory = memory or MemoryBlocks(config.memory_bytes)
         self.counts = StorageCounts()
+        self._total = total
         self._has_answered = False
         self._closed = False
         self.use_of: Callable[[int, int, int], BlockUse] | None = None
@@ -125,6 +145,12 @@ class Storage:
         """
         state = self.retried(lambda: self.source.state(name), self.source.described(name))
         return RangeReader(self, name, state, tag)
+
+    def count(self, tier: Tier, length: int, *, requests: int = 0) -> None:
+        """So many bytes came from there."""
+        self.counts.add(tier, length, requests=requests)
+        if self._total is not None:
+            self._total.add(tier, length, requests=requests)
 
     def use(self, tag: int, number: int, length: int) -> BlockUse | None:
         """What the order says of a block; None: there is no order."""
@@ -157,6 +183,7 @@ class Storage:
                 requests=self.counts.requests,
                 fetched_bytes=self.counts.fetched_bytes,
                 from_cache=kept.hits,
+                **{f"{tier}_bytes": count for tier, count in self.counts.bytes.items() if tier != "store"},
                 **{name: getattr(kept, name) for name in _LOGGED},
             )
         self._closed = True
@@ -259,17 +286,26 @@ class RangeReader:
                 found = self._known(key, inside, length, block_length)
                 if found is not None:
                     return found
-                data = cache.of_neighbour(key, block_length) or self._fetch_block(number, key)
+                data = self._of_neighbour(cache, key, block_length) or self._fetch_block(number, key)
                 if not cache.keep(key, data, UNKNOWN if use is None else use.next_use):
                     self._storage.memory.put(key, data)
         return data[inside : inside + length]
 
     def _known(self, key: str, inside: int, length: int, block_length: int) -> bytes | None:
         if (data := self._storage.memory.get(key)) is not None:
-            self._storage.counts.memory_hits += 1
+            self._storage.count("memory", length)
             return data[inside : inside + length]
         cache = self.cache
-        return None if cache is None else cache.read(key, inside, length, block_length)
+        data = None if cache is None else cache.read(key, inside, length, block_length)
+        if data is not None:
+            self._storage.count("disk", length)
+        return data
+
+    def _of_neighbour(self, cache: BlockCache, key: str, block_length: int) -> bytes | None:
+        data = cache.of_neighbour(key, block_length)
+        if data is not None:
+            self._storage.count("neighbour", block_length)
+        return data
 
     def _fetch_block(self, number: int, key: str) -> bytes:
         data = self._fetch(number * self._storage.config.block_bytes, self.block_length(number))
@@ -278,12 +314,11 @@ class RangeReader:
         return data
 
     def _fetch(self, start: int, length: int) -> bytes:
-        source, counts = self._storage.source, self._storage.counts
-        counts.requests += 1
+        source = self._storage.source
         data = self._storage.retried(
             lambda: source.read(self.name, start, length, self.state), self.described
         )
-        counts.fetched_bytes += len(data)
+        self._storage.count("store", len(data), requests=1)
         return data
 
     def content_mark(self, edge: int) -> str:

@@ -26,9 +26,10 @@ from entities.gateway.http.sse.response import STREAM, EventStream
 from schemas.errors import Ack, BadJob
 from schemas.gateway_api import JobLoad
 from schemas.job import JobRecord, JobSpec, JobState
+from schemas.job_file.parallel import MOST_INSTANCES, MOST_STAGES
 from schemas.pages import JobPage
 from schemas.plans import PlanBody, PlanMade
-from schemas.queue import QueueStatus, Reservations, ReservationSpec
+from schemas.queue import QueueStatus, ReservationName, Reservations, ReservationSpec
 
 
 def jobs(context: HttpContext) -> APIRouter:
@@ -73,8 +74,10 @@ def jobs(context: HttpContext) -> APIRouter:
         job: JobId,
         bearer: HttpBearer,
         keyed: IdempotencyKey,
-        replicas: Annotated[int, Query(ge=1, le=100_000)],
-        stage: Annotated[int | None, Query(ge=0, le=100_000, description="default: each stage")] = None,
+        replicas: Annotated[int, Query(ge=1, le=MOST_INSTANCES)],
+        stage: Annotated[
+            int | None, Query(ge=0, le=MOST_INSTANCES, description="default: each stage")
+        ] = None,
         unit: Annotated[
             str,
             Query(max_length=64, description="`data`, or a function of data.preprocess, instead of a stage"),
@@ -89,7 +92,7 @@ def jobs(context: HttpContext) -> APIRouter:
         bearer: HttpBearer,
         keyed: IdempotencyKey,
         sid: Annotated[str, Query(pattern=r"^[A-Za-z0-9_-]{1,120}$")],
-        stage: Annotated[int, Query(ge=0, le=100_000)],
+        stage: Annotated[int, Query(ge=0, le=MOST_INSTANCES)],
     ) -> Response:
         """Take an instance out of its stage at the end of the step; its slot then hosts one of `stage`."""
         return await context.command(keyed, bearer, operations.change_stage(job, sid, stage))
@@ -104,8 +107,10 @@ def jobs(context: HttpContext) -> APIRouter:
         job: JobId,
         bearer: HttpBearer,
         keyed: IdempotencyKey,
-        stages: Annotated[int | None, Query(ge=1, le=1024, description="default: as before")] = None,
-        replicas: Annotated[int | None, Query(ge=1, le=100_000, description="default: as before")] = None,
+        stages: Annotated[int | None, Query(ge=1, le=MOST_STAGES, description="default: as before")] = None,
+        replicas: Annotated[
+            int | None, Query(ge=1, le=MOST_INSTANCES, description="default: as before")
+        ] = None,
     ) -> Response:
         """Resume a parked job as soon as slots are free, in another shape if one is given."""
         return await context.command(keyed, bearer, operations.resume(job, stages, replicas))
@@ -149,8 +154,7 @@ def queue(context: HttpContext) -> APIRouter:
     @router.get("/reservations", response_model=Reservations)
     async def reservations(bearer: HttpBearer) -> Response:
         """Slots that are kept for a user or job, by their start."""
-        status = await bearer.run(context.jobs.queue())
-        return answer(Reservations(reservations=status.reservations))
+        return answer(await bearer.run(context.jobs.reservations()))
 
     @router.post("/reservations", response_model=Reservations)
     async def reserve(spec: ReservationSpec, bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
@@ -158,9 +162,7 @@ def queue(context: HttpContext) -> APIRouter:
         return await context.command(keyed, bearer, context.jobs.reserve(spec))
 
     @router.delete("/reservations/{name}", response_model=Reservations)
-    async def cancel_reservation(
-        name: Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")], bearer: HttpBearer
-    ) -> Response:
+    async def cancel_reservation(name: Annotated[ReservationName, Path()], bearer: HttpBearer) -> Response:
         """Cancel a reservation; its slots are free for all."""
         return answer(await bearer.run(context.jobs.cancel_reservation(name)))
 

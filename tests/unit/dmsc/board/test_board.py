@@ -16,7 +16,7 @@ from schemas.envelope import EntityKind
 from schemas.gateway_api import JobSummary, MeshStatus
 from schemas.job import JobEvent
 from schemas.registry import Endpoint, ServiceRecord
-from schemas.telemetry import DeviceSample, InstanceSample, LinkFigures, LinkSample, NodeSample
+from schemas.telemetry import DataFigures, DeviceSample, InstanceSample, LinkFigures, LinkSample, NodeSample
 from tests.builders import telemetry
 from tests.builders.graphs import node
 from tests.builders.jobs import step_event
@@ -197,12 +197,33 @@ def test_top_shows_jobs_nodes_and_instances() -> None:
         "sent_bytes": 5000,
         "received_bytes": 1000,
         "transfer_ms": 2.0,
+        "stalled": None,
+        "stalled_s": None,
+        "read_bytes": None,
     }
     text = shown(top_text(document))
     assert "5/100" in text
     assert "waits" in text
     assert "a/n1" in text
     assert "5kB" in text
+    json.dumps(document, allow_nan=False)
+
+
+def test_top_shows_how_long_microbatches_wait_for_data_and_where_it_comes_from() -> None:
+    found = view_model()
+    sid = "gpt-1-data-r0"
+    assert "waits for data" not in shown(top_text(top(found)))
+    found.take_records(records(instance(sid)))
+    read = {"store": 7_000_000, "disk": 21_300}
+    for at, stalled_s in ((NOW, 4.0), (NOW + 1, 4.25)):
+        data = DataFigures(stalled_s=stalled_s, read_bytes=read)
+        found.take_sample(sample(sid, stage=-1, data=data), at)
+    document = top(found, NOW + 1)
+    row = document["instances"][0]
+    assert (row["sid"], row["stalled"], row["stalled_s"]) == (sid, 0.25, 4.2)
+    assert row["read_bytes"] == {"store": 7_000_000, "disk": 21_300}
+    line = next(line for line in reversed(shown(top_text(document)).splitlines()) if sid in line)
+    assert line.split() == [sid, "data", "25%", "4.2", "s", "–", "21.3kB", "–", "7MB"]
     json.dumps(document, allow_nan=False)
 
 

@@ -39,7 +39,7 @@ def test_a_plan_is_chosen_by_its_trial() -> None:
     forecast = answer.forecast
     parts = forecast.bottleneck_ms + forecast.fill_ms + forecast.reduction_ms + forecast.constant_ms
     assert forecast.step_ms == pytest.approx(parts)
-    assert all(other.step_ms >= forecast.step_ms for other in answer.alternatives)
+    assert all((other.step_ms or 0) >= forecast.step_ms for other in answer.alternatives)
     assert "instances of speeds" in answer.reason
     assert any("wait for each other" in other.why_not for other in answer.alternatives)
 
@@ -59,3 +59,19 @@ def test_what_is_too_large_for_a_trial_keeps_the_formulas_forecast() -> None:
 
     large = request((1.0, 2.0), stages=2, replicas=(1, 1), microbatches=10_000)
     assert search_plan(large, never).planned_by == BY_SEARCH
+
+
+def test_if_one_candidate_is_too_large_for_a_trial_none_is_tried() -> None:
+    """A step by simulation beside one by the formula would decide by what counted them."""
+    tried: list[PlanTrial] = []
+
+    def judge(trial: PlanTrial) -> float:
+        tried.append(trial)
+        return simulated_step_ms(trial)
+
+    small = search_plan(request((1.0,) * 4, stages=None, replicas=None), judge)
+    assert small.planned_by == BY_SIMULATION
+    assert len({len(trial.stages) for trial in tried}) > 1
+    tried.clear()
+    assert search_plan(request((1.0,) * 4, microbatches=4_000), judge).planned_by == BY_SEARCH
+    assert not tried

@@ -19,7 +19,7 @@ from entities.cluster.model_tasks import Failure, ShortLivedWorkers
 from schemas.base import Message
 from schemas.cluster import Analyse
 from schemas.envelope import EntityKind as K
-from schemas.errors import Refused, Unavailable
+from schemas.errors import BadInput, Refused, Unavailable
 from schemas.job import JobSpec
 from tests.builders.jobs import spec
 from tests.patience import PATIENCE_S
@@ -81,3 +81,14 @@ async def test_a_root_that_was_replaced_meanwhile_is_no_verdict_on_the_job(
         failed = await workers.told.get()
     assert workers.attempts == attempts
     assert getattr(failed, "code", "") == codes[-1]
+
+
+@pytest.mark.parametrize("job", ["j-1", "j" * 119])
+async def test_a_job_whose_workers_can_have_no_credential_hears_so_and_nothing_runs(job: str) -> None:
+    workers = Failing([Refused.code])
+    workers.analyse(Analyse(job=job, spec=spec()), "cpu", {})
+    async with asyncio.timeout(PATIENCE_S):
+        failed = await workers.told.get()
+    assert workers.attempts == 0
+    assert getattr(failed, "code", "") == BadInput.code
+    assert job in getattr(failed, "text", "")

@@ -148,6 +148,18 @@ def test_a_probe_whose_asker_left_lets_another_through() -> None:
     assert breaker.admit(1.0) is None
 
 
+def test_a_probe_that_lasts_lets_another_through_and_its_late_answer_counts_once() -> None:
+    breaker = Breaker(BreakerConfig(failures=1, longest_open_s=3.0))
+    breaker.record(False, 0.0)
+    assert breaker.admit(1.0) is None, "a plan, which takes a minute"
+    assert breaker.admit(3.9) is not None
+    assert breaker.admit(4.0) is None
+    breaker.record(True, 4.1)
+    assert breaker.state is BreakerState.CLOSED
+    breaker.record(True, 60.0)
+    assert breaker.state is BreakerState.CLOSED
+
+
 def test_repetitions_are_a_part_of_the_calls_and_some_a_second() -> None:
     budget = RetryBudget(ratio=0.125, per_s=2, reserve=2)
     assert [budget.spend(0.0) for _ in range(3)] == [True, True, False]

@@ -5,20 +5,30 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from entities.planner.constraints import broken_by
 from entities.planner.layer_rules import CLUSTER, MEMORY, NODE, least_stages, with_rules
 from entities.planner.plan_at_once import plan_at_once
-from entities.planner.plan_request import LayerRule, NoPlan, PlanAnswer, PlanLayer, PlanRequest, PlanSlot
+from entities.planner.plan_request import (
+    LayerRule,
+    NoPlan,
+    PlanAnswer,
+    PlanLayer,
+    PlanRequest,
+    PlanSlot,
+    RuleKind,
+    RuleScope,
+)
 from entities.planner.search.plan_search import search_plan
 
 GIB = 2**30
 NAMES = ("embed", "block-0", "block-1", "block-2", "block-3", "head-a", "head-b", "head-c")
 
 
-def request(*rules: LayerRule, **changes: object) -> PlanRequest:
+def request(*rules: LayerRule, **changes: Any) -> PlanRequest:
     """Eight layers on eight slots: four nodes of two, in two clusters; the last node has site=lab."""
     asked = PlanRequest(
         layers=tuple(PlanLayer(name, 1.0 + at % 3, 1e8, 1e6, 1e6, 1e5) for at, name in enumerate(NAMES)),
@@ -46,18 +56,18 @@ def request(*rules: LayerRule, **changes: object) -> PlanRequest:
         stages=2,
         replicas=(2, 2),
     )
-    return with_rules(replace(asked, **changes), rules)  # type: ignore[arg-type]
+    return with_rules(replace(asked, **changes), rules)
 
 
-def pin(label: str, *layers: int, **changes: object) -> LayerRule:
-    return replace(LayerRule(kind="pin", groups=(layers,), label=label, name=f"pin {label}"), **changes)  # type: ignore[arg-type]
+def pin(label: str, *layers: int, **changes: Any) -> LayerRule:
+    return replace(LayerRule(kind="pin", groups=(layers,), label=label, name=f"pin {label}"), **changes)
 
 
-def rule(kind: str, *groups: Sequence[int], scope: str = "node", hard: bool = True) -> LayerRule:
+def rule(kind: RuleKind, *groups: Sequence[int], scope: RuleScope = "node", hard: bool = True) -> LayerRule:
     return LayerRule(
-        kind=kind,  # type: ignore[arg-type]
+        kind=kind,
         groups=tuple(map(tuple, groups)),
-        scope=scope,  # type: ignore[arg-type]
+        scope=scope,
         hard=hard,
         name=f"the {kind}",
     )
@@ -241,3 +251,55 @@ def test_no_plan_breaks_a_hard_rule(seed: int) -> None:
         assert not broken_by(asked, answer.cuts, answer.places)
         assert len({place.slot for place in answer.places}) == len(answer.places)
     print("plans", kept)
+
+
+def test_many_rules_on_many_layers_cost_no_square() -> None:
+    """64 preferred rules on a thousand layers, half of them with a border at most layers: many seconds on the
+    leader's loop, were borders looked for among all edges, and each rule tried with all before it."""
+    names = tuple(f"layer-{at}" for at in range(1000))
+    asked = PlanRequest(
+        layers=tuple(PlanLayer(name, 1.0, 1e6, 1e4, 1e4, 1e3) for name in names),
+        slots=tuple(PlanSlot(f"node-{at}", "cluster-0", 0) for at in range(8)),
+        clusters=("cluster-0",),
+        microbatches=16,
+    )
+    parting = [
+        rule("apart", range(at, 1000, 64), range(at + 32, 1000, 64), scope="stage", hard=False)
+        for at in range(32)
+    ]
+    tying = [rule("together", [at * 31, at * 31 + 1], scope="stage", hard=False) for at in range(32)]
+    found = with_rules(asked, [*parting, *tying])
+    assert found.unkept == ()
+    assert len(found.edges) == 1001 - 32
+    assert least_stages(found) == 33  # of 32 layers at most, and some edges are gone
+    assert max(upper - lower for lower, upper, _ in found.parted) == 32
+    answer = plan_at_once(replace(found, stages=33, replicas=(1,) * 33, slots=found.slots * 5))
+    assert not broken_by(found, answer.cuts, ())
+
+
+def test_preferred_rules_count_those_that_were_kept_before() -> None:
+    asked = request(
+        rule("apart", [0], [1], scope="stage", hard=False),
+        rule("together", [0, 1], scope="stage", hard=False),
+        rule("together", [2, 3], scope="stage", hard=False),
+        rule("apart", [2], [3], scope="stage", hard=False),
+    )
+    assert asked.unkept == ("the together", "the apart")
+    assert 1 in asked.edges
+    assert 3 not in asked.edges
+
+
+def test_units_that_constraints_move_keep_what_the_reason_said() -> None:
+    slots = tuple(
+        PlanSlot(f"node-{at}", f"cluster-{at // 2}", 0, 8 * GIB, speed)
+        for at, speed in enumerate((1.0, 1.0, 3.0, 3.0))
+    )
+    asked = request(
+        rule("apart", [0], [7], scope="cluster"),
+        rule("order", [7], [0], hard=False),
+        slots=slots,
+        replicas=(1, 1),
+    )
+    answer = search_plan(asked)
+    assert "where constraints let them be" in answer.reason
+    assert answer.reason.endswith("not kept: the order")

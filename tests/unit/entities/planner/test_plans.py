@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,14 +17,15 @@ from entities.planner.plan_request import (
     PlanLayer,
     PlanRequest,
     PlanSlot,
+    SearchFailed,
 )
-from entities.planner.planning_process import PlanningConfig, searched
+from entities.planner.planning_process import PlanningConfig, searched, searched_with_less
 from entities.planner.search.plan_search import search_plan
 
 GIB = 2**30
 
 
-def request(**changes: object) -> PlanRequest:
+def request(**changes: Any) -> PlanRequest:
     layers = tuple(PlanLayer(f"layer-{at}", 1.0 + at % 5, 1e8, 1e6, 1e6, 1e5) for at in range(12))
     slots = tuple(PlanSlot(f"node-{at // 2}", f"cluster-{at // 2 % 2}", at % 2, 8 * GIB) for at in range(8))
     asked = PlanRequest(
@@ -34,7 +36,7 @@ def request(**changes: object) -> PlanRequest:
         stages=2,
         replicas=(2, 2),
     )
-    return replace(asked, **changes)  # type: ignore[arg-type]
+    return replace(asked, **changes)
 
 
 def test_requests_and_answers_survive_their_way_between_processes() -> None:
@@ -143,6 +145,44 @@ async def test_a_search_whose_process_dies_leaves_the_plan_made_at_once(
     answer = await searched(request())
     assert answer.places == plan_at_once(request()).places
     assert "the search's process ended with code 1" in answer.reason
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [("/no/such/python", "does not start: No such file"), ("/bin/echo", "can't be read")],
+)
+async def test_a_search_that_does_not_begin_or_ends_otherwise_leaves_the_plan_made_at_once(
+    monkeypatch: pytest.MonkeyPatch, program: str, why: str
+) -> None:
+    monkeypatch.setattr(sys, "executable", program)
+    answer = await searched(request())
+    assert answer.places == plan_at_once(request()).places
+    assert why in answer.reason
+
+
+async def test_a_late_search_says_so_where_nothing_is_planned_at_once() -> None:
+    rule = LayerRule(kind="together", groups=(tuple(range(12)),), name="the together")
+    asked = request(rules=(rule,), replicas=(1, 1))
+    with pytest.raises(SearchFailed, match=r"the together, which .* \(the search exceeded its 0 s\)") as late:
+        await searched(asked, PlanningConfig(deadline_s=0.0))
+    assert not late.value.never
+    with pytest.raises(SearchFailed):
+        await searched_with_less(asked, PlanningConfig(deadline_s=0.0))
+
+
+def test_others_that_do_not_fit_have_no_step() -> None:
+    small = tuple(replace(slot, memory_bytes=int(0.8 * GIB)) for slot in request().slots)
+    for answer in (
+        plan_at_once(request(slots=small, replicas=(1, 1))),
+        search_plan(request(slots=small, replicas=(1, 1))),
+    ):
+        assert all(other.step_ms is None or 0 < other.step_ms < 1e6 for other in answer.alternatives)
+    at_once = plan_at_once(request(slots=small, replicas=(1, 1)))
+    assert next((other.plan, other.step_ms) for other in at_once.alternatives) == (
+        "1 stage of 2 instances in all",
+        None,
+    )
+    assert PlanAnswer.from_json(at_once.to_json()) == at_once
 
 
 def test_where_not_all_in_flight_fits_what_is_certainly_needed_does() -> None:

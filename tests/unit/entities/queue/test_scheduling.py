@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,28 +20,27 @@ from entities.queue.tenant_shares import DecayedUse, TenantQuota
 NOW = 10_000.0
 
 
-def mesh(count: int = 8, *, nodes: int = 2, **slot: object) -> SlotTable:
+def mesh(count: int = 8, *, nodes: int = 2, **slot: Any) -> SlotTable:
     return SlotTable(
-        MeshSlot(slot=f"s{number}", node=f"n{number * nodes // count}", **slot)  # type: ignore[arg-type]
-        for number in range(count)
+        MeshSlot(slot=f"s{number}", node=f"n{number * nodes // count}", **slot) for number in range(count)
     )
 
 
 def asks(
-    job: str, size: int = 1, *, least: int = 0, most: int = 0, at: float = 0.0, **more: object
+    job: str, size: int = 1, *, least: int = 0, most: int = 0, at: float = 0.0, **more: Any
 ) -> JobRequest:
     replicas = Replicas(least=least or size, want=size, most=most or size)
-    return JobRequest(job=job, submitted_at=at, replicas=replicas, **more)  # type: ignore[arg-type]
+    return JobRequest(job=job, submitted_at=at, replicas=replicas, **more)
 
 
-def waits(request: JobRequest, work_s: float | None = 1000.0, **more: object) -> QueuedJob:
-    return QueuedJob(request=request, since=request.submitted_at, work_s=work_s, **more)  # type: ignore[arg-type]
+def waits(request: JobRequest, work_s: float | None = 1000.0, **more: Any) -> QueuedJob:
+    return QueuedJob(request=request, since=request.submitted_at, work_s=work_s, **more)
 
 
-def runs(request: JobRequest, *slots: int, work_s: float | None = 1000.0, **more: object) -> ActiveJob:
+def runs(request: JobRequest, *slots: int, work_s: float | None = 1000.0, **more: Any) -> ActiveJob:
     fields = {"started_at": 0.0, "replicas": len(slots), **more}
     names = tuple(f"s{slot}" for slot in slots)
-    return ActiveJob(request=request, slots=names, work_s=work_s, **fields)  # type: ignore[arg-type]
+    return ActiveJob(request=request, slots=names, work_s=work_s, **fields)
 
 
 def started(decision: QueueDecision) -> dict[str, int]:
@@ -134,7 +135,7 @@ def test_victims_are_chosen_by_trying_the_plan() -> None:
     """Kueue's issue 10815: a preemption that frees slots which the plan can't use."""
     tried: list[tuple[str, ...]] = []
 
-    def on_one_node(request: JobRequest, replicas: int, slots: list[str]) -> list[str] | None:
+    def on_one_node(request: JobRequest, replicas: int, slots: Sequence[str]) -> Sequence[str] | None:
         tried.append(tuple(slots))
         for node in (("s0", "s1"), ("s2", "s3")):
             if set(node) <= set(slots):
@@ -144,7 +145,7 @@ def test_victims_are_chosen_by_trying_the_plan() -> None:
     around = QueueSurroundings(
         table=mesh(4),
         rules=QueueRules(order=QueueOrder.PRIORITY),
-        trial=on_one_node,  # type: ignore[arg-type]
+        trial=on_one_node,
     )
     running = [runs(asks(f"r{slot}", priority=slot), slot) for slot in range(4)]
     decision = decide([waits(asks("urgent", 2, priority=9))], running, around, NOW)
@@ -251,6 +252,28 @@ def test_who_borrows_shrinks_before_anybody_parks() -> None:
     assert [(each.job, each.replicas) for each in decision.resizes] == [("x", 2)]
 
 
+def test_nobody_shrinks_below_what_it_wants_out_of_its_users_own_slots() -> None:
+    rules = QueueRules(order=QueueOrder.FAIR, cool_down_s=0)
+    quotas = {"x": TenantQuota(slots=3), "y": TenantQuota(slots=1)}
+    around = QueueSurroundings(table=mesh(4), rules=rules, quotas=quotas)
+    own = runs(asks("own", 3, least=1, tenant="x"), 0, 1, 2, work_s=500)
+    for tenant in "yz":
+        decision = decide([waits(asks("w", 2, tenant=tenant))], [own], around, NOW)
+        assert not decision.changes
+        assert decision.holds["w"].expected_at == NOW + 500
+    (resize,) = decide([waits(asks("w", 2, tenant="x"))], [own], around, NOW).resizes
+    assert resize.replicas == 2, "for a job of the same user it does"
+    wide = runs(asks("wide", 4, least=1, tenant="x"), 0, 1, 2, 3)
+    line = [waits(asks(f"w{number}", tenant="y", at=number)) for number in range(3)]
+    (resize,) = decide(line, [wide], around, NOW).resizes
+    assert resize.replicas == 3, "one slot is borrowed"
+    grown = runs(asks("grown", 2, least=1, most=4, tenant="x"), 0, 1, 2, 3)
+    (resize,) = decide([waits(asks("z", 2, tenant="z"))], [grown], around, NOW).resizes
+    assert resize.replicas == 2, "what it has beyond what it wants was idle"
+    both = [runs(asks(f"r{first}", 2, least=1, tenant="x"), first, first + 1) for first in (0, 2)]
+    assert not decide([waits(asks("w", 2, tenant="z"))], both, around, NOW).changes, "all or nothing"
+
+
 def test_use_is_forgotten_by_half_lives_however_it_is_counted() -> None:
     hour = 3600.0
     use = DecayedUse(hour)
@@ -286,6 +309,28 @@ def test_a_job_is_told_of_its_park_as_long_before_as_it_asks() -> None:
     assert late.at == NOW + 180
 
 
+def test_until_its_wall_time_is_over_a_job_holds_its_slots_however_early_it_was_told() -> None:
+    rules = QueueRules(order=QueueOrder.FAIR, cool_down_s=0)
+    around = QueueSurroundings(table=mesh(4), rules=rules, quotas={"x": TenantQuota(most=3)})
+    limited = runs(asks("limited", 3, tenant="x", notice_s=600, wall_time_s=600), 0, 1, 2, work_s=None)
+    (order,) = decide([], [limited], around, NOW).parks
+    told = replace(limited, ran_s=100, parks_at=order.at, over_time=True)
+    line = [waits(asks("large", 2, tenant="y")), waits(asks("brief", at=1, tenant="y"), 400)]
+    for running in (limited, told):
+        decision = decide(line, [running], around, NOW + running.ran_s)
+        assert decision.holds["large"].cause is Cause.ROOM, "nobody makes room for it"
+        assert decision.holds["large"].expected_at == NOW + 600
+        assert started(decision) == {"brief": 1}, "no slot is kept idle until then"
+    assert decide([waits(asks("more", tenant="x"))], [told], around, NOW).holds["more"].cause is Cause.QUOTA
+    elastic = runs(asks("e", 3, least=1, notice_s=600, wall_time_s=600), 0, 1, 2, parks_at=NOW + 600)
+    elastic = replace(elastic, over_time=True)
+    (resize,) = decide([waits(asks("y", 3))], [elastic], QueueSurroundings(table=mesh(4)), NOW).resizes
+    assert resize.replicas == 1
+    night = SlotReservation(name="night", start_at=NOW + 60, end_at=NOW + 9e9, count=2)
+    reserved = QueueSurroundings(table=mesh(4), reservations=(night,))
+    assert not decide([], [told], reserved, NOW + 60).parks, "it leaves before its notice would end"
+
+
 def test_slots_of_a_reservation_are_left_in_time_and_only_its_tenant_gets_them() -> None:
     window = SlotReservation(name="night", start_at=NOW + 100, end_at=NOW + 500, count=2, tenant="x")
     around = QueueSurroundings(table=mesh(4), reservations=(window,))
@@ -300,6 +345,21 @@ def test_slots_of_a_reservation_are_left_in_time_and_only_its_tenant_gets_them()
     assert park.at <= NOW + 100
     behind = [waits(asks("other", 4), 1000), waits(asks("mine", 2, at=1, tenant="x"))]
     assert started(decide(behind, [], around, NOW + 100)) == {"mine": 2}
+
+
+def test_for_a_reservation_a_job_gives_up_its_last_replicas_or_parks() -> None:
+    """The orchestrator takes the last ones, wherever they are."""
+    window = SlotReservation(name="night", start_at=NOW, end_at=NOW + 500, count=2)
+    around = QueueSurroundings(table=mesh(4), reservations=(window,))
+    spread = asks("spread", 3, least=1)
+    (resize,) = decide([], [runs(spread, 0, 3, 1)], around, NOW).resizes
+    assert (resize.replicas, resize.leaves) == (1, ("s1", "s3"))
+    last_only = decide([], [runs(spread, 0, 1, 2)], around, NOW)
+    assert [(each.replicas, each.leaves) for each in last_only.resizes] == [(2, ("s2",))]
+    (park,) = decide([], [runs(spread, 3, 0, 1)], around, NOW).parks
+    assert (park.job, park.blocker) == ("spread", "night")
+    pairs = asks("pairs", 2, least=1, replica_slots=2)
+    assert decide([], [runs(pairs, 0, 2, 1, 3, replicas=2)], around, NOW).parks
 
 
 def test_reservations_that_can_not_all_be_kept_are_refused_in_one_line() -> None:

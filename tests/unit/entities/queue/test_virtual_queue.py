@@ -102,3 +102,22 @@ def test_ten_thousand_random_events(order: QueueOrder) -> None:
     assert events >= 10_000
     unfinished = [name for name, course in ahead.courses.items() if course.ended_at is None]
     assert unfinished == [], (seed, order)
+
+
+def test_a_job_parks_at_the_end_of_its_wall_time_though_it_has_shrunk_after_its_notice() -> None:
+    table = SlotTable(MeshSlot(slot=f"s{number}", node="n") for number in range(4))
+    long = JobRequest(
+        job="long",
+        submitted_at=0.0,
+        replicas=Replicas(least=1, want=4, most=4),
+        wall_time_s=1000.0,
+        notice_s=1000.0,
+    )
+    brief = JobRequest(job="brief", submitted_at=100.0, replicas=Replicas(least=2, want=2, most=2))
+    ahead = VirtualQueue(around=QueueSurroundings(table=table))
+    ahead.submit([TraceJob(request=long, work_s=1e6), TraceJob(request=brief, work_s=50.0)])
+    ahead.run(lambda: "long" in ahead.waiting)
+    assert ahead.courses["brief"].ended_at == pytest.approx(100.0 + ahead.times.shrink_s + 50.0)
+    assert ahead.now == pytest.approx(1000.0 + ahead.times.park_s)
+    waiting, _ = ahead.snapshot()
+    assert [job.request.held for job in waiting] == ["held"]

@@ -9,7 +9,7 @@ import pytest
 
 from entities import metrics as m
 from entities.router.samples import InstanceSamples
-from schemas.telemetry import DeviceSample, InstanceSample, LinkFigures, LinkSample
+from schemas.telemetry import DataFigures, DeviceSample, InstanceSample, LinkFigures, LinkSample
 from tests.builders import telemetry
 
 
@@ -58,6 +58,25 @@ def test_counters_add_up_over_samples_and_incarnations() -> None:
     assert found["dmsc_instance_transfer_seconds_total"][here] == pytest.approx(0.09)
     assert found["dmsc_instance_microbatches_total"] == {here: 9}
     assert "dmsc_link_latency_seconds" not in found  # the new incarnation has not measured it
+
+
+def test_what_data_costs_adds_up_over_incarnations() -> None:
+    book = InstanceSamples("a")
+    data = DataFigures(stalled_s=2.5, read_bytes={"disk": 10, "store": 100})
+    book.take(sample("j-data-r0", data=DataFigures(stalled_s=0.5, read_bytes={"store": 60})))
+    book.take(sample("j-data-r0", data=data))
+    book.take(sample("j-data-r0", incarnation="i2", data=DataFigures(stalled_s=1, read_bytes={"memory": 7})))
+    book.take(sample("j-data-r1", data=DataFigures(read_bytes={"neighbour": 5})))
+    book.take(sample("j-s0-r0"))
+    found = table(book.readings({"j-data-r0", "j-data-r1", "j-s0-r0"}))
+    here, there = ("j", "-1", "j-data-r0", "a"), ("j", "-1", "j-data-r1", "a")
+    assert found["dmsc_instance_data_stall_seconds_total"] == {here: 3.5}
+    assert found["dmsc_instance_data_bytes_total"] == {
+        (*here, "disk"): 10,
+        (*here, "store"): 100,
+        (*here, "memory"): 7,
+        (*there, "neighbour"): 5,
+    }
 
 
 def test_what_ended_has_no_series() -> None:

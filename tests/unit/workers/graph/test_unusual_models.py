@@ -406,7 +406,9 @@ def test_modes_are_those_that_the_model_sets() -> None:
         (
             Experts,
             r"the size of a result depends on the values of tensors \(test_unusual_models.py:\d+\); "
-            "what depends on the data may be in a module of its own, which then runs as a whole",
+            "put what depends on the data into a module of its own, which then runs as a whole, "
+            r"or declare the graph: a factory that returns a workers.graph.declared.DeclaredGraph, "
+            r"with gate, experts.0, experts.1 as layers and that code within a layer$",
         ),
         (Counts, r"changes a tensor in place at test_unusual_models.py:\d+ that is no parameter or buffer"),
         (AveragesInABuffer, "assigns its buffer average in its forward pass"),

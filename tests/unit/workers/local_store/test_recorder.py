@@ -12,7 +12,7 @@ import pytest
 from bus.subject_row import Subject
 from bus.subjects import CHECKPOINT_WAIT, EXPORT, STEP_ABORT, STEP_COMMIT
 from schemas.checkpoint import CheckpointFile, CheckpointWait, CheckpointWritten, StageCheckpoint
-from schemas.envelope import EntityKind, Envelope, Sender
+from schemas.envelope import EntityKind
 from schemas.errors import Conflict
 from schemas.step import (
     Exported,
@@ -27,6 +27,7 @@ from schemas.store import StoreQuery, StoreTable
 from schemas.telemetry import DeviceSample, LinkSample
 from schemas.weights_digest import weights_sha256
 from tests.builders import steps
+from tests.builders.envelopes import envelope
 from tests.builders.routes import entry, table
 from tests.builders.telemetry import sample
 from workers.local_store import recorder
@@ -34,14 +35,7 @@ from workers.local_store.local_store import LocalStore
 from workers.local_store.recorder import StoreRecorder
 
 ME, OTHER = Member(sid="job-s0-r0", incarnation="i"), Member(sid="job-s0-r1", incarnation="o")
-SMO = Envelope(
-    type="x",
-    version=(1, 0),
-    id="1",
-    sender=Sender(name="orchestrator", kind=EntityKind.ORCHESTRATOR, incarnation="smo"),
-    sent_at=0.0,
-    body={},
-)
+SMO = envelope(EntityKind.ORCHESTRATOR, "orchestrator", "smo")
 
 
 @pytest.fixture

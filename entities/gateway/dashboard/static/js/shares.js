@@ -2,7 +2,7 @@
 
 import { stageColour } from "./colours.js";
 import { empty, h, keyed, setState, stateOf, text } from "./dom.js";
-import { bytesPerS, ms, percent, shortName, unitName } from "./format.js";
+import { bytesPerS, ms, percent, quantity, seconds, shortName, unitName } from "./format.js";
 import { compare } from "./layout.js";
 
 const LISTED = 12; // per stage, until all are asked for
@@ -86,7 +86,7 @@ export class Shares {
     line.bar.style.background = stageColour(row.stage);
     text(line.share, percent(row.share));
     text(line.service, row.service_ms ? ms(row.service_ms).replace(" ms", "") + " ms" : "");
-    const reason = row.state === "active" ? reasons(row)[0]?.[1] ?? (row.stage < 0 ? "makes the microbatches" : "no route yet") : row.reason || row.state;
+    const reason = row.state === "active" ? reasons(row)[0]?.[1] ?? (row.stage < 0 ? made(row) : "no route yet") : row.reason || row.state;
     text(line.why, reason);
     line.title = `${row.sid} on ${row.cluster}/${row.node}: ${row.state}. ${reason}`;
   }
@@ -100,6 +100,8 @@ export class Shares {
       ...(reasons(row).length ? reasons(row).map(([from, why]) => [from ? `why, from ${from}` : "why", why]) : [["why", "–"]]),
       ["busy", row.busy === undefined ? "–" : `${percent(row.busy)}, queue ${row.queue}, open ${row.open}`],
       ["a microbatch", row.service_ms ? ms(row.service_ms) : "–"],
+      ...(row.stalled_s === undefined || row.stalled_s === null ? [] : [["waits for data", `${percent(row.stalled)} of the time, ${seconds(row.stalled_s)} in all`]]),
+      ...(tiers(row) ? [["read", tiers(row)]] : []),
       ...(row.temperature_c ? [["temperature", `${row.temperature_c} °C`]] : []),
       ...(row.reason ? [["says", row.reason]] : []),
     ];
@@ -115,6 +117,12 @@ export class Shares {
           h("td.num", {}, loss ? percent(loss) : "–"))))) : null);
   }
 }
+
+/** What an instance before the first stage does, and whether the stages wait for it. */
+const made = (row) => `makes the microbatches${row.stalled >= 0.01 ? `, which wait for data ${percent(row.stalled)} of the time` : ""}`;
+
+/** Bytes of stores by where they came from. */
+const tiers = (row) => Object.entries(row.read_bytes ?? {}).map(([tier, count]) => `${quantity(count)}B from ${tier === "disk" ? "this node's cache" : tier}`).join(", ");
 
 /** Why it has its weight, as the routers say it: `[senders' cluster, reason]`, one line where they agree. */
 function reasons(row) {

@@ -20,6 +20,7 @@ from schemas.job import JobEvent, JobState
 from schemas.policy import AvoidInstance
 from schemas.queue import QueuePlace, QueueStatus, ReservationSpec, SlotsReserved
 from schemas.registry import InstanceState, ServiceRecord
+from schemas.telemetry import DataFigures
 from tests.builders import routes, steps
 from tests.builders.jobs import state_event, step_event
 from tests.builders.policies import decision, suggestion
@@ -113,6 +114,25 @@ def test_who_falls_silent_loses_its_figures_and_who_comes_back_as_another_keeps_
     picture.take_sample(sample("j-s0-r0"), at=61.0)
     picture.take_records(records(instance("j-s0-r0", incarnation="i2")))
     assert "busy" not in picture.whole(61.1)["instances"][0]
+
+
+def test_the_share_of_time_without_data_is_smoothed_and_begins_anew_with_an_incarnation() -> None:
+    picture = MeshViewModel()
+    picture.take_records(records(instance("j-data-r0")))
+
+    def stalled(stalled_s: float | None, at: float, incarnation: str = "i1") -> float | None:
+        data = DataFigures(stalled_s=stalled_s)
+        picture.take_sample(sample("j-data-r0", stage=-1, incarnation=incarnation, data=data), at=at)
+        return one(picture.whole(at)["instances"], sid="j-data-r0").get("stalled")
+
+    assert stalled(10.0, at=1.0) is None, "one sample says nothing of now"
+    assert stalled(10.5, at=2.0) == 0.5
+    assert stalled(11.5, at=3.0) == pytest.approx(0.64), "of the last second it was all"
+    assert stalled(99.0, at=100.0) == pytest.approx(0.9), "what was long ago no longer counts"
+    assert stalled(3.0, at=101.0) == pytest.approx(0.65), "a counter never goes back"
+    picture.take_records(records(instance("j-data-r0", incarnation="i2")))
+    assert stalled(5.0, at=102.0, incarnation="i2") is None
+    assert stalled(None, at=103.0, incarnation="i2") is None
 
 
 def test_figures_that_are_no_numbers_do_not_break_the_json() -> None:

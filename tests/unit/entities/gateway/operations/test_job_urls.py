@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from entities.gateway.operations.job_urls import named_things, place, refuse_others_folder
+from entities.gateway.operations.job_urls import (
+    named_things,
+    place,
+    refuse_for_analysis,
+    refuse_others_folder,
+)
 from schemas.errors import BadJob
 from schemas.job import JobRecord
+from schemas.job_file.code import CodeSpec
 from schemas.job_file.data import DataSpec
 from tests.builders.jobs import job, spec
 
@@ -72,3 +80,39 @@ def test_nobody_writes_into_the_folder_of_anothers_job() -> None:
         refuse_others_folder(inside, "ann", JOBS)
     refuse_others_folder(inside, "bob", JOBS)
     refuse_others_folder(spec(artifacts="bus://artifacts/team"), "ann", JOBS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "guarded", "refusal"),
+    [
+        (
+            {"data": {"kind": "dataset", "source": "dataset://corpus"}},
+            False,
+            "data.source: dataset://corpus is found for",
+        ),
+        ({"data": {"source": "bus://datasets/corpus"}}, True, "data.source: bus://datasets/corpus is on"),
+        ({"code": CodeSpec(sha256="0" * 64, url="bus://code/x")}, True, "code: bus://code/x is on the bus"),
+        ({"data": {"source": "secret://corpus"}}, False, "data.source: a secret"),
+        ({"data": {"source": "https://ruth:pw@h/corpus"}}, False, "data.source: a secret"),
+        ({"resume_from": "s3://b/x#key=A&secret=B"}, False, "resume_from: a secret"),
+        (
+            {"model": {"factory": "models:build", "args": {"hub": {"token": "x"}}}},
+            False,
+            "model.args.hub.token:",
+        ),
+    ],
+)
+def test_a_model_is_not_measured_for_a_plan_with_what_only_jobs_get(
+    changes: dict[str, Any], guarded: bool, refusal: str
+) -> None:
+    asked = spec(**changes)
+    with pytest.raises(BadJob) as refused:
+        refuse_for_analysis(asked, guarded=guarded)
+    assert refused.value.text.startswith(refusal)
+    assert refused.value.text.endswith("dmsc plan FILE, or name a running job of it (like)")
+    assert "\n" not in refused.value.text
+
+
+def test_what_nodes_open_for_anybody_may_be_measured_on_one() -> None:
+    refuse_for_analysis(spec(data={"source": "stdlib:"}), guarded=True)
+    refuse_for_analysis(spec(data={"source": "bus://datasets/corpus"}), guarded=False)

@@ -24,6 +24,7 @@ class Job:
         self.record: JobRecord = job_record("j", state, **{"loss_first": 4.0} | fields)
         self.training = state is JobState.RUNNING
         self.parks = ""
+        self.goes_on: list[str] = []
         self.times = JobTimes()
         self.interrupted = asyncio.Event()
         self.opened = asyncio.Event()
@@ -33,7 +34,10 @@ class Job:
     def parking(self, before: Parked | None = None, rest_s: float = 60.0) -> Parking:
         one: Any = self
         instances: Any = SimpleNamespace(patience_s=lambda least_s: rest_s)
-        job = job_context(self.record, store=one, mesh=one, instances=instances, times=self.times)
+        queue = SimpleNamespace(goes_on=self.goes_on.append)
+        job = job_context(
+            self.record, store=one, mesh=one, instances=instances, times=self.times, queue=queue
+        )
         return Parking(job, one, self.interrupt, before)
 
     async def note(self, *, now: bool = False, **figures: Any) -> None:
@@ -72,6 +76,17 @@ async def test_one_gives_way_and_goes_on_by_itself() -> None:
     assert not parking.as_parked().for_room
     assert not parking.give_way("parks for k", held=False)
     assert not Job(JobState.RECOVERING).parking().give_way("parks for k", held=False)
+
+
+async def test_one_that_can_not_stop_just_now_can_give_way_later() -> None:
+    job = Job()
+    job.training = False  # its step loop has not begun, say
+    parking = job.parking()
+    assert not parking.give_way("parks for k", held=False)
+    assert parking.can_give_way
+    job.training = True
+    assert parking.give_way("parks for l", held=False)
+    assert str(parking.as_parked()) == "parks for l"
 
 
 async def test_one_that_is_held_before_it_began_is_let_go() -> None:
@@ -154,6 +169,7 @@ async def test_resuming_before_it_is_parked_keeps_it_going() -> None:
     await parking.resume("resumed by olga")
     assert (job.record.held, job.parks) == ("", "")
     assert not parking.resumed, "nothing is left of it for another time"
+    assert job.goes_on == ["j"], "the queue counts on its slots no more"
     await asyncio.sleep(0)
     assert not job.interrupted.is_set()
 

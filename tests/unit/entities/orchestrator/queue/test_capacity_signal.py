@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -20,18 +21,18 @@ NOW = 1000.0
 GPU = SlotNeeds(kind="cuda")
 
 
-def slots(count: int, kind: str = "cpu", **more: object) -> list[MeshSlot]:
-    return [MeshSlot(slot=f"{kind}{more}/{n}", node=kind, kind=kind, **more) for n in range(count)]  # type: ignore[arg-type]
+def slots(count: int, kind: str = "cpu", **more: Any) -> list[MeshSlot]:
+    return [MeshSlot(slot=f"{kind}{more}/{n}", node=kind, kind=kind, **more) for n in range(count)]
 
 
-def waits(job: str, count: int, needs: SlotNeeds = ANY_SLOT, since: float = 0.0, **more: object) -> QueuedJob:
-    request = JobRequest(job=job, submitted_at=since, replica_slots=count, needs=needs, **more)  # type: ignore[arg-type]
+def waits(job: str, count: int, needs: SlotNeeds = ANY_SLOT, since: float = 0.0, **more: Any) -> QueuedJob:
+    request = JobRequest(job=job, submitted_at=since, replica_slots=count, needs=needs, **more)
     return QueuedJob(request=request, since=since)
 
 
-def runs(job: str, taken: Iterable[str], **more: object) -> ActiveJob:
+def runs(job: str, taken: Iterable[str], **more: Any) -> ActiveJob:
     request = JobRequest(job=job, submitted_at=0.0)
-    return ActiveJob(request=request, replicas=1, slots=tuple(taken), started_at=0.0, **more)  # type: ignore[arg-type]
+    return ActiveJob(request=request, replicas=1, slots=tuple(taken), started_at=0.0, **more)
 
 
 def capacity(

@@ -3,132 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from entities.orchestrator.mesh.mesh_view import MeshView
-from entities.orchestrator.planning.placement import NoRoom
 from entities.orchestrator.queue import job_queue
-from entities.orchestrator.queue.job_queue import KEPT, JobQueue, SlotGrant
-from entities.orchestrator.queue.mesh_slots import (
-    count_use,
-    guarantees,
-    queue_rules,
-)
+from entities.orchestrator.queue.job_queue import KEPT
+from entities.orchestrator.queue.mesh_slots import count_use, guarantees
 from entities.queue import scheduling
-from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob, Replicas
+from entities.queue.queued_job import JobRequest, QueuedJob, Replicas
 from entities.queue.reservations import SlotReservation
 from entities.queue.tenant_shares import DecayedUse, TenantQuota
 from schemas.errors import BadInput, Conflict
 from schemas.job import JobState
-from schemas.task_graph import Placement
 from schemas.usage import JobUsage
 from tests.builders import jobs
 from tests.builders.graphs import node, placement
 from tests.builders.jobs import job as job_record
-from tests.patience import NEVER_S
-from tests.waiting import eventually
-
-
-class Run:
-    """A job's run, as far as the queue looks at it."""
-
-    def __init__(self, name: str, slots: int, at: float, *, work_s: float | None = None) -> None:
-        self.name, self.work_s = name, work_s
-        self.request = JobRequest(job=name, submitted_at=at, replica_slots=slots)
-        self.placements: list[Placement] = []
-        self.finds_room = False
-        self.heard: list[Any] = []
-        self.fails: Exception | None = None
-        self.plans = 0
-        self.nodes: frozenset[str] | None = None
-        self.gave_way: list[tuple[str, bool]] = []
-        self.notices: list[str] = []
-        self.record = job_record(name, JobState.QUEUED)
-        self.leaving: set[str] = set()
-        self.resized: list[tuple[int, str]] = []
-        self.replicas = 0
-
-    def give_way(self, why: str, *, held: bool) -> bool:
-        self.gave_way.append((why, held))
-        return True
-
-    def notify(self, text: str) -> None:
-        self.notices.append(text)
-
-    @property
-    def waiting(self) -> QueuedJob | None:
-        return None if self.placements else QueuedJob(request=self.request, since=0.0, work_s=self.work_s)
-
-    @property
-    def active(self) -> ActiveJob:
-        replicas = self.replicas or 1
-        return ActiveJob(
-            request=self.request, replicas=replicas, slots=(), started_at=0.0, work_s=self.work_s
-        )
-
-    def resize(self, replicas: int, why: str) -> bool:
-        self.resized.append((replicas, why))
-        return True
-
-    def plan(self, grant: SlotGrant) -> Any:
-        """Takes the first slots that are free by its own count."""
-        self.plans += 1
-        self.nodes, self.replicas = grant.nodes, grant.replicas
-        if self.fails is not None:
-            raise self.fails
-        first = sum(len(run.placements) for run in self.others())
-        self.placements = [
-            placement(self.name, first + number) for number in range(self.request.slots(grant.replicas))
-        ]
-        return self.name
-
-    others: Callable[[], list[Run]] = staticmethod(list)
-
-
-@asynccontextmanager
-async def queue_of(
-    mesh: MeshView, *runs: Run, order: str = "fcfs", ended: dict[str, Any] | None = None
-) -> AsyncIterator[JobQueue]:
-    """A queue that decides, and these jobs in it."""
-    there = {run.name: run for run in runs}
-    queue = JobQueue(mesh, there, {} if ended is None else ended, queue_rules(order))
-
-    async def wait(run: Run) -> None:
-        run.others = lambda: list(runs)
-        with queue.turn(run.name, run.plan) as turn:
-            while not run.heard or isinstance(run.heard[-1], NoRoom):
-                try:
-                    run.heard.append(await turn.news())
-                except BadInput as error:
-                    run.heard.append(error)
-
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(wait(run)) for run in runs if not run.placements]
-        tasks.append(group.create_task(queue.run()))
-        yield queue
-        for task in tasks:
-            task.cancel()
-
-
-async def heard(run: Run, text: str) -> None:
-    async def said() -> bool:
-        return any(text in (news.reason if isinstance(news, NoRoom) else str(news)) for news in run.heard)
-
-    await eventually(said, every_s=0.01)
-
-
-async def mesh_of(*nodes: Any) -> MeshView:
-    mesh = MeshView()
-    for each in nodes:
-        await mesh.node(each)
-    return mesh
+from tests.builders.queue_runs import Run, heard, mesh_of, queue_of
 
 
 async def test_jobs_start_in_turn_and_each_hears_why_it_waits() -> None:
@@ -167,6 +61,23 @@ async def test_a_decision_that_came_too_late_is_dropped(monkeypatch: pytest.Monk
         await heard(late, "needs 1 slots, 0 of 1 free")
     assert decided[0] == ["late"], "the first decision was to be the wrong one"
     assert late.plans == 0
+
+
+async def test_a_mesh_that_never_rests_keeps_nobody_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = await mesh_of(node("a", slots=2))
+    restless, calm = Run("restless", 1, 0.0), Run("calm", 1, 1.0)
+    restless.placements, decided, real = [placement("restless", 0)], 0, scheduling.decide
+
+    def meanwhile(*facts: Any) -> Any:
+        nonlocal decided
+        decided += 1
+        restless.leaving = set() if restless.leaving else {"restless"}
+        return real(*facts)
+
+    monkeypatch.setattr(job_queue, "decide", meanwhile)
+    async with queue_of(mesh, restless, calm):
+        await heard(calm, "calm")
+    assert decided == job_queue.DECISION_TRIES
 
 
 async def test_while_many_jobs_are_asked_others_have_the_loop() -> None:
@@ -214,52 +125,6 @@ async def test_a_lost_instance_is_replaced_before_the_queue_goes_on() -> None:
         running.finds_room = False
         await mesh.nudge()
         await heard(next_one, "next")
-
-
-async def test_a_job_parks_once_for_one_with_a_stronger_claim() -> None:
-    mesh = await mesh_of(node("a", slots=1))
-    low, high = Run("low", 1, 0.0), Run("high", 1, 1.0)
-    low.placements = [placement("low", 0)]
-    high.request = replace(high.request, priority=1)
-    async with queue_of(mesh, low, high, order="priority"):
-        await heard(high, "waits for the exit of those who make room for it")
-        await mesh.nudge()
-        low.placements = []
-        low.request = replace(low.request, held="parked")
-        await mesh.nudge()
-        await heard(high, "high")
-    assert low.gave_way == [("parks for high", False)]
-
-
-async def test_a_job_is_told_before_it_parks_and_goes_on_if_nobody_needs_its_slots_any_more() -> None:
-    mesh = await mesh_of(node("a", slots=1))
-    low, high, higher = Run("low", 1, 0.0), Run("high", 1, 1.0), Run("higher", 1, 2.0)
-    low.placements = [placement("low", 0)]
-    low.request = replace(low.request, notice_s=NEVER_S)
-    high.request = replace(high.request, priority=1)
-    higher.request = replace(higher.request, priority=2, held="held")
-    records = {run.name: job_record(run.name, JobState.QUEUED) for run in (low, high, higher)}
-    async with queue_of(mesh, low, high, higher, order="priority") as queue:
-        await heard(high, "waits for the exit of those who make room for it")
-        assert re.fullmatch(r"parks at \S+ UTC, unless it ends before: parks for high", low.notices[-1])
-        (notice,) = (await queue.status(records, None)).notices
-        assert (notice.job, notice.blocker) == ("low", "high")
-        assert notice.at > time.time() + NEVER_S / 2
-        high.request = replace(high.request, held="parked by rita")
-        low.request = replace(low.request, notice_s=0.05)
-        queue.again()
-        await heard(high, "parked by rita")
-        assert low.notices[-1] == "does not park: high needs its slots no more"
-        higher.request = replace(higher.request, held="")
-        queue.again()
-        await heard(higher, "waits for the exit of those who make room for it")
-        assert "unless it ends before: parks for higher" in low.notices[-1]
-
-        async def gave_way() -> bool:
-            return bool(low.gave_way)
-
-        await eventually(gave_way, every_s=0.01)  # by the queue's own clock: nothing else happens
-        assert low.gave_way == [("parks for higher", False)]
 
 
 async def test_a_user_gets_guaranteed_slots_back_from_who_borrowed_them() -> None:
@@ -347,6 +212,8 @@ async def test_slots_that_are_kept_go_to_their_user_alone() -> None:
         kept = [place.slot for place in queue.occupied("other")["a-n"] if place.sid == KEPT]
         assert kept == [2, 3]
         assert [place for place in queue.occupied("own").get("a-n", []) if place.sid == KEPT] == []
+        kept = [place.slot for place in queue.occupied("")["a-n"] if place.sid == KEPT]
+        assert kept == [2, 3], "a plan of a job that is not there is not offered them either"
 
 
 async def test_a_job_waits_for_those_that_it_names() -> None:
@@ -354,11 +221,12 @@ async def test_a_job_waits_for_those_that_it_names() -> None:
     first, second = Run("first", 1, 0.0), Run("second", 1, 1.0)
     first.placements = [placement("first", 0)]
     second.request = replace(second.request, after=("first",))
+    there: dict[str, Run] = {}
     ended: dict[str, Any] = {}
-    async with queue_of(mesh, first, second, ended=ended) as queue:
+    async with queue_of(mesh, first, second, there=there, ended=ended):
         await heard(second, "starts after first is done")
         ended["first"] = job_record("first", JobState.DONE)
-        del queue._holders["first"]  # type: ignore[attr-defined]
+        del there["first"]
         await mesh.nudge()
         await heard(second, "second")
 

@@ -15,6 +15,7 @@ from entities.orchestrator.queue.mesh_slots import (
     job_request,
     queue_rules,
     reshaped,
+    shaped,
     slot_facts,
     work_left_s,
 )
@@ -129,3 +130,15 @@ def test_until_a_step_is_measured_a_jobs_end_is_predicted_by_its_forecast() -> N
     assert work_left_s(planned, record.spec, 1, request) == pytest.approx((steps - 1) * 0.5)
     measured = planned.model_copy(update={"tokens_per_s": 1e3})
     assert work_left_s(measured, record.spec, 1, request) != pytest.approx((steps - 1) * 0.5)
+
+
+def test_a_range_is_not_widened_without_bound() -> None:
+    spec = jobs.spec(parallel={"replicas": {"min": 1, "want": 2, "max": 256}})
+    for ask in (lambda: shaped(spec, 300), lambda: reshaped(spec, None, 300)):
+        with pytest.raises(BadInput) as refused:
+            ask()
+        assert refused.value.text == (
+            "300 replicas: parallel.replicas would be too wide: min 1 to max 300 are 300 numbers of "
+            "replicas: give at most 256"
+        )
+    assert shaped(spec, 256).parallel.replicas == ReplicaRange(min=1, want=256, max=256)

@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from bus.connection import Bus
+from entities.gateway.operations.jobs import OperationTimes
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.plan_question import asked, only, told
 from entities.orchestrator.planning.plan_requests import MeshNetwork
@@ -22,7 +23,8 @@ from entities.planner.search.plan_search import search_plan
 from schemas.cluster import NodeStatus
 from schemas.envelope import Envelope
 from schemas.errors import BadJob, NotFound, Overloaded
-from schemas.plans import MakePlan, MeasuredModel, PlanBody, PlanMade
+from schemas.job import JobSpec
+from schemas.plans import MakePlan, MeasuredModel, PlanBody, PlanMade, planned_job
 from schemas.task_graph import LayerEdge
 from tests.builders import jobs
 from tests.builders.graphs import layer, node, topology
@@ -156,3 +158,52 @@ async def test_each_user_has_one_turn_and_few_wait() -> None:
 async def test_a_job_without_a_known_model_is_named() -> None:
     with pytest.raises(NotFound, match="like: no running job j1 whose model was analysed here"):
         await service().make(MakePlan(question=question(like="j1"), user="ada"), cast(Envelope, None))
+
+
+async def test_a_turn_that_does_not_come_is_refused_with_a_time_to_come_back() -> None:
+    plans = service(searches=1, wait_s=0.0)
+    whole = question(model=MeasuredModel.of(CHAIN).model_dump(mode="json"))
+    first, second = (
+        asyncio.create_task(plans.make(MakePlan(question=whole, user=user), cast(Envelope, None)))
+        for user in ("ada", "ben")
+    )
+    with pytest.raises(
+        Overloaded, match="1 plans are being made for others, and none ended within 0 s"
+    ) as no:
+        await second
+    assert no.value.fields["retry_after_s"] > 0
+    await first
+    assert (await plans.make(MakePlan(question=whole, user="ben"), cast(Envelope, None))).slots == 2
+
+
+def test_a_gateway_waits_longer_than_all_that_a_plan_may_take() -> None:
+    config = PlanServiceConfig()
+    assert config.wait_s + config.analysis_s + 2 * config.search_s < OperationTimes().plan_s
+
+
+def test_a_job_whose_model_is_known_travels_without_what_planning_does_not_read() -> None:
+    spec = jobs.spec(
+        model={"factory": "models:build", "args": {"token": "planted"}, "dtype": "bfloat16"},
+        data={
+            "source": "https://ruth:pw@files.example/corpus",
+            "validation": {"held": {"source": "stdlib:"}},
+        },
+        training={
+            "steps": 7,
+            "step_samples": 64,
+            "microbatch_samples": "auto",
+            "until": {"metric": "loss", "patience": 2},
+            "evaluation": {"every": 1, "sets": [{"name": "held", "microbatches": 1}]},
+        },
+        parallel={"stages": "auto", "slots": 3},
+        plan={"tabu": {"nodes": ["n1"]}},
+        requires={"bits": "any"},
+        initial_weights="s3://bucket/w#key=A&secret=B",
+    )
+    read = planned_job(spec)
+    assert (read.parallel, read.plan, read.requires) == (spec.parallel, spec.plan, spec.requires)
+    assert (read.training.steps, read.training.microbatches) == (7, spec.training.microbatches)
+    assert read.model.dtype == "bfloat16"
+    text = PlanBody(job=read).model_dump_json()
+    assert not [secret for secret in ("ruth", "planted", "secret=") if secret in text]
+    assert JobSpec.model_validate(read.model_dump(mode="json", exclude_unset=True)) == read

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from tests.builders.range_server import RangeServer, range_server
 from workers.data.storage.block_cache import BlockCache, BlockCacheConfig
 from workers.data.storage.neighbours import Neighbours
-from workers.data.storage.range_reader import Storage, StorageConfig
+from workers.data.storage.range_reader import Storage, StorageConfig, StorageCounts
 from workers.data.storage.source_kinds import open_source
 
 BLOCK = 4096
@@ -72,6 +72,33 @@ def test_a_second_node_fetches_nothing_of_what_the_first_keeps(server: RangeServ
     assert second.cache is not None
     assert second.cache.counts.from_neighbours == 7
     assert sorted(line.kept_keys) == sorted(first.cache.keys()) == sorted(second.cache.keys())
+
+
+def test_bytes_are_counted_by_where_they_came_from(server: RangeServer, tmp_path: Path) -> None:
+    first = storage_of(server, tmp_path / "one")
+    read(first)
+    assert first.counts.bytes == {"store": len(DATA)}
+    reader = first.open("x.bin")
+    reader.read(5, 10)
+    reader.read(BLOCK - 1, 2)
+    assert first.counts.bytes == {"store": len(DATA), "disk": 12}
+    assert first.cache is not None
+    total = StorageCounts()
+    line, config = Line(first.cache), StorageConfig(block_bytes=BLOCK)
+    neighbours = connected(line)
+    cache = BlockCache(tmp_path / "two", limit_bytes=0, neighbours=neighbours)  # keeps nothing
+    second = Storage(open_source(server.url), cache, config, total=total)
+    assert read(second) == read(second) == DATA
+    assert second.counts.bytes == {"neighbour": len(DATA), "memory": len(DATA)}
+    third = Storage(open_source(server.url), config=config, total=total)
+    third.open("x.bin").read(0, 1)
+    assert total.bytes == {"neighbour": len(DATA), "memory": len(DATA), "store": BLOCK}
+    assert total.requests == 1
+    with capture_logs() as lines:
+        second.close()
+        third.close()
+    (told,) = [line for line in lines if line["event"] == "data read from a store"]
+    assert (told["fetched_bytes"], told["requests"]) == (BLOCK, 1)
 
 
 @pytest.mark.parametrize("how", ["a bit", "the head", "another block", "nothing", "more"])

@@ -1,0 +1,82 @@
+"""What the queue sees of the jobs' runs: who waits, and who holds which slots."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from entities.orchestrator.queue.mesh_slots import slot_name
+from entities.queue.queued_job import ActiveJob, QueuedJob
+from schemas.job import JobRecord
+from schemas.task_graph import Placement
+
+
+class SlotHolder(Protocol):
+    """What one job's run has to show to the queue, and takes from it."""
+
+    @property
+    def name(self) -> str:
+        """Its id."""
+
+    @property
+    def record(self) -> JobRecord:
+        """Its record."""
+
+    @property
+    def placements(self) -> Sequence[Placement]:
+        """Where its units run, or are to run; those last that leave first when it shrinks."""
+
+    @property
+    def leaving(self) -> Collection[str]:
+        """The units among them that were told to leave."""
+
+    @property
+    def waiting(self) -> QueuedJob | None:
+        """What it asks for; None if it does not wait for room."""
+
+    @property
+    def active(self) -> ActiveJob:
+        """What it holds, but for the slots."""
+
+    @property
+    def finds_room(self) -> bool:
+        """Whether it is about to place an instance that it lost."""
+
+    def give_way(self, why: str, *, held: bool) -> bool:
+        """Has it park for another job, or until a person resumes it (`held`); False: not now."""
+
+    def notify(self, text: str) -> None:
+        """Tells it what will become of its slots."""
+
+    def resize(self, replicas: int, why: str) -> bool:
+        """Has it take or leave slots, to so many replicas; False: not now."""
+
+
+class SeenHolders:
+    """What the runs that were looked at ask for, or hold. `agents`: SIDs, by cluster and node."""
+
+    def __init__(self, agents: Mapping[tuple[str, str], str]) -> None:
+        self._agents = agents
+        self.waiting: list[QueuedJob] = []
+        self.holding: dict[str, ActiveJob] = {}
+
+    def add(self, run: SlotHolder) -> None:
+        """Looks at one more run."""
+        if (job := run.waiting) is not None:
+            self.waiting.append(job)
+        else:
+            self.holding[run.name] = self._held(run)
+
+    def _held(self, run: SlotHolder) -> ActiveJob:
+        """A job with its slots; those of nodes that are away are not counted."""
+        leaving, slots, gone = run.leaving, [], []
+        for place in run.placements:
+            agent = self._agents.get((place.cluster, place.node))
+            if agent is None or place.slot < 0:
+                continue
+            name = slot_name(agent, place.slot)
+            slots.append(name)
+            if place.sid in leaving:
+                gone.append(name)
+        return replace(run.active, slots=tuple(slots), leaving=frozenset(gone))

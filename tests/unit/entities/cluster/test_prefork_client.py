@@ -1,0 +1,45 @@
+"""The client of prefork servers: what becomes of a request whose server is fast."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from entities.cluster.prefork_client import fork_from
+
+
+async def test_a_server_may_have_answered_and_closed_before_the_client_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    ours.setblocking(False)
+    send_fds = socket.send_fds
+    answered: list[int] = []
+
+    def send_and_be_answered(channel: socket.socket, parts: Iterable[bytes], handles: Iterable[int]) -> Any:
+        """The whole request, and the server's answer, before the client has the processor again."""
+        sent = send_fds(channel, list(parts), list(handles))
+        _, received, _, _ = socket.recv_fds(theirs, 1 << 16, 8)
+        for descriptor in received:
+            os.close(descriptor)
+        handle = os.pidfd_open(os.getpid())
+        send_fds(theirs, [b"%d\n" % os.getpid()], [handle])
+        os.close(handle)
+        theirs.close()
+        answered.append(sent)
+        return sent
+
+    monkeypatch.setattr(socket, "send_fds", send_and_be_answered)
+    output = os.open(os.devnull, os.O_WRONLY)
+    try:
+        with ours:
+            pid, handle = await fork_from(ours, ["work"], {"KEY": "value"}, output)
+        os.close(handle)
+    finally:
+        os.close(output)
+    assert pid == os.getpid()
+    assert answered  # the server was as fast as that
