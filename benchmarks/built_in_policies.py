@@ -4,44 +4,21 @@
 
 Each section says which data it reads, how it was split (before anything was trained), and prints a table:
 the module, the baselines, the bar, and whether it was met. A figure that misses its bar is marked MISSED,
-and the exit code is 0. A section that can't be measured to its end, because its data are missing or of
-another form, says so in one line, and the next one follows; the exit code is 1 then. JSON goes to `--out`
+and the exit code is 0. A section that can't be measured to its end, because its data are missing, empty, or
+of another form, says so in one line, and the next one follows; the exit code is 1 then. JSON goes to `--out`
 after every section.
 """
 
 from __future__ import annotations
 
 import sys
-import time
-import traceback
-from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 
 from benchmarks.harness.command import command, some_of
 from benchmarks.harness.figures import Sheet
-from benchmarks.policy_data.forms import WrongForm
+from benchmarks.harness.sections import run_sections
 from benchmarks.policy_sections import SECTIONS
 from benchmarks.policy_sections.sheet import Bench, Row
-
-
-def measure(names: Sequence[str], bench: Bench) -> bool:
-    """Whether all sections came to their end."""
-    whole = True
-    for name in names:
-        began = time.monotonic()
-        try:
-            section = import_module(SECTIONS[name])
-            bench.begin(name, str(section.__doc__).splitlines()[0])
-            section.run(bench)
-        except WrongForm as error:
-            whole = False
-            print(f"{name}: {error}", file=sys.stderr)
-        except Exception:
-            whole = False
-            traceback.print_exc()
-        bench.end(time.monotonic() - began)
-    return whole
 
 
 def main() -> None:
@@ -70,7 +47,7 @@ def main() -> None:
         )
     sheet = Sheet[Row](arguments.out)
     bench = Bench(data=arguments.data, seed=arguments.seed, sheet=sheet, pictures=arguments.pictures)
-    ended = measure(arguments.only, bench)
+    ended = run_sections(arguments.only, SECTIONS, bench)
     print(f"{sheet.missed} of {len(sheet.figures)} missed; written to {arguments.out}", file=sys.stderr)
     sys.exit(0 if ended else 1)
 

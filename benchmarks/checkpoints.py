@@ -15,6 +15,7 @@ import time
 import torch
 
 from benchmarks.harness.command import command
+from benchmarks.harness.emptiness import measuring
 from benchmarks.harness.figures import spread
 from benchmarks.harness.meshes import new_folder
 from bus.files.artifacts import open_artifacts
@@ -75,4 +76,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with measuring():
+        main()

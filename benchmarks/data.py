@@ -27,6 +27,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from benchmarks.data_sides.task import Answer, Task, write_shards
+from benchmarks.harness.command import no_less
+from benchmarks.harness.emptiness import measuring
 from benchmarks.harness.figures import spread
 from benchmarks.harness.meshes import new_folder
 from benchmarks.harness.processes import turns
@@ -136,10 +138,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--samples", type=int, default=32, help="of a batch")
-    parser.add_argument("--count", type=int, default=8192, help="samples of the data set")
+    parser.add_argument("--rounds", type=no_less(int, 1), default=3)
+    parser.add_argument("--workers", type=no_less(int, 1), default=1)
+    parser.add_argument("--samples", type=no_less(int, 1), default=32, help="of a batch")
+    parser.add_argument("--count", type=no_less(int, 1), default=8192, help="samples of the data set")
     parser.add_argument("--only", default="", help="images-folder, tokens-folder, images-s3 or tokens-s3")
     options = parser.parse_args()
     others = [side for side, module in NEEDS.items() if installed(module)]
@@ -173,4 +175,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with measuring():
+        main()

@@ -24,6 +24,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.command import no_less
+from benchmarks.harness.emptiness import measuring
 from benchmarks.harness.figures import spread
 from benchmarks.harness.meshes import new_folder
 from benchmarks.harness.processes import turns
@@ -193,9 +195,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--copies", type=int, default=3, help="of the standard library's sources")
+    parser.add_argument("--rounds", type=no_less(int, 1), default=5)
+    parser.add_argument("--processes", type=no_less(int, 1), default=2)
+    parser.add_argument("--copies", type=no_less(int, 1), default=3, help="of the standard library's sources")
     parser.add_argument("--side", default="", help=argparse.SUPPRESS)
     for name in ("corpus", "tokenizer", "cache"):
         parser.add_argument(f"--{name}", type=Path, help=argparse.SUPPRESS)
@@ -209,4 +211,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with measuring():
+        main()

@@ -242,7 +242,7 @@ def counts(text: str) -> tuple[int, ...]:
 if __name__ == "__main__":
     parser = command(
         __doc__,
-        kills=(1, "of each run of two stages, evenly over its steps"),
+        kills=(1, "of each run of two stages, evenly over its steps", 0),
         plain=(False, "compare the losses with a plain PyTorch loop's instead"),
     )
     parser.add_argument("--only", type=some_of(NAMES), default=NAMES, help="some examples, with commas")

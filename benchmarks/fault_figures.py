@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from benchmarks.harness.emptiness import NothingMeasured
 from benchmarks.harness.figures import Figure, Sheet, at_least, at_most
 
 
@@ -13,6 +14,11 @@ class FaultFigure(Figure):
 
     seed: int | None = None
     fired: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.fired == 0 and self.kept:
+            raise NothingMeasured(f"no fault fired for the figure {self.name!r}", self.section)
 
     def __str__(self) -> str:
         value = "–" if self.value is None else f"{self.value:.2f}".rstrip("0").rstrip(".")

@@ -33,6 +33,7 @@ import psutil
 from benchmarks.fault_figures import FaultFigure, FaultSheet, Plan
 from benchmarks.fault_sections import SECTIONS
 from benchmarks.harness.command import command, say, some_of
+from benchmarks.harness.emptiness import told
 from bus.logs import configure_logging
 from dmsc.process.interrupts import interrupts
 
@@ -75,8 +76,9 @@ async def measure(arguments: argparse.Namespace, sheet: FaultSheet) -> bool:
                     await SECTIONS[name](arguments, sheet)
             except Exception as error:
                 whole = False
-                traceback.print_exc()
-                why = f"ended early: {str(error) or type(error).__name__}"
+                if told(error) is None:
+                    traceback.print_exc()
+                why = f"ended early: {told(error) or str(error) or type(error).__name__}"
                 if limit.expired():
                     why = f"ended early: not done within {arguments.limit:g} minutes (--limit)"
                 sheet.add(

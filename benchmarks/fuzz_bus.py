@@ -350,7 +350,7 @@ def account(
 
 
 def main() -> None:
-    options = command(__doc__, messages=100_000, seed=1).parse_args()
+    options = command(__doc__, messages=100_000, seed=(1, "of what is sent", 0)).parse_args()
     found = asyncio.run(measure(options))
     report(found, lambda found: (f"{name}: {value}" for name, value in found.items()), as_json=options.json)
     sys.exit(0 if found["ok"] else 1)

@@ -36,6 +36,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from benchmarks.harness.command import command
+from benchmarks.harness.emptiness import measuring
 from benchmarks.harness.figures import percentile
 from benchmarks.harness.http_connection import Connection, once, request
 from benchmarks.harness.meshes import new_folder
@@ -359,7 +360,7 @@ async def overload(options: argparse.Namespace, parts: Parts, mix: list[str]) ->
     while True:  # until a second passes in which nothing is refused and the bar holds
         after = await fire(parts.url, mix, USERS[:4], options.rate / 2, 1.0)
         latencies = after.of(200)
-        if not after.of(429, 503) and 1e3 * percentile(latencies, 0.99) <= BAR_MS:
+        if latencies and not after.of(429, 503) and 1e3 * percentile(latencies, 0.99) <= BAR_MS:
             break
         if time.perf_counter() - began > 20:
             break
@@ -374,7 +375,7 @@ async def overload(options: argparse.Namespace, parts: Parts, mix: list[str]) ->
     print(f"  400/s with an unknown token: {flood.counts}; 429: {times(flood.of(429))}")
     return {
         "overload": hit.counts,
-        "overload_refused_p99_ms": 1e3 * percentile(refused, 0.99),
+        "overload_refused_p99_ms": 1e3 * percentile(refused, 0.99) if refused else None,
         "recovered_s": recovered,
         "flood": flood.counts,
     }
@@ -464,4 +465,5 @@ async def until_terminated(work: Coroutine[Any, Any, None]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with measuring():
+        main()

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from benchmarks.harness.command import command, say
+from benchmarks.harness.emptiness import measuring
 from benchmarks.harness.figures import Figure, Sheet, at_most, percentile
 from dmsc.simulation.queue.queue_settings import QueueSettings
 from dmsc.simulation.queue.trace_files import TraceLine, read_trace
@@ -173,4 +174,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with measuring():
+        main()

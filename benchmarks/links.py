@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from benchmarks.harness.emptiness import measuring
 from benchmarks.harness.figures import percentile
 from benchmarks.harness.meshes import new_folder
 from benchmarks.harness.processes import child
@@ -135,4 +136,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(echo(sys.argv[1]) if len(sys.argv) > 1 else main())
+    with measuring():
+        asyncio.run(echo(sys.argv[1]) if len(sys.argv) > 1 else main())

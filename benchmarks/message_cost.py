@@ -32,6 +32,8 @@ import nats
 
 import bus
 from benchmarks import bus_cost, doors
+from benchmarks.harness.command import no_less
+from benchmarks.harness.emptiness import measuring
 from bus import subjects
 from bus.connection import Bus
 from bus.subject_row import Subject
@@ -216,8 +218,8 @@ async def measure(rounds: int, messages: int) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--messages", type=int, default=1_500, help="of each kind, per round")
+    parser.add_argument("--rounds", type=no_less(int, 1), default=30)
+    parser.add_argument("--messages", type=no_less(int, 1), default=1_500, help="of each kind, per round")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     figures = asyncio.run(measure(options.rounds, options.messages))
@@ -231,4 +233,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with measuring():
+        main()

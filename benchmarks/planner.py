@@ -11,15 +11,12 @@ after each section.
 from __future__ import annotations
 
 import sys
-import time
-import traceback
-from importlib import import_module
 from pathlib import Path
 
 from benchmarks.harness.command import command, some_of
 from benchmarks.harness.figures import Sheet
+from benchmarks.harness.sections import run_sections
 from benchmarks.planner_sections import SECTIONS
-from benchmarks.policy_data.forms import WrongForm
 from benchmarks.policy_sections.sheet import Bench, Row
 
 
@@ -45,20 +42,7 @@ def main() -> None:
         sys.exit(f"{arguments.data}: no such folder; --data names the one that has models/")
     sheet = Sheet[Row](arguments.out)
     bench = Bench(data=arguments.data, seed=arguments.seed, sheet=sheet, solver_s=arguments.solver_s)
-    whole = True
-    for name in arguments.only:
-        began = time.monotonic()
-        try:
-            section = import_module(SECTIONS[name])
-            bench.begin(name, str(section.__doc__).splitlines()[0])
-            section.run(bench)
-        except WrongForm as error:
-            whole = False
-            print(f"{name}: {error}", file=sys.stderr)
-        except Exception:
-            whole = False
-            traceback.print_exc()
-        bench.end(time.monotonic() - began)
+    whole = run_sections(arguments.only, SECTIONS, bench)
     print(f"{sheet.missed} of {len(sheet.figures)} missed; written to {arguments.out}", file=sys.stderr)
     sys.exit(0 if whole else 1)
 

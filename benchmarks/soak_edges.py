@@ -192,7 +192,7 @@ def main() -> int:
     parser = command(
         __doc__,
         runs=(20, "in all, those that are kept included"),
-        seed=(1, "of the first run; each next one has the next"),
+        seed=(1, "of the first run; each next one has the next", 0),
         keep=(Path("runs/soak-edges"), "folder; goes on from it"),
     )
     parser.add_argument("--minutes", type=float, default=None, help="begin no run after so many")

@@ -3,27 +3,44 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from benchmarks.harness.emptiness import NothingMeasured, some
+
 
 def spread(values: Sequence[float], form: str = ".2f", unit: str = "", *, scale: float = 1.0) -> str:
-    """The median and the range, e.g. `1.02 s (0.98–1.10)`; each value × `scale`."""
+    """The median and the range, e.g. `1.02 s (0.98–1.10)`; each value × `scale`.
+
+    Raises:
+        NothingMeasured: There is no value.
+    """
+    some(values, "values")
     low, middle, high = (scale * value for value in (min(values), statistics.median(values), max(values)))
     return f"{middle:{form}}{unit} ({low:{form}}–{high:{form}})"
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """The value below which `part` of the values are; NaN if there are none."""
-    return sorted(values)[min(len(values) - 1, int(part * len(values)))] if values else float("nan")
+    """The value below which `part` of the values are.
+
+    Raises:
+        NothingMeasured: There is no value.
+    """
+    some(values, "values")
+    return sorted(values)[min(len(values) - 1, int(part * len(values)))]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One line of a result. `kept` None: there is no bar, or it was not measured."""
+    """One line of a result. `kept` None: there is no bar, or it was not measured.
+
+    Raises:
+        NothingMeasured: The value is not a number: what it is counted over is empty.
+    """
 
     section: str
     name: str
@@ -32,6 +49,10 @@ class Figure:
     bar: str = ""
     kept: bool | None = None
     note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.value is not None and not math.isfinite(self.value):
+            raise NothingMeasured(f"{self.value}", f"the figure {self.name!r}", "part of the data is empty")
 
     @property
     def verdict(self) -> str:

@@ -90,6 +90,8 @@ def _partitioning_case(body: dict[str, object]) -> PartitioningCase:
             OutputFlow(source, cost[source], tuple(sorted(targets))) for source, targets in takers.items()
         ),
     )
+    if not graph.names or not any(graph.work_ms):
+        raise KeyError("nodes with a cost")
     contracted, _ = contract(graph, ties.values())
     return PartitioningCase(contracted, int(body["maxFPGAs"]))  # type: ignore[call-overload]
 
@@ -115,6 +117,8 @@ def read_profile(path: Path, *, layers: int | None = None) -> LayerChain:
             kept = sum(float(size) for size in re.split(r"[;, ]+", found[4].strip("[]")) if size)
             names.append(found[1])
             values.append((float(found[2]) + float(found[3]), kept, float(found[5])))
+    if not names:
+        raise WrongForm(path, "no node in it")
     at = {name: index for index, name in enumerate(names)}
     edges = tuple((at[source], at[target]) for source, target in arrows)
     takers: dict[int, set[int]] = defaultdict(set)

@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 
+from benchmarks.harness.emptiness import some
 from benchmarks.policy_sections.sheet import Bench
 from entities.planner.plan_request import NoPlan, PlanLayer, PlanRequest, PlanSlot
 from entities.planner.search.plan_search import search_plan
@@ -32,6 +33,7 @@ def run(bench: Bench) -> None:
         for place in answer.places:
             room = request.slots[place.slot].memory_bytes
             beyond += bool(room) and answer.forecast.memory_bytes[place.stage] > room
+    some(range(planned), "plans", f"{refused} requests, all refused")
     bench.say(f"{planned} plans, {refused} requests refused, {time.perf_counter() - began:.0f} s")
     bench.at_most("slots beyond their memory", float(beyond), 0.0)
 

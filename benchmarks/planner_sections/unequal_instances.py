@@ -14,6 +14,7 @@ from collections import Counter
 
 import numpy as np
 
+from benchmarks.harness.emptiness import some
 from benchmarks.planner_sections.graph_files import read_profile
 from benchmarks.policy_sections.sheet import Bench
 from entities.planner.search.instance_assignment import AssignmentConfig, Table, assign_instances
@@ -55,7 +56,8 @@ def run(bench: Bench) -> None:
             if best < NO_FIT:
                 ratios.append(searched.step_ms / best)
                 beside.append(_equal_groups(cost, kinds, counts) / best)
-    possible = [ratio for ratio in beside if np.isfinite(ratio)]
+    some(ratios, "cases that have a plan")
+    possible = some([ratio for ratio in beside if np.isfinite(ratio)], "cases with a plan of equal groups")
     bench.say(
         f"{len(ratios)} of {len(MODELS) * CASES} cases have a plan; equal groups in order: {len(possible)}"
     )

@@ -46,7 +46,7 @@ def load_faults(path: Path) -> list[LoggedFault]:
     """All faults in order of their start; each end belongs to the node's open fault of the same type.
 
     Raises:
-        WrongForm: missing, or of another form.
+        WrongForm: missing, of another form, or without a fault.
     """
     events = read_json(path)
     if not isinstance(events, list):
@@ -78,4 +78,6 @@ def load_faults(path: Path) -> list[LoggedFault]:
                 kind=old.kind,
                 description=old.description,
             )
+    if not found:
+        raise WrongForm(path, "no fault_start in it")
     return sorted(found, key=lambda fault: fault.start_day)

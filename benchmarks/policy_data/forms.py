@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.emptiness import NothingMeasured
 
-class WrongForm(Exception):
+
+class WrongForm(NothingMeasured):
     """A file is missing or not what its loader reads; the text says which, where, and what was expected."""
 
     def __init__(self, path: Path, what: str, *, line: int | None = None) -> None:

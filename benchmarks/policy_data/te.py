@@ -124,4 +124,6 @@ def load_optimum(path: Path) -> Floats:
                 values.append(float(line))
             except ValueError as error:
                 raise WrongForm(path, str(error), line=number) from error
+    if not values:
+        raise WrongForm(path, "empty; a line per matrix was expected")
     return np.array(values)

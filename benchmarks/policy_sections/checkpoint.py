@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from benchmarks.harness.emptiness import some
 from benchmarks.policy_data.fault_log import DAY_S, FILE, load_faults
 from benchmarks.policy_sections.sheet import Bench
 from entities.orchestrator.checkpointing.checkpoint_schedule import (
@@ -118,6 +119,7 @@ def run(bench: Bench) -> None:
 def _cases(bench: Bench) -> dict[str, list[tuple[list[float], float]]]:
     faults = load_faults(bench.data / FILE)
     nodes = sorted({fault.node for fault in faults})
+    some(nodes, "nodes with a fault", bench.data / FILE, "the log counts as three jobs", least=3)
     parts = [set(nodes), *(set(nodes[at::3]) for at in range(3))]
     end_s = faults[-1].began_s + DAY_S
     logged = [(sorted({fault.began_s for fault in faults if fault.node in part}), end_s) for part in parts]

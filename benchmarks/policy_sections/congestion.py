@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.harness.emptiness import NothingMeasured, both_classes, some
 from benchmarks.policy_data.te import Floats, Network, load_matrices, load_network
 from benchmarks.policy_sections.scores import auroc, brier, calibration_error, error_ratio
 from benchmarks.policy_sections.sheet import Bench
@@ -42,6 +43,11 @@ def run(bench: Bench) -> None:
     network = load_network(folder / "GEANT")
     demands = load_matrices(folder / "GEANT" / "tms_0-399" / "7.hist", network.nodes)
     cut = round(TRAINED * len(demands))
+    where = folder / "GEANT"
+    some(demands[:cut], "matrices to train", where, "two days and more are needed", least=2 * DAY)
+    some(demands[cut:], "held-out matrices", where, least=max(BARS) + 2)
+    if not demands[:cut].std(axis=0).any() or not demands[cut:].std(axis=0).any():
+        raise NothingMeasured("no demand that changes", where)
     loads = demands @ network.incidence().T / network.capacity
     bench.say(
         f"GEANT: {len(demands)} matrices, {len(network.links)} links; trained on the first {cut}, "
@@ -70,6 +76,7 @@ def _horizon(bench: Bench, network: Network, demands: Floats, loads: Floats, cut
     conformal = Conformal.of(np.sqrt(loads[seen + horizon]) - np.sqrt(calibration))
     threshold = np.quantile(loads[:cut], HOT, axis=0)
     hot = truth > threshold
+    both_classes(hot.ravel(), "held-out loads (of a hot link, or not)", bench.data / "te")
     chance = conformal.above(np.sqrt(forecast), np.sqrt(threshold))
     ratio = np.divide(last, threshold, out=np.zeros_like(last), where=threshold > 0)
     autoregressive = autoregression(loads, cut, horizon)[rows]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.harness.emptiness import NothingMeasured, some
 from benchmarks.policy_data.router_telemetry import Event, Experiment, Port, load_experiments, load_links
 from benchmarks.policy_sections.sheet import Bench
 from policies.contrib.fault_signatures import (
@@ -35,6 +36,7 @@ KINDS = {
     "set_loopback": FaultSignature.REHASHED,
     "add_blackhole": FaultSignature.TRAFFIC_LOST,
 }
+PORT_FAULTS = (FaultSignature.LINK_DOWN, FaultSignature.LINK_UP, FaultSignature.SESSION_LOST)
 SAMPLES = 2
 SAME_S = 300.0
 FOUND_S = 60.0
@@ -130,6 +132,16 @@ def run(bench: Bench) -> None:
     folder = bench.data / "telemetry" / "cisco_clos"
     links = load_links(folder / "cdp_map.json")
     scenes = [scene(recording) for recording in load_experiments(folder)]
+    some(scenes, "recordings", folder, "one is diagnosed by what was learnt from the others", least=2)
+    some(
+        [at for each in scenes for at in each.moments()], "moments to diagnose", folder, "they are too short"
+    )
+    held_events = [event for each in scenes for event in each.events]
+    injected = {KINDS[event.kind] for event in held_events}
+    if not injected.intersection(PORT_FAULTS):
+        raise NothingMeasured("no event of a port", folder)
+    if FaultSignature.REHASHED not in injected:
+        raise NothingMeasured("no event of a device", folder)
     ports = [len(each.recording.ports) for each in scenes]
     hours = sum(len(each.seen) for each in scenes) * 10 / 3600
     bench.say(
@@ -166,7 +178,7 @@ def run(bench: Bench) -> None:
             if samples is not None:
                 late.append(samples)
             true = ends(event, links) & set(held.recording.ports)
-            if wanted in (FaultSignature.LINK_DOWN, FaultSignature.LINK_UP, FaultSignature.SESSION_LOST):
+            if wanted in PORT_FAULTS:
                 of_ports += 1
                 located += bool(hit) and held.recording.ports[hit[0][1].port] in true
                 ranks.append(_baseline_rank(held, event, true))
@@ -187,9 +199,7 @@ def run(bench: Bench) -> None:
         mean_shift=float(np.mean(np.array(ranks) == 1)),
         note=f"{of_ports} events; mean shift ranks it {', '.join(map(str, ranks))}",
     )
-    bench.told(
-        "top-1 device, hashing changed", devices_right / max(1, of_devices), note=f"{of_devices} events"
-    )
+    bench.told("top-1 device, hashing changed", devices_right / of_devices, note=f"{of_devices} events")
     bench.at_least("F1 of the classes", f1, 0.9, note=f"{right} of {events} events")
     bench.at_most("samples until found, worst", max(late, default=99), SAMPLES)
     bench.at_most("false alarms an hour", wrong / hours, 1.0, note=f"{wrong} in {hours:.2f} h")

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.policy_data.fault_log import load_faults
+from benchmarks.harness.emptiness import both_classes, some
+from benchmarks.policy_data.fault_log import FILE, load_faults
 from benchmarks.policy_sections.scores import auroc, brier, calibration_error
 from benchmarks.policy_sections.sheet import Bench
 from policies.built_in.device_risk import BIAS, HALF_LIVES_DAYS, WEIGHTS, WITHIN_DAYS, history, risk
@@ -19,7 +20,7 @@ TRAINED = 0.6
 
 
 def run(bench: Bench) -> None:
-    faults = load_faults(bench.data / "failures" / "infinitehbd_fault_trace.json.gz")
+    faults = load_faults(bench.data / FILE)
     days = faults[-1].start_day
     cut = TRAINED * days
     nodes: dict[str, list[float]] = {}
@@ -33,8 +34,13 @@ def run(bench: Bench) -> None:
             truth.append(any(day < start <= day + WITHIN_DAYS for start in starts))
             when.append(day)
             recency.append(before[-1] - day)
+    longer = f"a log of more days than {days:.0f} is needed"
+    some(examples, "node-days before the last week", bench.data / FILE, longer)
     table, positive, day_of = np.stack(examples), np.array(truth), np.array(when)
     train, test = day_of < cut - WITHIN_DAYS, day_of >= cut
+    for part, rows in (("to train", train), ("held out", test)):
+        what = f"node-days {part} (followed by a fault within {WITHIN_DAYS:.0f} days, or not)"
+        both_classes(positive[rows], what, bench.data / FILE, longer)
     bench.say(
         f"infinitehbd: {len(faults)} faults of {len(nodes)} nodes in {days:.0f} days; {train.sum()} "
         f"node-days to train, {test.sum()} held out, of which {positive[test].mean():.1%} have a fault in "
@@ -75,5 +81,5 @@ def run(bench: Bench) -> None:
     bench.told(
         "precision, riskiest tenth", float(positive[test][top].mean()), base_rate=float(positive[test].mean())
     )
-    bench.told("recall, riskiest tenth", float(positive[test][top].sum() / max(1, positive[test].sum())))
+    bench.told("recall, riskiest tenth", float(positive[test][top].sum() / positive[test].sum()))
     bench.latency("inference", lambda: risk(nodes[faults[0].node], days))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.harness.emptiness import NothingMeasured
 from benchmarks.harness.figures import Figure, Sheet, at_least, at_most
 
 INFERENCE_P99_MS = 10.0
@@ -20,6 +21,12 @@ class Row(Figure):
     """One figure beside its baselines."""
 
     baselines: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for label, value in self.baselines.items():
+            if np.isnan(value):
+                raise NothingMeasured(f"nan of {label!r}", f"the figure {self.name!r}")
 
     def cells(self) -> tuple[str, ...]:
         """As printed: figure, module, baselines, bar, verdict, note."""

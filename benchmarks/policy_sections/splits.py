@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.harness.emptiness import some
 from benchmarks.policy_data.te import load_matrices, load_network, load_optimum
 from benchmarks.policy_sections.optimum import least_expected, least_worst
 from benchmarks.policy_sections.sheet import Bench
@@ -40,6 +41,8 @@ AFTER = 10
 def run(bench: Bench) -> None:
     for name, (folder, files, cut, sampled, goal) in SETS.items():
         paths, demands, least = _load(bench.data / FOLDER / folder, files)
+        held_out = f"matrices of {name} after the {cut} that are learnt from"
+        some(demands[cut:], held_out, bench.data / FOLDER / folder)
         rng = np.random.default_rng(bench.seed)
         began = time.perf_counter()
         split = learn(paths, demands[:cut], least[:cut], seed=bench.seed)
@@ -132,6 +135,7 @@ def _link_loss(
     at_once, anew, stochastic, took = [], [], [], []
     links = [int(link) for link in rng.permutation(len(paths.capacity))]
     usable = [link for link in links if not _cuts_off(paths, link)][:LOSSES]
+    some(usable, f"links of {name} that can be lost without cutting anybody off", bench.data / FOLDER)
     for link in usable:
         left = paths.without([link])
         began = time.perf_counter()

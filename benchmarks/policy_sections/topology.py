@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from benchmarks.harness.emptiness import some
 from benchmarks.policy_data.topology_zoo import FILE, is_held_out, load_topologies
 from benchmarks.policy_sections.optimum import least_worst, least_worst_on_any_path
 from benchmarks.policy_sections.sheet import Bench
@@ -24,7 +25,11 @@ MATRICES = 6
 
 def run(bench: Bench) -> None:
     everything = load_topologies(bench.data / FILE)
-    held_out = [one for one in everything if is_held_out(one)]
+    held_out = some(
+        [one for one in everything if is_held_out(one)],
+        "topologies held out by their names",
+        bench.data / FILE,
+    )
     rng = np.random.default_rng(bench.seed)
     scoring = trained()
     bench.say(

@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from benchmarks.built_in_policies import measure
 from benchmarks.harness.command import some_of
 from benchmarks.harness.figures import Sheet
+from benchmarks.harness.sections import run_sections
 from benchmarks.policy_data.forms import WrongForm, read_json, read_text
 from benchmarks.policy_sections import SECTIONS
 from benchmarks.policy_sections.sheet import Bench
@@ -38,7 +38,7 @@ def test_figures_stand_beside_their_baselines_and_bars(
         bench.told("days", 4.0)
 
     section(monkeypatch, "one", run)
-    assert measure(["one"], bench(tmp_path))
+    assert run_sections(["one"], SECTIONS, bench(tmp_path))
     told = capsys.readouterr().out
     assert "one: What it measures." in told
     assert [line.split() for line in told.splitlines() if line.startswith("AUROC")] == [
@@ -54,7 +54,7 @@ def test_a_section_without_its_data_says_so_and_the_next_one_follows(
 ) -> None:
     section(monkeypatch, "bare", lambda bench: read_text(bench.data / "te" / "x.hist"))
     section(monkeypatch, "next", lambda bench: bench.told("figure", 1.0))
-    assert not measure(["bare", "next"], bench(tmp_path))
+    assert not run_sections(["bare", "next"], SECTIONS, bench(tmp_path))
     told = capsys.readouterr()
     assert told.err == f"bare: {tmp_path / 'te' / 'x.hist'}: no such file\n"
     assert "figure" in told.out
