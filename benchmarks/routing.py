@@ -2,8 +2,9 @@
 
     python benchmarks/routing.py [--only unequal,random,change,bubble] [--rounds 3] [--seeds 20] [--json]
 
-Devices are padded (`workers/models/padded.py`): a microbatch is mostly a wait, whose length is set per
-process while the job runs, so that four devices of any speed fit on two cores. All sections run in one mesh.
+Devices are padded (`workers/models/padded.py`): a microbatch is mostly a wait, whose length a script of the
+slot changes while the job runs, so that four devices of any speed fit on two cores. All sections run in one
+mesh.
 
 - `unequal`: one stage of four replicas, first equal, then one of them 4× slower: the default algorithm and
   `round-robin` in turn, every other round in reverse; the other algorithms in the first round. `round-robin`
@@ -24,19 +25,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import random
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.harness.command import bench, command, say, some_of
+from benchmarks.harness.emulation import EmulatedSlots, slots_of
 from benchmarks.harness.figures import Figure, at_least, at_most
 from benchmarks.harness.jobs import done, job
-from benchmarks.harness.meshes import BenchMesh, open_mesh
-from bus.subjects import REGISTRY_RECORD, STEP_CLAIM
+from benchmarks.harness.meshes import BenchMesh, new_folder, open_mesh
+from bus.subjects import STEP_CLAIM
+from dmsc.process.composition import node_name
 from schemas.job import JobSpec
-from schemas.registry import InstanceState
 from schemas.routing import ALGORITHMS, DEFAULT_ALGORITHM
 from schemas.step import MicrobatchClaim
 
@@ -103,13 +104,12 @@ class Run:
 
 
 class Bench:
-    """One mesh, its client, and the folder in which paces are written."""
+    """One mesh, its client, and the scripts of its slots."""
 
-    def __init__(self, mesh: BenchMesh) -> None:
+    def __init__(self, mesh: BenchMesh, slots: EmulatedSlots) -> None:
         self.client = mesh.client
         self._bus = mesh.bus
-        self._pace = mesh.folder / "pace"
-        self._pace.mkdir()
+        self._slots = slots
         self._data = mesh.folder / "data.bin"
         self._data.write_bytes(random.Random(0).randbytes(1 << 20))
 
@@ -135,12 +135,10 @@ class Bench:
             context=16,
             pad_ms=pad_ms,
             source=self._data,
-            model={"pace": str(self._pace)},
             parallel={"stages": stages, "replicas": replicas, "segmentation": "uniform"},
             routing={"algorithm": algorithm},
         )
-        for file in self._pace.iterdir():
-            file.unlink()
+        self._slots.rest()
         name = (await self.client.submit(JobSpec.model_validate(spec))).job
         begins = [sum(phase.skip + phase.steps for phase in phases[:number]) for number in range(len(phases))]
         run = Run(job=name, phases=phases, microbatches=microbatches)
@@ -159,26 +157,14 @@ class Bench:
         return run
 
     async def _set(self, name: str, paces: Sequence[float]) -> None:
-        """Writes each replica's pace, as soon as all are there."""
+        """Gives the slot of each replica its pace, as soon as all are placed."""
         while True:
-            entries = await self._bus.bucket(REGISTRY_RECORD).entries()
-            records = sorted(
-                (
-                    entry.message
-                    for entry in entries
-                    if entry.message.job == name
-                    and (entry.message.stage or 0) >= 0
-                    and entry.message.state is InstanceState.ACTIVE
-                ),
-                key=lambda record: record.sid,
-            )
-            if len(records) == len(paces):
+            record = await self.client.job(name)
+            if record.graph is not None and record.graph.placements:
                 break
             await asyncio.sleep(0.05)
-        for record, pace in zip(records, paces, strict=True):
-            draft = self._pace / f".{record.endpoint.pid}"
-            draft.write_text(f"{pace:.4f}")
-            os.replace(draft, self._pace / str(record.endpoint.pid))
+        slots = slots_of(record)
+        self._slots.set_speeds({slots[sid]: 1 / pace for sid, pace in zip(sorted(slots), paces, strict=True)})
 
 
 def figure(
@@ -303,10 +289,11 @@ SECTIONS = {"unequal": unequal, "random": draws, "change": change, "bubble": bub
 async def measure(options: argparse.Namespace) -> list[Figure]:
     """All sections asked for, in one mesh."""
     found = []
-    async with open_mesh("a", tell=say) as mesh:
-        bench = Bench(mesh)
-        for section in options.only:
-            found += await SECTIONS[section](bench, options)
+    with new_folder() as scripts:
+        async with open_mesh("a", tell=say, emulate_slots=("1",) * 4, emulation=scripts) as mesh:
+            bench = Bench(mesh, EmulatedSlots(scripts, "a", node_name()))
+            for section in options.only:
+                found += await SECTIONS[section](bench, options)
     return found
 
 

@@ -6,8 +6,8 @@ The slots have speeds 1, 1, 2, 2 and 4, and the fastest half the memory of the o
 whole model. `planned`: stages and replicas are the planner's (`parallel: auto`), on emulated slots.
 `former`: what DMSC did before ADR-0070, which knew neither speed nor memory: equal groups, three and two
 instances, in the order of the slots, replica by replica, cut as for slots that are alike. Its slots
-register speed 1, and their speeds are set by `pace` (`workers/models/padded.py`) when they run; so
-today's plan for slots that are alike is that plan, which is asserted. Both have today's routing, which
+register speed 1, and scripts of their node make them what they are (`schemas.slot_conditions`); so today's
+plan for slots that are alike is that plan, which is asserted. Both have today's routing, which
 learns the former's speeds in its first step.
 
 A round trains one job of each. Prints the medians of steps, the forecast beside them, and whether the weights
@@ -17,22 +17,18 @@ are the same bits.
 from __future__ import annotations
 
 import argparse
-import asyncio
-import os
 import statistics
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.command import bench, command, say
+from benchmarks.harness.emulation import EmulatedSlots
 from benchmarks.harness.jobs import digest, job, trained
-from benchmarks.harness.meshes import BenchMesh, open_mesh
-from bus.subjects import REGISTRY_RECORD
+from benchmarks.harness.meshes import BenchMesh, new_folder, open_mesh
+from dmsc.process.composition import node_name
 from schemas.job import JobSpec
-from schemas.registry import InstanceState
 
 SPEEDS = (1.0, 1.0, 2.0, 2.0, 4.0)
 FAST_GIB = 0.005
@@ -40,7 +36,7 @@ FAST_GIB = 0.005
 FORMER = {"stages": 2, "replicas": (3, 2)}
 MICROBATCHES, BLOCKS = 16, 12
 SKIPPED = 2
-"""First steps that are not measured: the former plan's slots get their speeds in the first, routes follow."""
+"""First steps that are not measured: routing learns the former plan's speeds in them."""
 BARS = {"measured ÷ forecast": (0.0, 1 / 0.95), "former ÷ planned": (1.3, float("inf"))}
 
 
@@ -58,7 +54,7 @@ class Run:
         return statistics.median(self.steps_ms)
 
 
-def spec(name: str, options: argparse.Namespace, parallel: dict[str, Any], pace: Path | None) -> JobSpec:
+def spec(name: str, options: argparse.Namespace, parallel: dict[str, Any]) -> JobSpec:
     """Small layers: what they compute themselves hardly counts beside their waits."""
     return JobSpec.model_validate(
         job(
@@ -70,20 +66,18 @@ def spec(name: str, options: argparse.Namespace, parallel: dict[str, Any], pace:
             heads=2,
             context=16,
             pad_ms=options.pad_ms,
-            model={} if pace is None else {"pace": str(pace)},
             training={"optimizer": {"lr": 1e-3}, "seed": 5},
             parallel={"stages": 1, "replicas": 1, **parallel},
         )
     )
 
 
-async def train(mesh: BenchMesh, planned: JobSpec, pace: Path | None = None) -> Run:
-    pacing = None if pace is None else partial(set_paces, mesh, pace, planned)
-    record, seconds = await trained(mesh.client, planned, pacing)
+async def train(mesh: BenchMesh, planned: JobSpec, *, former: bool = False) -> Run:
+    record, seconds = await trained(mesh.client, planned)
     graph = record.graph
     assert graph is not None
     assert graph.forecast is not None
-    if pace is not None:
+    if former:
         order = sorted((int(sid[-1]), sid) for sid in (unit.sid for unit in graph.units if unit.stage >= 0))
         slots = {place.sid: place.slot for place in graph.placements}
         assert [slots[sid] for _, sid in order] == list(range(len(SPEEDS))), "not the former placement"
@@ -95,51 +89,22 @@ async def train(mesh: BenchMesh, planned: JobSpec, pace: Path | None = None) -> 
     )
 
 
-async def set_paces(mesh: BenchMesh, pace: Path, planned: JobSpec, name: str) -> None:
-    """Gives each instance the speed of its slot, once all are there.
-
-    A pace multiplies waits alone; what layers compute beside them is taken off, as emulated slots do.
-    """
-    while True:
-        entries = await mesh.bus.bucket(REGISTRY_RECORD).entries()
-        records = [
-            entry.message
-            for entry in entries
-            if entry.message.job == name
-            and (entry.message.stage or 0) >= 0
-            and entry.message.state is InstanceState.ACTIVE
-        ]
-        if len(records) == len(SPEEDS):
-            break
-        await asyncio.sleep(0.5)  # readers opened in a minute are counted
-    graph = (await mesh.client.job(name)).graph
-    assert graph is not None
-    whole_ms = sum({unit.stage: unit.requirements.cost_ms for unit in graph.units}.values())
-    own = max(0.0, whole_ms / (3 * planned.model.args["pad_ms"] * BLOCKS) - 1)
-    # replica by replica, as they were placed
-    for record, speed in zip(
-        sorted(records, key=lambda record: (record.sid[-1], record.stage)), SPEEDS, strict=True
-    ):
-        draft = pace / f".{record.endpoint.pid}"
-        draft.write_text(f"{1 / speed - own * (1 - 1 / speed):.4f}")
-        os.replace(draft, pace / str(record.endpoint.pid))
-
-
 async def compare(options: argparse.Namespace) -> dict[str, Any]:
     emulated = tuple(f"{speed:g}:{FAST_GIB if speed == max(SPEEDS) else 2 * FAST_GIB:g}" for speed in SPEEDS)
     runs: dict[str, list[Run]] = {"planned": [], "former": []}
     auto = {"stages": "auto", "replicas": "auto", "slots": len(SPEEDS)}
     async with AsyncExitStack() as stack:
         planned = await stack.enter_async_context(open_mesh("a", emulate_slots=emulated))
-        former = await stack.enter_async_context(open_mesh("a", slots=len(SPEEDS), trust_researchers=True))
-        pace = former.folder / "pace"
-        pace.mkdir()
+        scripts = stack.enter_context(new_folder())
+        alike = ("1",) * len(SPEEDS)
+        former = await stack.enter_async_context(open_mesh("a", emulate_slots=alike, emulation=scripts))
+        EmulatedSlots(scripts, "a", node_name()).set_speeds(dict(enumerate(SPEEDS)))
         for number in range(options.rounds):
             for kind in ("planned", "former") if number % 2 == 0 else ("former", "planned"):
                 if kind == "planned":
-                    run = await train(planned, spec(f"planned-{number}", options, auto, None))
+                    run = await train(planned, spec(f"planned-{number}", options, auto))
                 else:
-                    run = await train(former, spec(f"former-{number}", options, FORMER, pace), pace)
+                    run = await train(former, spec(f"former-{number}", options, FORMER), former=True)
                 runs[kind].append(run)
                 said = f"forecast {run.forecast_ms:.0f} ms, " if kind == "planned" else ""
                 say(f"round {number + 1}: {kind:8} {said}measured {run.median_ms:.0f} ms; {run.plan}")

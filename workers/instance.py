@@ -50,6 +50,7 @@ from workers.compute.attribution import failing_microbatch
 from workers.compute.compute_thread import ComputeThread
 from workers.compute.determinism import compute_exactly
 from workers.data.storage import node_cache
+from workers.devices.emulated_slot import EmulatedSlotConditions
 from workers.graph.compiled import check_compiler
 from workers.links.link_config import LinkConfig
 from workers.links.link_shaping import Shaping
@@ -90,6 +91,8 @@ class InstancePayload(BaseModel):
     device: str = "cpu"
     capability: Capability = Capability()
     """What its slot can do."""
+    script: Path | None = None
+    """Of an emulated slot: what happens to it (`schemas.slot_conditions`)."""
     store: Path | None = None
     renewal: str = ""  # file in `store` with the credential that replaces `token`
     dial_s: float = 90.0
@@ -98,6 +101,12 @@ class InstancePayload(BaseModel):
     cause: str | None = None
     urls: list[str] | None = None
     cache: Path | None = None
+
+    def emulated_slot(self) -> EmulatedSlotConditions | None:
+        """Its slot, if that stands for another device."""
+        if not self.capability.emulated:
+            return None
+        return EmulatedSlotConditions(self.capability.speed["stage"], self.script)
 
 
 def main(payload: dict[str, Any], result: Path | None = None) -> int:
@@ -110,8 +119,8 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
     secret_urls.learn(parsed.start.secrets)
     restrict_urls(parsed.urls)
     node_cache.grant(parsed.cache, parsed.start.unit.sid)
-    if parsed.capability.emulated:
-        emulate(parsed.capability.speed["stage"])
+    if (slot := parsed.emulated_slot()) is not None:
+        emulate(slot)
     try:
         return asyncio.run(Instance(parsed).run())
     except DmscError as error:  # the registry has no reason then: the node agent reads the log's last line
@@ -215,7 +224,7 @@ class Instance:
                 address=self.payload.address,
                 ports=self.payload.ports,
                 target=self.payload.device,
-                shaping=Shaping.of_environment(os.environ),
+                shaping=Shaping.of_environment(os.environ, self.payload.emulated_slot()),
             ),
         )
         if is_before_entry(self.unit.stage):

@@ -4,6 +4,7 @@ A benchmark says what it measures and what its figures mean; everything around t
 it; it measures nothing by itself.
 
 command.py    options of the command line, and printing as lines or JSON
+emulation.py  slots whose speed and link change by a script
 emptiness.py  an empty part is an error in one line
 figures.py    spreads and percentiles; figures beside their bars, and a sheet of them
 http_connection.py  an HTTP client that costs little

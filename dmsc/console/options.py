@@ -130,6 +130,13 @@ EmulateOption = Annotated[
         " which padded layers wait accordingly; repeatable, in place of --slots.",
     ),
 ]
+EmulationOption = Annotated[
+    Path | None,
+    option(
+        "--emulation DIR",
+        "For tests and benchmarks: scripts of what happens to emulated slots, DIR/CLUSTER/NODE/slot-N.json.",
+    ),
+]
 AllowUrlOption = Annotated[
     tuple[str, ...],
     option(

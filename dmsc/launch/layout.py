@@ -79,7 +79,9 @@ def lay_out(
             arguments=(
                 *("join", bus_url, "--cluster", cluster, "--node", options.node),
                 *("--slots", str(options.slots), "--address", options.address, "--logs", str(logs)),
-                *option_words(options, "code", "allow_urls", "instance_users", "cache", "emulate_slots"),
+                *option_words(
+                    options, "code", "allow_urls", "instance_users", "cache", "emulate_slots", "emulation"
+                ),
                 *_labels(options, cluster),
                 *_cache_part(options),
                 *_trust(options),

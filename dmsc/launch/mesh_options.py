@@ -13,6 +13,7 @@ from dmsc.console.options import (
     CacheOption,
     CodeOption,
     EmulateOption,
+    EmulationOption,
     InstanceUsersOption,
     OwnStateOption,
     TopologyOption,
@@ -41,6 +42,7 @@ class MeshOptions:
         ),
     ] = ()
     emulate_slots: EmulateOption = ()  # of each cluster
+    emulation: EmulationOption = None
     nats_port: Annotated[
         int | None, option("--nats-port PORT", "The bus's port (4222, else a free one); 0: any.")
     ] = None

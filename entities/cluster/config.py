@@ -144,6 +144,8 @@ class ClusterConfig:
     """What the operator says of this node; plans may ask for it (`entities.cluster.capabilities.labels`)."""
     emulated_slots: tuple[EmulatedSlot, ...] = ()
     """Slots that stand for other devices, for tests and benchmarks; they replace `slots`."""
+    emulation: Path | None = None
+    """The folder with the scripts of emulated slots, in CLUSTER/NODE (`schemas.slot_conditions`)."""
     device_kinds: tuple[str, ...] = ()
     """`module:NAME` of kinds of devices beside CPU and CUDA (`workers.devices.device_kind`)."""
     capabilities: Path | None = None
@@ -158,6 +160,10 @@ class ClusterConfig:
                 raise BadInput(f"{name} {value!r}: use only letters, digits, _ and -, at most 120")
         if (why := misplaced(self.cluster, self.node)) is not None:
             raise BadInput(why)
+        if self.emulation is not None and not self.emulated_slots:
+            raise BadInput(
+                f"--emulation {self.emulation}: only emulated slots follow it; add --emulate-slot 1"
+            )
         if not is_token(self.sid):
             raise BadInput(f"cluster and node together exceed 119 characters: {self.sid}")
         if self.slots is not None and self.slots < 0:

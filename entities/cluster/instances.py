@@ -26,6 +26,7 @@ from schemas.envelope import EntityKind
 from schemas.errors import DmscError, Fenced, NotFound
 from schemas.registry import Capability, Endpoint, InstanceState, ServiceRecord, StateChange
 from schemas.signals import Registration
+from schemas.slot_conditions import node_folder, script_file
 from schemas.task_graph import UnitKind
 
 log = get_logger("cluster")
@@ -73,6 +74,7 @@ class NodeInstances:
             self._commit(ledger)
             slot = None if instance.slot is None else self.ledger.slots[instance.slot]
             capability = Capability() if slot is None else slot.capability()
+            script = self._script(instance.slot)
             payload = {
                 **self._context.payload,
                 "agent": self._config.sid,
@@ -82,6 +84,7 @@ class NodeInstances:
                 "start": order.model_dump(mode="json"),
                 "device": capability.device,
                 "capability": capability.model_dump(mode="json"),
+                "script": None if script is None else str(script),
                 "correlation": current(),
                 "cause": current_cause(),
                 "store": str(self._stores.folder(instance.job, instance.sid)),
@@ -124,7 +127,7 @@ class NodeInstances:
                 title=_title(order),
                 threads=order.spec.training.compute_threads,
                 needs=_needs(order),
-                read=reach.read,
+                read=(*reach.read, *self._scripts()),
                 write=(str(store), *([] if cache is None else [str(cache)]), *reach.write),
                 code=code,
             )
@@ -137,6 +140,21 @@ class NodeInstances:
         log.info("instance started", node=self._config.sid, sid=instance.sid, pid=child.pid.result())
         self._start_task(self._watch(instance, child))
         return child
+
+    def _script(self, slot: int | None) -> Path | None:
+        """What happens to this slot, if it is emulated by a script."""
+        return next((script_file(Path(folder), slot) for folder in self._scripts() if slot is not None), None)
+
+    def _scripts(self) -> tuple[str, ...]:
+        """The folder with the scripts of this node's slots, if there is one."""
+        config = self._config
+        if config.emulation is None:
+            return ()
+        folder = node_folder(config.emulation, config.cluster, config.node)
+        folder.mkdir(
+            parents=True, exist_ok=True
+        )  # what is missing when an instance starts stays unseen by it
+        return (str(folder),)
 
     def _cache(self, instance: LocalIncarnation, order: InstanceStart) -> Path | None:
         """The part of the node's cache for an instance that reads data; None: it has none."""

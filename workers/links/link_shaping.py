@@ -12,6 +12,10 @@ The environment variable `DMSC_LINK_SHAPING` of a node agent names a file for al
 `from` and `to` are SIDs, in which `*` matches any part. The first matching entry applies, in that direction
 only. `loss` is the share of transfers whose link breaks. The file may appear, change and disappear at any
 time; a change applies from the next transfer on. A file that can't be read shapes nothing and is logged.
+A sandboxed instance sees no such file: the node needs `--trust-researchers`.
+
+The script of an emulated slot (`schemas.slot_conditions`) shapes all that is sent from the slot, where no
+entry of the file applies, and sandboxed instances as well.
 """
 
 from __future__ import annotations
@@ -27,6 +31,8 @@ from pydantic import Field, ValidationError
 
 from bus.logs import get_logger
 from schemas.base import Part
+from schemas.slot_conditions import SlotPhase
+from workers.devices.emulated_slot import EmulatedSlotConditions
 
 log = get_logger("workers.links.link_shaping")
 
@@ -53,20 +59,32 @@ class Shapes(Part):
 
 @dataclass
 class Shaping:
-    """The shapes of the file's present content."""
+    """The shapes of the file's present content, and those of the slot that this process stands in."""
 
-    path: Path
+    path: Path | None
+    slot: EmulatedSlotConditions | None = None
     _file_version: tuple[int, int] | None = None
     _shapes: Shapes = field(default_factory=Shapes)
     _random: random.Random = field(default_factory=lambda: random.Random(1))
 
     @classmethod
-    def of_environment(cls, environment: Mapping[str, str]) -> Shaping | None:
+    def of_environment(
+        cls, environment: Mapping[str, str], slot: EmulatedSlotConditions | None = None
+    ) -> Shaping | None:
         path = environment.get(ENVIRONMENT)
-        return cls(Path(path)) if path else None
+        if not path and (slot is None or slot.script is None):
+            return None
+        return cls(Path(path) if path else None, slot)
 
-    def of(self, sender: str, receiver: str) -> Shape | None:
+    def of(self, sender: str, receiver: str) -> Shape | SlotPhase | None:
         """The present shape of the direction from `sender` to `receiver`; None: not shaped."""
+        named = self._named(sender, receiver)
+        return named if named is not None or self.slot is None else self.slot.link_now()
+
+    def _named(self, sender: str, receiver: str) -> Shape | None:
+        """What the file says of this direction."""
+        if self.path is None:
+            return None
         try:
             status = self.path.stat()
             file_version = (status.st_mtime_ns, status.st_size)
@@ -92,7 +110,7 @@ class Shaping:
 class ShapedLine:
     """One direction of a link: first come, first served at its rate, then the latency."""
 
-    def __init__(self, shape: Callable[[], Shape | None], chance: random.Random) -> None:
+    def __init__(self, shape: Callable[[], Shape | SlotPhase | None], chance: random.Random) -> None:
         self._shape = shape
         self._loop = asyncio.get_running_loop()
         self._random = chance

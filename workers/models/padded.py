@@ -5,45 +5,53 @@ others, and the control plane competes with the workers. With padded blocks, the
 mostly waiting, so that workers are independent of each other, as on separate devices. Benchmarks and the
 chaos demonstration use it and say so. It is an emulation; do not train with it.
 
-Devices differ, and change: with `pace`, a folder, a process multiplies its waits by the number in the file
-`pace/<pid>`, from the next wait on. Without such a file the factor is 1. A node agent's emulated slots
-(`entities.cluster.capabilities.slots.EmulatedSlot`) divide all waits by their speed.
+Devices differ, and change: that belongs to the slot, not to the process. A node agent's emulated slots
+(`entities.cluster.core.EmulatedSlot`) divide all waits by their speed, which a script of the agent's may
+change while jobs run (`schemas.slot_conditions`).
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections import OrderedDict
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from workers.devices.emulated_slot import EmulatedSlotConditions
 from workers.models.gpt import byte_gpt
 
-_emulated = [1.0]
+_slot = [EmulatedSlotConditions()]
 
 
-def emulate(speed: float) -> None:
-    """From here on, this process's padded layers take 1/`speed` of their time."""
-    _emulated[0] = speed
+def emulate(slot: EmulatedSlotConditions) -> None:
+    """From here on, this process's padded layers take as long as on the device that the slot stands for."""
+    _slot[0] = slot
 
 
 class _Wait(torch.autograd.Function):
-    """The identity, which takes `seconds` forward and twice that backward, like real layers."""
+    """The identity, which takes its time forward and twice that backward, like real layers.
+
+    `seconds` are those of a slot of speed 1, `own_s` is what the layer itself took of them.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
-        ctx.seconds = seconds
-        time.sleep(seconds)
+    def forward(ctx: Any, x: Tensor, seconds: float, own_s: float) -> Tensor:
+        ctx.seconds, ctx.own_s = seconds, own_s
+        time.sleep(_wait_s(seconds, own_s))
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        time.sleep(2 * ctx.seconds)
-        return gradients[0], None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        time.sleep(2 * _wait_s(ctx.seconds, ctx.own_s))
+        return gradients[0], None, None
+
+
+def _wait_s(seconds: float, own_s: float) -> float:
+    """By the slot's speed at this moment."""
+    speed = _slot[0].speed_now()
+    return seconds if speed == 1.0 else max(0.0, (seconds + own_s) / speed - own_s)
 
 
 class Padded(nn.Module):
@@ -53,35 +61,21 @@ class Padded(nn.Module):
     itself takes forward is measured, and taken for half of what it takes backward.
     """
 
-    def __init__(self, layer: nn.Module, seconds: float, pace: str | None) -> None:
+    def __init__(self, layer: nn.Module, seconds: float) -> None:
         super().__init__()
         self.layer = layer
         self.seconds = seconds
-        self.pace = pace
 
     def forward(self, x: Tensor) -> Tensor:
         began = time.perf_counter()
-        y, speed = self.layer(x), _emulated[0]
-        own_s = time.perf_counter() - began if speed != 1.0 else 0.0
-        seconds = max(0.0, (self.seconds * pace_of(self.pace) + own_s) / speed - own_s)
-        padded: Tensor = _Wait.apply(y, seconds)  # type: ignore[no-untyped-call]  # torch: unannotated
+        y = self.layer(x)
+        own_s = time.perf_counter() - began
+        padded: Tensor = _Wait.apply(y, self.seconds, own_s)  # type: ignore[no-untyped-call]  # torch: unannotated
         return padded
 
 
-def pace_of(folder: str | None) -> float:
-    """The factor on this process's waits; 1 without a file for it, or while the file is being written."""
-    if folder is None:
-        return 1.0
-    try:
-        return float((Path(folder) / str(os.getpid())).read_text())
-    except (OSError, ValueError):
-        return 1.0
-
-
-def padded_gpt(pad_ms: float = 5.0, pace: str | None = None, **sizes: Any) -> nn.Sequential:
+def padded_gpt(pad_ms: float = 5.0, **sizes: Any) -> nn.Sequential:
     """`byte_gpt(**sizes)` whose blocks wait `pad_ms` milliseconds forward and 2 × `pad_ms` backward.
-
-    The waits are multiplied by the number in the file for the process in the folder `pace`, if there is one.
 
     Raises:
         ValueError: The wait is negative, or `byte_gpt` refuses a size.
@@ -90,5 +84,5 @@ def padded_gpt(pad_ms: float = 5.0, pace: str | None = None, **sizes: Any) -> nn
         raise ValueError(f"pad_ms must not be negative, not {pad_ms}")
     named: OrderedDict[str, nn.Module] = OrderedDict()
     for name, layer in byte_gpt(**sizes).named_children():
-        named[name] = Padded(layer, pad_ms / 1000, pace) if name.startswith("block_") else layer
+        named[name] = Padded(layer, pad_ms / 1000) if name.startswith("block_") else layer
     return nn.Sequential(named)

@@ -17,6 +17,7 @@ from dmsc.console.options import (
     CacheOption,
     CodeOption,
     EmulateOption,
+    EmulationOption,
     InstanceUsersOption,
     LevelOption,
     MetricsBindOption,
@@ -140,6 +141,7 @@ def join(
         ),
     ] = (),
     emulate_slot: EmulateOption = (),
+    emulation: EmulationOption = None,
     device_kind: Annotated[
         tuple[str, ...],
         option(
@@ -236,6 +238,7 @@ def join(
         capabilities=None if capabilities is None else capabilities.absolute(),
         device_kinds=device_kind,
         emulated_slots=tuple(EmulatedSlot.parse(text) for text in emulate_slot),
+        emulation=None if emulation is None else emulation.absolute(),
         address=address or address_towards(bus.servers[0]),
         ports=_range(ports),
         code_path=tuple(str(path.absolute()) for path in code or (Path(),)),

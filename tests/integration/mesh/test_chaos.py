@@ -24,11 +24,11 @@ from tests.warm_processes import incubator
 
 STEPS = 12
 """Faults come at the first half of them: the rest takes longer than choosing and hitting somebody."""
-SLOW = 16
-"""So many times longer a step takes until chaos has come."""
+SLOW_MS = 50.0
+"""Such a wait of a block keeps the job running until chaos has come."""
 
 
-def job_spec(replicas: int, **args: object) -> JobSpec:
+def job_spec(replicas: int, pad_ms: float = 20.0) -> JobSpec:
     """Two stages; a step takes a fifth of a second, and little of the processor."""
     job = tiny_job(
         "chaos",
@@ -36,7 +36,7 @@ def job_spec(replicas: int, **args: object) -> JobSpec:
         training={"steps": STEPS, "seed": 11, "checkpoint_every": 4, "validation_microbatches": 0},
         parallel={"stages": 2, "replicas": replicas},
     )
-    return padded(job, 20.0, **args)
+    return padded(job, pad_ms)
 
 
 def job_file(folder: Path, replicas: int) -> None:
@@ -79,19 +79,12 @@ def test_two_kills_fire_and_the_weights_are_the_same(
 def test_a_running_job_by_its_id_compared_with_a_finished_one(
     mesh: Mesh, tmp_path: Path, two_kills: tuple[Path, dict[str, Any]]
 ) -> None:
-    pace = tmp_path / "pace"
-    pace.mkdir()
-    job = mesh.client.submit(job_spec(2, pace=str(pace))).job
+    job = mesh.client.submit(job_spec(2, SLOW_MS)).job
     next(event for event in mesh.client.events(job) if event.result is not None)
-    for one in mesh.client.mesh().services:
-        if one.job == job:  # it still runs when chaos has come
-            (pace / str(one.endpoint.pid)).write_text(str(SLOW))
     reference = two_kills[1]["clean"]["job"]
     arguments = ["--every", "2steps", "--what", "freeze", "--faults", "1", "--reference", reference]
     with running("chaos", job, *arguments, "--state", str(mesh.state), cwd=tmp_path) as chaos:
         chaos.until("a fault every 2steps")
-        for file in pace.iterdir():
-            file.unlink()
         assert chaos.wait() == 0, chaos.output
     assert "frozen" in chaos.output
     assert "1 freeze" in chaos.output
