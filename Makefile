@@ -191,6 +191,10 @@ bench-routing: setup ## routing by load on unequal and changing devices, beside 
 bench-policy-cost: setup ## a policy at 10,000 instances, and the way from a suggestion to the routes
 	@$(VENV)/python benchmarks/policy_cost.py $(ARGS)
 
+.PHONY: bench-mind
+bench-mind: setup ## modules and the orchestrator's own loop, on against off, while devices, links and nodes are disturbed by scripts
+	@$(VENV)/python -m benchmarks.mind $(ARGS)
+
 .PHONY: bench-rebalancing
 bench-rebalancing: setup ## an instance that changes its stage: throughput before and after, beside bound and forecast
 	@$(VENV)/python benchmarks/rebalancing.py $(ARGS)

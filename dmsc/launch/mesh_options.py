@@ -21,6 +21,9 @@ from dmsc.console.options import (
 )
 from dmsc.state.state_folder import default_state
 
+DEFAULT_POLICIES: tuple[str, ...] = ()
+"""The modules that `dmsc up` starts unless others are named (ADR-0097)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeshOptions:

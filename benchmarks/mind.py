@@ -1,0 +1,123 @@
+"""Modules and the orchestrator's own loop, on against off, on a real mesh that is disturbed by scripts.
+
+    python -m benchmarks.mind [--only slow-device,calm] [--rounds 5] [--seconds 30] [--modules a,b] [--seed 0]
+
+A scenario is a mesh with emulated slots, a padded job, and a script by a seed: what becomes of which slot and
+when (`mind_sections/scenarios.py`). Slowness belongs to the slot (ADR-0098). Each round runs the same script
+three times, in turn, every other round in reverse: `off`, `on`, `off again`. `on` are modules by name, those
+of `dmsc up` if none is named, and the job's automation; `off` is no module, and automation off. Figures are
+steps per second from the script's beginning until half its length after its end:
+
+    on ÷ off         paired by round, geometric mean with its 95 % bounds; off again ÷ off beside it
+    possible ÷ off   of the best plan for the slots as they are at each moment, at no cost (`oracle.py`)
+    part of the gap  that `on` closed, where a planner that knows the script gains a tenth and more
+    forecasts        of each change that was made, beside what came of it
+
+A figure that misses its bar is marked MISSED, and the exit code is 0. JSON goes to `--out` after each
+scenario.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from benchmarks.harness.command import command, say, some_of
+from benchmarks.harness.emptiness import measuring
+from benchmarks.harness.figures import Figure, Sheet
+from benchmarks.harness.meshes import new_folder, open_mesh
+from benchmarks.harness.processes import turns
+from benchmarks.mind_sections.results import AGAIN, OFF, ON, figures_of, overall, rates
+from benchmarks.mind_sections.runs import MindBench, MindRun, run_once
+from benchmarks.mind_sections.scenarios import SCENARIOS
+from bus.logs import configure_logging
+from dmsc.launch.mesh_options import DEFAULT_POLICIES
+from dmsc.process.policy_loading import BUILT_IN
+from schemas.envelope import EntityKind
+
+
+async def of_scenario(name: str, options: argparse.Namespace) -> list[MindRun]:
+    """All rounds of one scenario, in one mesh."""
+    scenario, runs = SCENARIOS[name], []
+    with new_folder() as folder:
+        emulated = ("1",) * max(scenario.slots.values())
+        async with open_mesh(
+            *scenario.slots,
+            emulate_slots=emulated,
+            emulation=folder,
+            policies=(),
+            kind=EntityKind.TAP,
+            tell=say,
+        ) as mesh:
+            bench = MindBench(
+                mesh=mesh, scripts=folder, scenario=scenario, lasts_s=options.seconds, pad_ms=options.pad_ms
+            )
+            for number, mode in turns((OFF, ON, AGAIN), options.rounds):
+                names = options.modules if mode == ON else ()
+                runs.append(await run_once(bench, mode, number, names, options.seed + number))
+    return runs
+
+
+def line(figure: Figure) -> str:
+    value = "–" if figure.value is None else f"{figure.value:.3f}"
+    parts = (f"{figure.section:16} {figure.name:28} {value:>8}", figure.bar, figure.verdict, figure.note)
+    return "  ".join(part for part in parts if part)
+
+
+def told_of(runs: list[MindRun]) -> list[str]:
+    """What was adopted and declined, and each change's forecast beside what came of it."""
+    lines = []
+    for run in (run for run in runs if run.mode == ON):
+        lines += [f"    {text}" for text in run.adopted]
+        lines += [f"    declined {count}×: {text}" for text, count in sorted(run.declined.items())]
+        for change in run.changes:
+            after = "not measured" if change.after_s is None else f"{change.after_s:.3f} s"
+            lines.append(
+                f"    {change.by}: {change.what}; a step {change.before_s:.3f} s, "
+                f"forecast {change.forecast_s:.3f} s, then {after}"
+            )
+    return lines
+
+
+async def measure(options: argparse.Namespace) -> None:
+    sheet = Sheet[Figure](options.out)
+    gains, changes = {}, []
+    for name in options.only:
+        say(f"{name}: {SCENARIOS[name].what}; on: {', '.join(options.modules)}")
+        runs = await of_scenario(name, options)
+        found = list(figures_of(name, runs))
+        sheet.add(*found)
+        print(*map(line, found), *told_of(runs), sep="\n", flush=True)
+        gains[name] = rates(runs, ON, OFF).mean
+        changes += [change for run in runs if run.mode == ON for change in run.changes]
+    found = list(overall(gains, changes))
+    sheet.add(*found)
+    print(*map(line, found), sep="\n")
+    print(f"{sheet.missed} of {len(sheet.figures)} missed; written to {options.out}", file=sys.stderr)
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = command(
+        __doc__,
+        as_json=False,
+        rounds=(5, "of off, on and off again"),
+        seconds=(30.0, "length of a script", 5),
+        pad_ms=(6.0, "wait of a block, forward; twice that backward", 1),
+        seed=(0, "of the first round's scripts; each next round has the next"),
+        out=(Path("runs/bench-mind.json"), "the file for the figures"),
+    )
+    parser.add_argument("--only", type=some_of(SCENARIOS), default=tuple(SCENARIOS), metavar="NAMES")
+    parser.add_argument("--modules", type=some_of(BUILT_IN), default=DEFAULT_POLICIES, metavar="NAMES")
+    options = parser.parse_args()
+    if not options.modules:
+        parser.error(f"no module runs by default; name some: --modules {next(iter(BUILT_IN))}")
+    configure_logging(level="error")
+    with measuring():
+        asyncio.run(measure(options))
+
+
+if __name__ == "__main__":
+    main()
