@@ -10,6 +10,7 @@ steps per second from the script's beginning until half its length after its end
 
     on ÷ off         paired by round, geometric mean with its 95 % bounds; off again ÷ off beside it
     possible ÷ off   of the best plan for the slots as they are at each moment, at no cost (`oracle.py`)
+    … by routes      of the plan that the job had, shared out as well as can be: weights gain no more
     part of the gap  that `on` closed, where a planner that knows the script gains a tenth and more
     forecasts        of each change that was made, beside what came of it
 

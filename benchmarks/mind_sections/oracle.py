@@ -120,23 +120,34 @@ def phase_at(phases: tuple[SlotPhase, ...], at_s: float) -> SlotPhase:
     return SlotScript(phases=phases).at(at_s)
 
 
+@dataclass(frozen=True)
+class PossibleSteps:
+    """What was possible until the end, in seconds of the plan that the job had in the calm before.
+
+    Times the steps per second of that calm, it is a number of steps.
+    """
+
+    best: float
+    """By the best plan of each moment."""
+    by_routes: float
+    """By the plan that the job had, with microbatches shared out as well as can be: no weights do more."""
+
+
 def possible_steps(
     job: PaddedJob, graph: TaskGraph, scripts: SlotScripts, spans: Sequence[Span], ends_s: float
-) -> float:
-    """Steps that the best plans do until the end, in steps of the plan that the job has in the calm before.
-
-    A number of 1.0 per second of the calm step: multiplied by the steps per second that were measured before
-    the script began, it is the number of steps that were possible.
-    """
+) -> PossibleSteps:
+    """What a planner that knows the script could do, and what whoever only routes could."""
     first = spans[0]
     calm_ms = present_step_ms(job, graph, speeds_at(scripts, first.slots, -1e-3))
     begins = [span.from_s for span in spans]
     changes = moments(scripts, spans, ends_s)
-    seconds = 0.0
+    best = by_routes = 0.0
     for at, until in itertools.pairwise(changes):
         span = spans[max(0, bisect_right(begins, at) - 1)]
         speeds = speeds_at(scripts, span.slots, at)
         best_ms = best_step_ms(job, tuple(sorted(speeds.values())), span.instances)
-        present_ms = present_step_ms(job, graph, speeds) if span is first else np.inf
-        seconds += (until - at) * calm_ms / min(best_ms, present_ms)
-    return seconds
+        here = speeds_at(scripts, first.slots, at)
+        present_ms = present_step_ms(job, graph, here)
+        by_routes += (until - at) * calm_ms / present_ms
+        best += (until - at) * calm_ms / (min(best_ms, present_ms) if span is first else best_ms)
+    return PossibleSteps(best, by_routes)

@@ -75,6 +75,10 @@ def figures_of(name: str, runs: Sequence[MindRun]) -> Iterator[Figure]:
     yield Figure(section=name, name="on ÷ off", value=gain.mean, note=f"{gain}; {note}")
     yield Figure(section=name, name="on ÷ off, at least", value=bound, bar=bar[0], kept=bar[1])
     yield Figure(section=name, name="possible ÷ off", value=possible)
+    if not SCENARIOS[name].deeds:
+        routes = paired([(run.by_routes, run.under) for run in of_mode(runs, OFF)]).mean
+        note = "the same plan, shared out as well as can be: what weights could gain"
+        yield Figure(section=name, name="possible by routes ÷ off", value=routes, note=note)
     if possible >= GAP and not SCENARIOS[name].joins:
         part = (gain.mean - 1.0) / (possible - 1.0)
         bar = at_least(part, CLOSED)

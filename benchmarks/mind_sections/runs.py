@@ -67,6 +67,8 @@ class MindRun:
     before: float
     under: float
     possible: float
+    by_routes: float
+    """As many as the plan of the calm before could do, with the best routes at each moment."""
     changes: tuple[ChangeFigure, ...] = ()
     adopted: tuple[str, ...] = ()
     declined: dict[str, int] = field(default_factory=dict)
@@ -171,7 +173,7 @@ async def run_once(bench: MindBench, mode: str, number: int, names: Sequence[str
         under = sum(each.rate(begins, ends) for each in followed.values())
         if not under > 0:
             raise NothingMeasured(f"no step of {name} while its script ran")
-        possible = before * possible_steps(bench.padded, record.graph, scripts, spans, bench.measured_s)
+        possible = possible_steps(bench.padded, record.graph, scripts, spans, bench.measured_s)
         changes = await _changes(mesh, name)
         adopted, declined = await _decisions(mesh, name)
     found = MindRun(
@@ -179,7 +181,8 @@ async def run_once(bench: MindBench, mode: str, number: int, names: Sequence[str
         number=number,
         before=before,
         under=under,
-        possible=possible / bench.measured_s,
+        possible=before * possible.best / bench.measured_s,
+        by_routes=before * possible.by_routes / bench.measured_s,
         changes=changes,
         adopted=adopted,
         declined=declined,

@@ -38,7 +38,7 @@ class Scenario:
     what: str
     slots: Mapping[str, int] = field(default_factory=lambda: {"a": 5})
     stages: int = 2
-    replicas: int | tuple[int, ...] = 2
+    replicas: int | tuple[int, ...] | Mapping[str, int] = 2
     blocks: int = 8
     scripts: Callable[[int, float], SlotScripts] = lambda seed, lasts_s: {}
     deeds: tuple[tuple[float, Deed], ...] = ()
@@ -131,13 +131,22 @@ SCENARIOS: dict[str, Scenario] = {
         blocks=12,
         scripts=_unequal,
     ),
-    "join": Scenario(what="two workers join", slots={"a": 4}, deeds=((0.0, "join"),), joins=True),
+    "join": Scenario(
+        what="two workers join",
+        slots={"a": 4},
+        replicas={"min": 2, "want": 2, "max": 3},
+        deeds=((0.0, "join"),),
+        joins=True,
+    ),
     "spot-notice": Scenario(
-        what="the node of half of the job is drained", slots={"a": 3, "b": 3}, deeds=((0.1, "drain"),)
+        what="the node of half of the job is drained, and another one has room",
+        slots={"a": 4, "b": 4},
+        deeds=((0.1, "drain"),),
     ),
     "two-jobs": Scenario(
         what="a second job like the first comes",
         slots={"a": 6},
+        replicas={"min": 1, "want": 2, "max": 3},
         deeds=((0.1, "second job"),),
     ),
     "calm": Scenario(what="nothing happens"),

@@ -2,8 +2,8 @@
 
 `policies.numerics.forecasting` makes the forecast; this policy provides its input and decides when it may
 speak. Routing by expected completion uses present transfer times (ADR-0019); this policy looks ten seconds
-ahead. If the transfer times of the last minutes are not serially correlated, nothing can be forecast, and it
-is silent.
+ahead, and avoids an instance where its stage will be faster without it (`avoidance`). If the transfer
+times of the last minutes are not serially correlated, nothing can be forecast, and it is silent.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from bus.subject_row import Subject
+from bus.subjects import COMPUTE
+from policies.built_in.avoidance import avoiding_pays
 from policies.kit.policy import Policy, Suggestions
 from policies.kit.view import JobView
 from policies.numerics.features import Floats
@@ -80,6 +83,9 @@ class LinkTrend(Policy):
         self.history = LinkHistory(self.config.fit_steps + self.config.refit_steps + 64)
         self._models: dict[str, tuple[int, tuple[Link, ...], Trend | None]] = {}
 
+    def subscribes(self) -> tuple[Subject, ...]:
+        return (*super().subscribes(), COMPUTE)
+
     def on_instance_sample(self, sample: InstanceSample, at: float) -> None:
         self.history.take(sample, at)
 
@@ -108,6 +114,9 @@ class LinkTrend(Policy):
                 if chance < self.config.report_from or not view.is_due(
                     f"instance {sid}", now, self.config.valid_s / 2
                 ):
+                    continue
+                expected_ms = median(forecast.expected_ms for forecast in incoming[sid])
+                if not avoiding_pays(view, stage, sid, expected_ms, now):
                     continue
                 explained.update(forecast.link for forecast in incoming[sid])
                 suggestions.append(

@@ -2,9 +2,11 @@
 
 A single link at fault is itself broken. If most links of one instance are at fault, by the reports of both
 ends, the instance is broken (the vote of B. Arzani et al., 007: Democratically finding the cause of packet
-drops, NSDI 2018). The core is `locate`. For fabrics with port counters, the learnt model of
-`policies.contrib.fault_signatures` goes further; in the mesh, routing itself moves traffic among links, so
-that rates are no evidence here.
+drops, NSDI 2018). The core is `locate`. Where transfers break or are lost, such an instance is avoided; where
+they only take long, it is avoided if its stage is faster without it (`avoidance`), and noted otherwise.
+
+For fabrics with port counters, the learnt model of `policies.contrib.fault_signatures` goes further; in the
+mesh, routing itself moves traffic among links, so that rates are no evidence here.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from math import isfinite
 from statistics import median
 from typing import ClassVar
 
+from bus.subject_row import Subject
+from bus.subjects import COMPUTE
+from policies.built_in.avoidance import avoiding_pays
 from policies.kit.policy import Policy, Suggestions
 from policies.kit.view import JobView
 from policies.numerics.link_history import Link
@@ -36,10 +41,11 @@ MOST_OF = 2 / 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkDiagnosis:
-    """The fault of one link, in words."""
+    """The fault of one link, in words. `slow_ms`: what a transfer takes, if that is all; else None."""
 
     link: Link
     what: str
+    slow_ms: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +85,9 @@ def link_fault(
     deviation = 1.4826 * median(abs(value - middle) for value in usual)
     now = min(transfer_ms[-RECENT:])
     limit = max(SLOWER_TIMES * middle, middle + SLOWER_DEVIATIONS * deviation, middle + slower_ms)
-    return LinkDiagnosis(link=link, what=f"{now:.1f} ms, usually {middle:.1f} ms") if now > limit else None
+    if now <= limit:
+        return None
+    return LinkDiagnosis(link=link, what=f"{now:.1f} ms, usually {middle:.1f} ms", slow_ms=now)
 
 
 def locate(links: Sequence[Link], faults: Sequence[LinkDiagnosis]) -> Located:
@@ -104,7 +112,7 @@ def locate(links: Sequence[Link], faults: Sequence[LinkDiagnosis]) -> Located:
 
 
 class PathFaults(Policy):
-    """Avoids an instance most of whose links are at fault, if its stage has others; notes single links."""
+    """Avoids an instance most of whose links are at fault, if its stage is better off; notes single links."""
 
     name: ClassVar[str] = "path-faults"
     version: ClassVar[str] = "1"
@@ -116,6 +124,9 @@ class PathFaults(Policy):
         self._errors: dict[str, dict[Link, deque[int]]] = {}
         self._loss: dict[str, dict[Link, float]] = {}
         self._incarnations: dict[str, dict[str, str]] = {}
+
+    def subscribes(self) -> tuple[Subject, ...]:
+        return (*super().subscribes(), COMPUTE)
 
     def on_job_event(self, event: JobEvent, at: float) -> None:
         if event.state in ENDED:
@@ -160,9 +171,16 @@ class PathFaults(Policy):
         ]
         located = locate(alive, link_faults)
         suggestions: list[PolicySuggestion] = []
+        noted = list(located.links)
         for sid, (faults, count) in located.instances.items():
             stage = view.instances[sid].stage
             others = {instance.sid for instance in view.stage(stage, now)} - located.instances.keys()
+            slow_ms = [fault.slow_ms for fault in faults if fault.slow_ms is not None]
+            if len(slow_ms) == len(faults) and not avoiding_pays(
+                view, stage, sid, median(slow_ms), now, located.instances
+            ):
+                noted += faults
+                continue
             if others and view.is_due(f"instance {sid}", now, self.valid_s / 2):
                 suggestions.append(
                     self.avoid(
@@ -173,8 +191,8 @@ class PathFaults(Policy):
                         valid_s=self.valid_s,
                     )
                 )
-        if located.links and view.is_due("note", now, self.valid_s / 2):
-            text = f"links at fault: {_describe(located.links)}"
+        if noted and view.is_due("note", now, self.valid_s / 2):
+            text = f"links at fault: {_describe(noted)}"
             suggestions.append(self.note(view, text, confidence=0.8))
         return suggestions or None
 

@@ -55,7 +55,10 @@ def test_a_script_is_drawn_by_its_seed_and_names_slots_that_are_there(name: str)
             assert SlotScript(phases=phases).phases == phases  # in the order of time
             assert max(phase.at_s for phase in phases) <= 45.0, "longer than what is measured"
     replicas = scenario.replicas
-    count = scenario.stages * replicas if isinstance(replicas, int) else sum(replicas)
+    if isinstance(replicas, tuple):
+        count = sum(replicas)
+    else:
+        count = scenario.stages * (replicas if isinstance(replicas, int) else replicas["want"])
     assert count <= sum(scenario.slots.values())
 
 
@@ -69,7 +72,8 @@ def test_scripts_end_as_they_began_but_for_devices_that_are_unequal_from_the_sta
 def test_nothing_more_is_possible_where_nothing_happens() -> None:
     slots = tuple(("a", slot) for slot in range(4))
     calm = [Span(from_s=0.0, slots=slots, instances=4)]
-    assert possible_steps(JOB, graph(), {}, calm, 40.0) == pytest.approx(40.0)
+    found = possible_steps(JOB, graph(), {}, calm, 40.0)
+    assert (found.best, found.by_routes) == pytest.approx((40.0, 40.0))
 
 
 def test_a_spare_slot_makes_up_for_a_slow_one_and_a_cut_for_a_part_of_it() -> None:
@@ -83,20 +87,23 @@ def test_a_spare_slot_makes_up_for_a_slow_one_and_a_cut_for_a_part_of_it() -> No
         * present_step_ms(JOB, graph(), dict.fromkeys(slots, 1.0))
         / present_step_ms(JOB, graph(), speeds)
     )
-    assert with_spare == pytest.approx(40.0)
-    assert 20.0 + left < without < with_spare
+    assert with_spare.best == pytest.approx(40.0)
+    assert with_spare.by_routes == without.by_routes == pytest.approx(20.0 + left)
+    assert without.by_routes < without.best < with_spare.best
 
 
 def test_more_instances_are_counted_from_their_coming_on() -> None:
     slots = tuple(("a", slot) for slot in range(6))
     spans = [Span(from_s=0.0, slots=slots[:4], instances=4), Span(from_s=20.0, slots=slots, instances=6)]
-    gained = possible_steps(JOB, graph(), {}, spans, 40.0)
+    gained = possible_steps(JOB, graph(), {}, spans, 40.0).best
     assert best_step_ms(JOB, (1.0,) * 6, 4) == best_step_ms(JOB, (1.0,) * 4, 4)
     assert 45.0 < gained <= 20.0 + 1.5 * 20.0
 
 
 def run(mode: str, number: int, under: float, *changes: ChangeFigure) -> MindRun:
-    return MindRun(mode=mode, number=number, before=1.0, under=under, possible=1.5, changes=changes)
+    return MindRun(
+        mode=mode, number=number, before=1.0, under=under, possible=1.5, by_routes=1.1, changes=changes
+    )
 
 
 def test_bounds_are_those_of_the_mean_of_pairs() -> None:
@@ -119,6 +126,7 @@ def test_a_scenario_says_what_was_closed_of_the_gap() -> None:
     runs += [run(OFF, 1, 1.0), run(ON, 1, 1.2), run(AGAIN, 1, 0.99)]
     found = {figure.name: figure for figure in figures_of("slow-device", runs)}
     assert found["possible ÷ off"].value == pytest.approx(1.5)
+    assert found["possible by routes ÷ off"].value == pytest.approx(1.1)
     assert found["part of the gap closed"].value == pytest.approx(math.sqrt(1.56) * 2 - 2)
     assert found["on ÷ off, at least"].kept is False  # two pairs bound little
     assert "part of the gap closed" not in {figure.name for figure in figures_of("join", runs)}

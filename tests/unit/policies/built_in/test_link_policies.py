@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from bus import subjects
+from policies.built_in.avoidance import avoiding_pays
 from policies.built_in.device_risk import DeviceReading, DeviceRisk, alarm, risk, signs
 from policies.built_in.link_trend import LinkTrend
 from policies.built_in.path_faults import LinkDiagnosis, PathFaults, locate
 from policies.numerics.link_history import LinkHistory
 from schemas.job import JobState
 from schemas.policy import AvoidInstance, NoAction, PolicySuggestion
+from schemas.signals import ComputeNotification, StageLoad
 from schemas.telemetry import DeviceSample, InstanceSample, LinkFigures, LinkSample
 from tests.builders.jobs import state_event
 from tests.builders.policy_runs import PolicyRun
@@ -38,6 +41,12 @@ def links(*transfer_ms: float, errors: tuple[int, ...] = (0, 0, 0)) -> list[Link
         LinkSample(peer=f"j-s1-r{at}", transfers=1, errors=errors[at], figures=LinkFigures(transfer_ms=ms))
         for at, ms in enumerate(transfer_ms)
     ]
+
+
+def routed_by(algorithm: str) -> ComputeNotification:
+    """A router's word on how stage 1 is routed."""
+    load = StageLoad(job="j", stage=1, algorithm=algorithm, instances=3)
+    return ComputeNotification(router="router-a", cluster="a", revision=1, entries=(), stages=(load,))
 
 
 def test_a_link_that_gets_slower_is_avoided_before_others_and_says_why() -> None:
@@ -71,6 +80,45 @@ def test_faulty_links_of_one_instance_are_the_instances() -> None:
     assert suggestion.reason.startswith("2 of 2 links of j-s1-r0 at fault: ")
     assert "50.0 ms, usually 5.0 ms" in suggestion.reason
     assert run.step(links(50, 5, 5)) == []  # not again at once
+
+
+@pytest.mark.parametrize("algorithm", ["expected-completion", "weighted-service-time"])
+@pytest.mark.parametrize("policy", [PathFaults, LinkTrend])
+def test_a_slow_link_that_routing_counts_takes_nobodys_speed_away(
+    policy: type[PathFaults | LinkTrend], algorithm: str
+) -> None:
+    print("seed", SEED)
+    noise = np.random.default_rng(SEED)
+    run, said = Run(policy()), []
+    for step in range(140):
+        swing, late = 1.5 * np.sin(step / 9), max(0, step - 90)
+        slow = 10 + (1.2 * late if policy is LinkTrend else 40 * bool(late))
+        run.take(subjects.COMPUTE, routed_by(algorithm))
+        said += run.step(links(*(base + swing + noise.normal(0, 0.3) for base in (slow, 10, 10))))
+    assert said
+    assert all(isinstance(one.action, NoAction) for one in said)
+    assert "j-s1-r0" in said[0].reason
+
+
+def test_broken_links_are_avoided_however_it_is_routed() -> None:
+    run = Run(PathFaults())
+    for _ in range(3):
+        run.take(subjects.COMPUTE, routed_by("expected-completion"))
+        said = run.step(links(5, 5, 5, errors=(1, 0, 0)))
+        if said:
+            break
+    assert said[0].action == AvoidInstance(sid="j-s1-r0")
+
+
+def test_without_measuring_an_instance_is_avoided_once_it_holds_its_stage_up() -> None:
+    run = Run(PathFaults())
+    run.step(links(5, 5, 5), service_ms=100.0)
+    view = run.engine.observations.jobs["j"]
+    view.algorithms[1] = "round-robin"
+    assert not avoiding_pays(view, 1, "j-s1-r0", 40.0, run.now)  # (100 + 40) / 3 < 100 / 2
+    assert avoiding_pays(view, 1, "j-s1-r0", 60.0, run.now)
+    assert not avoiding_pays(view, 1, "j-s1-r0", 60.0, run.now, without=("j-s1-r1", "j-s1-r2"))
+    assert not avoiding_pays(view, 1, "j-s1-r0", float("nan"), run.now)
 
 
 def test_errors_count_at_once_and_a_single_link_is_noted() -> None:
