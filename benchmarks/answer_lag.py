@@ -15,13 +15,13 @@ import argparse
 import asyncio
 import multiprocessing
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from nats.aio.msg import Msg
 
 from benchmarks.harness.command import bench, command
+from benchmarks.harness.loop_watch import LoopWatch
 from benchmarks.harness.meshes import new_folder
 from bus.connection import Bus
 from bus.server.embedded import EmbeddedServer
@@ -110,25 +110,9 @@ def instance(url: str, answers: Mapping[str, bytes], ready: Any) -> None:
     asyncio.run(run())
 
 
-class Watch:
-    """The longest that its loop did not come round to it, and the most that it computed meanwhile."""
-
-    def __init__(self) -> None:
-        self.longest_s = self.computed_s = 0.0
-
-    async def look(self) -> None:
-        before, computed = time.perf_counter(), time.thread_time()
-        while True:
-            await asyncio.sleep(0)
-            now, spent = time.perf_counter(), time.thread_time()
-            self.longest_s = max(self.longest_s, now - before)
-            self.computed_s = max(self.computed_s, spent - computed)
-            before, computed = now, spent
-
-
-async def request_watched(bus: Bus, row: Subject, question: Message) -> tuple[bool, Watch]:
+async def request_watched(bus: Bus, row: Subject, question: Message) -> tuple[bool, LoopWatch]:
     """Whether the answer was read, and what the loop did meanwhile."""
-    watch = Watch()
+    watch = LoopWatch()
     looking = asyncio.create_task(watch.look())
     read = True
     try:

@@ -4,11 +4,13 @@
 
 Traces are those of Gavel and Tiresias (`jobs/`), in virtual time, through the orchestrator's own `decide`.
 Figures have their bars beside them; one that misses is marked MISSED, and the exit code is 0. The last
-section decides about 10,000 waiting jobs on 10,000 slots, one event after the other.
+sections decide about 10,000 waiting jobs on 10,000 slots, one event after the other: the core alone, and all
+that the leader does around it on its loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import random
 import sys
@@ -18,6 +20,7 @@ from pathlib import Path
 from benchmarks.harness.command import command, say
 from benchmarks.harness.emptiness import measuring
 from benchmarks.harness.figures import Figure, Sheet, at_most, percentile
+from benchmarks.queue_loop import loop_held
 from dmsc.simulation.queue.queue_settings import QueueSettings
 from dmsc.simulation.queue.trace_files import TraceLine, read_trace
 from dmsc.simulation.queue.trace_run import TraceResult, mesh_of, run_trace
@@ -170,6 +173,8 @@ def main() -> None:
         sys.exit(f"{error.text}; --data names the folder that has jobs/")
     for order in QueueOrder:
         decision_times(sheet, order, arguments.seed, arguments.rounds)
+    for order in QueueOrder:
+        asyncio.run(loop_held(sheet, order, arguments.seed))
     print(f"{sheet.missed} of {len(sheet.figures)} missed; written to {arguments.out}", file=sys.stderr)
 
 

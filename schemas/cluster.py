@@ -9,7 +9,7 @@ from pydantic import Field
 from schemas.base import Message, Part, Time, Token
 from schemas.job import KeptSpec
 from schemas.marks import Secret, Url
-from schemas.registry import Capability, Labels, TensorSchema
+from schemas.registry import Capability, Labels, TensorSchema, kind_of_device
 from schemas.task_graph import TaskUnit
 
 
@@ -38,6 +38,11 @@ class Slot(Part):
     performance: float = Field(
         1.0, gt=0, description="share of its speed that it was judged to give; 1: as registered"
     )
+
+    @property
+    def device_kind(self) -> str:
+        """`kind`, also of a slot that an older agent registered."""
+        return kind_of_device(self.device, self.kind)
 
     def capability(self, compute_threads: int = 1) -> Capability:
         """What an instance in this slot registers (Type 1)."""

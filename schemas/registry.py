@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from pydantic import Field, StringConstraints
 
@@ -72,6 +72,11 @@ Labels = Annotated[
 of CO2 per kWh)."""
 
 
+def kind_of_device(device: str, kind: str) -> str:
+    """`kind`, or what stands before the colon of `device`, where an older agent wrote no kind."""
+    return device.partition(":")[0] if kind == "cpu" else kind
+
+
 class Capability(Part):
     """What a place can do: an instance's slot, a node agent's whole node, or a service's node.
 
@@ -97,8 +102,23 @@ class Capability(Part):
 
     @property
     def device_kind(self) -> str:
-        """`kind`, also of a record that an older agent wrote: the part of `device` before the colon."""
-        return self.device.partition(":")[0] if self.kind == "cpu" else self.kind
+        """`kind`, also of a record that an older agent wrote."""
+        return kind_of_device(self.device, self.kind)
+
+
+class AbleDevice(Protocol):
+    """What a query for capabilities looks at: a capability, or a slot that has them."""
+
+    @property
+    def device_kind(self) -> str: ...
+    @property
+    def memory_bytes(self) -> int: ...
+    @property
+    def flops_per_s(self) -> float: ...
+    @property
+    def precisions(self) -> tuple[str, ...]: ...
+    @property
+    def bits_class(self) -> str: ...
 
 
 class Endpoint(Part):
@@ -268,7 +288,7 @@ class Resolve(Message, wire="registry.resolve", version=(1, 2)):
             and _same_boundary(self.output_schema, record.output_schema)
         )
 
-    def fits(self, place: Capability) -> bool:
+    def fits(self, place: AbleDevice) -> bool:
         """Whether a place can do what is asked for. One whose class of bits is not known is of any."""
         return (
             self.device in (None, place.device_kind)

@@ -3,6 +3,7 @@
 SECTIONS = {
     "cuts": "benchmarks.planner_sections.cuts",
     "size": "benchmarks.planner_sections.size",
+    "loop": "benchmarks.planner_sections.leader_loop",
     "instances": "benchmarks.planner_sections.unequal_instances",
     "placement": "benchmarks.planner_sections.link_loads",
     "memory": "benchmarks.planner_sections.memory",

@@ -124,11 +124,14 @@ def broken_by(request: PlanRequest, cuts: Sequence[tuple[int, int]], units: Sequ
         if last > reach[first]:
             lower, upper, name = next(pair for pair in request.parted if first <= pair[0] and pair[1] < last)
             return f"{name} parts {request.layers[lower].name} and {request.layers[upper].name}"
-    for unit in units:
-        labels = set(request.slots[unit.slot].labels)
-        for layer in request.layers[slice(*cuts[unit.stage])]:
-            if missing := [label for label in layer.pinned_to if label not in labels]:
-                return f"{layer.name} is pinned to {in_words(missing[0])}"
+    pinned: list[dict[tuple[str, ...], str]] = [{} for _ in cuts]  # the first layer with each set of labels
+    for names, cut in zip(pinned, cuts, strict=True):
+        for layer in request.layers[slice(*cut)]:
+            names.setdefault(layer.pinned_to, layer.name)
+    for stage, labels in {(unit.stage, request.slots[unit.slot].labels): None for unit in units}:
+        for wanted, name in pinned[stage].items():
+            if missing := [label for label in wanted if label not in labels]:
+                return f"{name} is pinned to {in_words(missing[0])}"
     nodes = sorted({(slot.node, slot.cluster) for slot in request.slots})
     facts = PlaceFacts(tuple(cluster for _, cluster in nodes), (frozenset(),) * len(nodes))
     number = {node: at for at, (node, _) in enumerate(nodes)}

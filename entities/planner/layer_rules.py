@@ -27,37 +27,36 @@ def with_rules(request: PlanRequest, rules: Iterable[LayerRule]) -> PlanRequest:
     """
     rules = list(rules)
     hard = [rule for rule in rules if rule.hard]
+    pinned = _pinned(hard)
     _check_order(request, hard)
-    _check_pins(request, [rule for rule in hard if rule.kind == "pin"])
-    _check_places(request, hard)
+    _check_pins(request, [rule for rule in hard if rule.kind == "pin"], pinned)
+    _check_places(request, hard, pinned)
     cut = _cut_by(request, hard)
-    unkept = []
-    for rule in rules:
-        if rule.hard:
-            continue
-        if rule.kind == "order":
-            if _out_of_order(rule):
-                unkept.append(rule.shown)
-        elif rule.scope == "stage":
+    preferred = [rule for rule in rules if not rule.hard and (rule.kind == "order" or rule.scope == "stage")]
+    of_cuts = [rule for rule in preferred if rule.kind != "order"]
+    dropped = [rule for rule in preferred if rule.kind == "order" and _out_of_order(rule)]
+    try:
+        cut = _cut_by(cut, of_cuts)
+    except NoPlan:  # they can't all be kept: as many as can, in their order
+        for rule in of_cuts:
             try:
                 cut = _cut_by(cut, [rule])
             except NoPlan:
-                unkept.append(rule.shown)
-            else:
-                hard.append(rule)
-    pinned = _pinned(hard)
-    layers = tuple(
-        replace(layer, pinned_to=tuple(sorted({*layer.pinned_to, *pinned[index]})))
-        if index in pinned
-        else layer
-        for index, layer in enumerate(request.layers)
-    )
+                dropped.append(rule)
+    unkept = [rule.shown for rule in preferred if rule in dropped]
+    both: dict[tuple[tuple[str, ...], frozenset[str]], tuple[str, ...]] = {}
+    layers = list(request.layers)
+    for index, labels in pinned.items():
+        key = layers[index].pinned_to, labels
+        if (wanted := both.get(key)) is None:
+            wanted = both[key] = tuple(sorted(labels.union(key[0])))
+        layers[index] = replace(layers[index], pinned_to=wanted)
     of_places = [
         rule
         for rule in rules
         if rule.kind != "order" and rule.scope != "stage" and not (rule.kind == "pin" and rule.hard)
     ]
-    return replace(cut, layers=layers, rules=tuple(of_places), unkept=(*request.unkept, *unkept))
+    return replace(cut, layers=tuple(layers), rules=tuple(of_places), unkept=(*request.unkept, *unkept))
 
 
 def least_stages(request: PlanRequest) -> int:
@@ -101,9 +100,9 @@ def _edges(request: PlanRequest) -> tuple[int, ...]:
     return request.edges or tuple(range(len(request.layers) + 1))
 
 
-def _edge_between(edges: Sequence[int], lower: int, upper: int) -> bool:
-    """Whether a cut may part two layers."""
-    return bisect_right(edges, upper) > bisect_right(edges, lower)
+def _pieces(edges: Sequence[int]) -> list[int]:
+    """The number of the piece that each layer is in: a cut may part two layers of different pieces."""
+    return [number for number, (first, last) in enumerate(pairwise(edges)) for _ in range(first, last)]
 
 
 def _cut_by(request: PlanRequest, rules: Sequence[LayerRule]) -> PlanRequest:
@@ -117,30 +116,35 @@ def _cut_by(request: PlanRequest, rules: Sequence[LayerRule]) -> PlanRequest:
     for rule in ties:
         low, high = rule.layers[0], rule.layers[-1]
         edges = tuple(edge for edge in edges if not low < edge <= high)
-    parted = []
+    piece, piece_before = _pieces(edges), _pieces(before)
+    reach = reaches(request.parted, before[-1])
+    parted: dict[tuple[int, int], str] = {}
     for rule in rules:
         if rule.kind != "apart":
             continue
         for lower, upper in _borders(rule, request):
-            if not _edge_between(edges, lower, upper):
+            if piece[lower] == piece[upper]:
                 names = f"{request.layers[lower].name} and {request.layers[upper].name}"
-                if not _edge_between(before, lower, upper):
+                if piece_before[lower] == piece_before[upper]:
                     raise NoPlan(
                         f"{rule.shown} parts {names}, between which the model can't be cut (a layer that "
                         "changes in place what another made stays with it): leave them in one stage"
                     )
                 tie = next(tie for tie in ties if tie.layers[0] <= lower and upper <= tie.layers[-1])
                 raise contradiction(rule, tie, f"{names} would be in one stage and in different stages")
-            parted.append((lower, upper, rule.shown))
+            if upper < reach[lower]:  # else another pair is between them: whoever keeps that one keeps this
+                parted.setdefault((lower, upper), rule.shown)
     if ties:
         for lower, upper, name in request.parted:
-            if not _edge_between(edges, lower, upper):
+            if piece[lower] == piece[upper]:
                 names = f"{request.layers[lower].name} and {request.layers[upper].name}"
                 who = ", ".join(tie.shown for tie in ties)
                 raise NoPlan(
                     f"{who} leaves no cut between {names}, which {name} parts: drop one, or prefer it"
                 )
-    found = replace(request, edges=edges, parted=_nearest((*request.parted, *parted)))
+    more = ((lower, upper, name) for (lower, upper), name in parted.items())
+    nearest = _nearest((*request.parted, *more)) if parted else request.parted
+    found = replace(request, edges=edges, parted=nearest)
     least = least_stages(found)
     if request.stages is not None and request.stages < least:
         who = ", ".join(dict.fromkeys(name for _, _, name in found.parted))
@@ -170,29 +174,37 @@ def _nearest(parted: Iterable[tuple[int, int, str]]) -> tuple[tuple[int, int, st
 
 def _borders(rule: LayerRule, request: PlanRequest) -> list[tuple[int, int]]:
     """Neighbours of different groups: whatever interval has layers of two groups has such a pair."""
-    marked = sorted((layer, number) for number, group in enumerate(rule.groups) for layer in group)
-    for (layer, _), (other, _) in pairwise(marked):
-        if layer == other:
-            raise NoPlan(
-                f"{rule.shown} has {request.layers[layer].name} in two groups: name it in one of them"
-            )
-    return [(low, high) for (low, mine), (high, other) in pairwise(marked) if mine != other]
+    group_of: dict[int, int] = {}
+    for number, group in enumerate(rule.groups):
+        for layer in group:
+            if group_of.setdefault(layer, number) != number:
+                raise NoPlan(
+                    f"{rule.shown} has {request.layers[layer].name} in two groups: name it in one of them"
+                )
+    return [(low, high) for low, high in pairwise(rule.layers) if group_of[low] != group_of[high]]
 
 
-def _pinned(rules: Iterable[LayerRule]) -> dict[int, set[str]]:
-    pinned: dict[int, set[str]] = defaultdict(set)
-    for rule in rules:
-        if rule.kind == "pin":
-            for layer in rule.layers:
-                pinned[layer].add(rule.label)
-    return pinned
+def _pinned(rules: Iterable[LayerRule]) -> dict[int, frozenset[str]]:
+    """The labels that each pinned layer wants. Layers that want the same share one set."""
+    pins = [rule for rule in rules if rule.kind == "pin"]
+    masks: dict[int, int] = defaultdict(int)
+    for number, rule in enumerate(pins):
+        for layer in rule.layers:
+            masks[layer] |= 1 << number
+    sets = {
+        mask: frozenset(rule.label for number, rule in enumerate(pins) if mask >> number & 1)
+        for mask in set(masks.values())
+    }
+    return {layer: sets[masks[layer]] for layer in sorted(masks)}
 
 
 def contradiction(first: LayerRule, second: LayerRule, why: str) -> NoPlan:
     return NoPlan(f"{first.shown} and {second.shown} contradict each other: {why}: drop one, or prefer it")
 
 
-def _check_pins(request: PlanRequest, pins: Sequence[LayerRule]) -> None:
+def _check_pins(
+    request: PlanRequest, pins: Sequence[LayerRule], pinned: Mapping[int, frozenset[str]]
+) -> None:
     if not request.slots:
         return
     have = {frozenset(slot.labels) for slot in request.slots}
@@ -200,7 +212,7 @@ def _check_pins(request: PlanRequest, pins: Sequence[LayerRule]) -> None:
     for rule in pins:
         if rule.label not in there:
             raise NoPlan(_lacking(request, rule, there))
-    layer_of = {frozenset(labels): layer for layer, labels in _pinned(pins).items()}
+    layer_of = {labels: layer for layer, labels in pinned.items()}
     for labels, layer in layer_of.items():
         if any(labels <= slot for slot in have):
             continue
@@ -304,7 +316,9 @@ def _mask(layers: Iterable[int]) -> int:
     return sum(1 << layer for layer in set(layers))
 
 
-def _check_places(request: PlanRequest, hard: Sequence[LayerRule]) -> None:
+def _check_places(
+    request: PlanRequest, hard: Sequence[LayerRule], pinned: Mapping[int, frozenset[str]]
+) -> None:
     together = [rule for rule in hard if rule.kind == "together" and rule.scope != "stage"]
     apart = [rule for rule in hard if rule.kind == "apart" and rule.scope != "stage"]
     masks = [[_mask(group) for group in other.groups] for other in apart]
@@ -319,7 +333,6 @@ def _check_places(request: PlanRequest, hard: Sequence[LayerRule]) -> None:
                 )
                 raise contradiction(rule, other, why)
     pins = [rule for rule in hard if rule.kind == "pin"]
-    pinned = _pinned(pins)
     by_scope: dict[str, dict[str, set[frozenset[str]]]] = {
         "node": defaultdict(set),
         "cluster": defaultdict(set),
@@ -328,7 +341,7 @@ def _check_places(request: PlanRequest, hard: Sequence[LayerRule]) -> None:
         by_scope["node"][slot.node].add(frozenset(slot.labels))
         by_scope["cluster"][slot.cluster].add(frozenset(slot.labels))
     for rule in together:
-        wanted = {frozenset(pinned[layer]) for layer in rule.layers if layer in pinned}
+        wanted = {pinned[layer] for layer in rule.layers if layer in pinned}
         places = by_scope[rule.scope]
         if (
             wanted

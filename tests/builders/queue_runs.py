@@ -68,7 +68,7 @@ class Run:
         self.resized.append((replicas, why))
         return True
 
-    def plan(self, grant: SlotGrant) -> Any:
+    async def plan(self, grant: SlotGrant) -> Any:
         """Takes the first slots that are free by its own count."""
         self.plans += 1
         self.nodes, self.replicas = grant.nodes, grant.replicas

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -292,7 +291,7 @@ def run_parts(
     from bus.logs import configure_logging
     from bus.parent_death import end_with_parent
     from dmsc.launch.log_rotation import rotating
-    from dmsc.process.serving import serve
+    from dmsc.process.serving import serve, tune_interpreter
     from workers.sandbox.kernel import keep_private
 
     keep_private()  # instances may run as the same user, and must not read this process's memory
@@ -302,9 +301,7 @@ def run_parts(
     if level not in ("debug", "info", "warning", "error"):
         raise bad_input(f"--log-level {level}: debug, info, warning or error")
     configure_logging(level=level)
-    # Messages of thousands of instances are small objects without cycles. With the default threshold of 700,
-    # searching for cycles takes a sixth of a busy registry's time.
-    gc.set_threshold(20_000, 20, 50)
+    tune_interpreter()
 
     async def serve_all() -> None:
         async with contextlib.nullcontext() if logs is None else rotating(logs):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from bus.logs import get_logger
@@ -14,17 +14,18 @@ from entities.orchestrator.job.bus_outages import BusOutages
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.instances import NodeLost, NotReady, StartFailed
 from entities.orchestrator.job_state.retry_limits import Parked
-from entities.orchestrator.planning.eligible_slots import class_of, eligible, plan_in_one_class, query_of
-from entities.orchestrator.planning.placement import Cordoned, NoRoom, OpenRoom
+from entities.orchestrator.planning.eligible_slots import class_of, eligible, query_of
+from entities.orchestrator.planning.placement import NoRoom, OpenRoom, are_free
 from entities.orchestrator.planning.plan_requests import (
     cluster_distances,
     on_network,
     request_for,
     still_open,
 )
-from entities.orchestrator.planning.task_graph import graph_for, plan_in, room_for, why_inexact
+from entities.orchestrator.planning.task_graph import graph_for, room_for, why_inexact
+from entities.orchestrator.queue.granted_plan import GrantFacts, plan_granted
 from entities.orchestrator.queue.job_queue import QueueTurn, SlotGrant
-from entities.orchestrator.queue.mesh_slots import emptied, job_request, ran_s, shaped, work_left_s
+from entities.orchestrator.queue.mesh_slots import job_request, ran_s, work_left_s
 from entities.planner.plan_at_once import EXACT
 from entities.planner.plan_request import (
     BY_SEARCH,
@@ -39,11 +40,13 @@ from entities.queue.queued_job import QueuedJob
 from schemas.cluster import NodeStatus
 from schemas.errors import BadJob
 from schemas.job import JobRecord, JobSpec, JobState
-from schemas.task_graph import ModelTopology, Placement, TaskGraph
+from schemas.task_graph import ModelTopology, TaskGraph
 
 log = get_logger("orchestrator")
 
 START_TRIES = 3
+PLAN_TRIES = 3
+"""Plans in a row whose slots are taken by others meanwhile, until the queue is asked to decide anew."""
 READY_TRIES = 3
 """Deployments in a row whose instances did not become ready, until the job is parked."""
 
@@ -62,6 +65,7 @@ class Deployment:
         """Of which nodes it has been found that they have no room for it, were they empty; and why."""
         self._only: frozenset[str] | None = None  # nodes that the queue leaves it; None: all
         self._asked: tuple[JobRecord, JobSpec, str, QueuedJob] | None = None
+        self._turn: QueueTurn | None = None  # its place in the queue, in which it takes slots
         self._shaped = job.spec  # with as many replicas as it got slots for
         self._tried: dict[PlanRequest, NoRoom | None] = {}
         self._found: dict[PlanRequest, PlanAnswer] = {}
@@ -140,16 +144,18 @@ class Deployment:
     async def _plan(self, topology: ModelTopology) -> TaskGraph:
         """Waits in the queue until the job has its slots."""
         began = time.monotonic()
-        placed = partial(self._placed, topology)
-        with self._searching(), self._job.queue.turn(self._job.name, placed) as turn:
+        place = partial(self.place, topology)
+        with self._searching(), self._job.queue.turn(self._job.name, place) as turn:
+            self._turn = turn
             while isinstance(graph := await self._told(turn), NoRoom):
                 if graph.never and not self._has_trained:  # what has trained waits for the nodes that it had
                     raise BadJob(graph.reason)
                 waits_as = JobState.PARKED if self._has_trained else JobState.QUEUED
-                if self._job.store.record.state is not waits_as:
-                    await self._job.store.move(waits_as, graph.reason)
-                else:
-                    await self._job.store.reason(graph.reason)
+                async with self._job.queue.writing:
+                    if self._job.store.record.state is not waits_as:
+                        await self._job.store.move(waits_as, graph.reason)
+                    else:
+                        await self._job.store.reason(graph.reason)
                 began = time.monotonic()
         graph = await self._on_network(await self._improve(graph, topology))
         if self._job.store.record.state is JobState.QUEUED:
@@ -184,10 +190,11 @@ class Deployment:
 
     @contextlib.contextmanager
     def _searching(self) -> Iterator[None]:
-        """Whatever is searched meanwhile ends with it."""
+        """Whatever is searched or planned meanwhile ends with it."""
         try:
             yield
         finally:
+            self._turn = None
             if self._search is not None:
                 self._search.cancel()
                 self._search = None
@@ -196,75 +203,49 @@ class Deployment:
             self._tried.clear()
             self._found.clear()
 
-    def _placed(self, topology: ModelTopology, grant: SlotGrant) -> TaskGraph | NoRoom:
+    async def place(self, topology: ModelTopology, grant: SlotGrant) -> TaskGraph | NoRoom:
         """Places the job now; if there is no room, says whether there ever may be.
 
-        It may get fewer replicas than it was given slots for, where no plan has room for so many.
+        It is planned on a thread. Its slots are taken if they are still free then, else it is planned anew.
         """
-        job, only = self._job, grant.nodes
-        self._only = only
-        nodes, cordoned = job.mesh.open_nodes(), job.mesh.cordons.places()
-        occupied = job.queue.occupied(job.name)
-        within = job.spec.parallel.replica_range
-        least = 1 if within is None else within.min
-        graph: TaskGraph | NoRoom = NoRoom("")
-        for replicas in dict.fromkeys((max(least, grant.replicas), least)):
-            self._shaped = job.spec if within is None else shaped(job.spec, replicas)
-            graph = self._planned(topology, nodes, occupied, cordoned, only)
-            if isinstance(graph, TaskGraph) or self._search is not None:
-                break
-        if isinstance(graph, NoRoom) and self._search is not None:
-            return NoRoom(graph.reason)
-        if isinstance(graph, NoRoom):
-            alone = self._planned(topology, emptied(nodes), {}, cordoned, None)
-            if isinstance(alone, TaskGraph) or self._search is not None:
-                return NoRoom(graph.reason)
-            if alone.never:
-                return alone
-            reason = f"the whole mesh has no room for it, others go first: {alone.reason}"
-            self._unfit = (job.mesh.extent(), reason)
-            return NoRoom(reason)
-        job.instances.graph = graph
-        self.waits, self.placed_at = False, time.time()
-        return graph
-
-    def _planned(
-        self,
-        topology: ModelTopology,
-        nodes: Sequence[NodeStatus],
-        occupied: Mapping[str, Sequence[Placement]],
-        cordoned: Cordoned,
-        only: frozenset[str] | None,
-    ) -> TaskGraph | NoRoom:
-        """The plan that is made at once, on slots of one class of bits. `_improve` searches for a better one.
-
-        Slots of unequal memory, or constraints, may need a plan that only a search finds: it is begun, and
-        the queue asks again when it has ended.
-        """
-        job = self._job
-
-        def on(open_nodes: Sequence[NodeStatus]) -> TaskGraph | NoRoom:
-            room = room_for(self._shaped, _within(open_nodes, only), occupied, cordoned)
-            if isinstance(room, NoRoom):
-                return room
-            try:
-                request = request_for(self._shaped, topology, room)
-            except NoPlan as refused:
-                return NoRoom(str(refused), never=refused.never)
-            if (answer := self._found.get(request)) is not None:
-                return graph_for(job.name, self._shaped, topology, room, request, answer)
-            graph = plan_in(job.name, self._shaped, topology, room, request)
-            unequal = len({slot.memory_bytes for slot in request.slots}) > 1
-            if isinstance(graph, TaskGraph) or not (unequal or request.is_constrained):
-                return graph
-            if request in self._tried:
-                return self._tried[request] or graph
-            if self._search is None:
-                self._search = asyncio.create_task(self._search_for(request))
-            what = "places that keep the constraints" if request.is_constrained else "slots of unequal memory"
-            return NoRoom(f"a plan for {what} is searched, since at once: {graph.reason}")
-
-        return plan_in_one_class(nodes, job.spec, job.store.record.bits_class, job.mesh.records, on)
+        job, turn = self._job, self._turn
+        self._only = grant.nodes
+        for _ in range(PLAN_TRIES):
+            extent = job.mesh.extent()
+            facts = GrantFacts(
+                job=job.name,
+                spec=job.spec,
+                topology=topology,
+                replicas=grant.replicas,
+                only=grant.nodes,
+                nodes=job.mesh.open_nodes(),
+                occupied=job.queue.occupied(job.name),
+                cordoned=job.mesh.cordons.places(),
+                bits_class=job.store.record.bits_class,
+                records=dict(job.mesh.records),
+                found=dict(self._found),
+                refused=dict(self._tried),
+                searching=self._search is not None,
+            )
+            planned = await asyncio.to_thread(plan_granted, facts)
+            if self._turn is not turn:
+                return NoRoom("it has left the queue")
+            if job.spec is not facts.spec or job.store.record.bits_class != facts.bits_class:
+                continue
+            self._shaped = planned.spec
+            if isinstance(planned.graph, NoRoom):
+                if planned.search is not None and self._search is None:
+                    self._search = asyncio.create_task(self._search_for(planned.search))
+                if planned.unfit:
+                    self._unfit = extent, planned.unfit
+                return planned.graph
+            cordoned = job.mesh.cordons.places()
+            if are_free(planned.graph, job.mesh.open_nodes(), job.queue.occupied(job.name), cordoned):
+                job.instances.graph = planned.graph
+                self.waits, self.placed_at = False, time.time()
+                return planned.graph
+        job.queue.again()
+        return NoRoom("the slots that it was to get were taken while it was planned: it is planned again")
 
     async def _search_for(self, request: PlanRequest) -> None:
         refusal: NoRoom | None = None
@@ -296,23 +277,26 @@ class Deployment:
         job = self._job
         if graph.forecast is None:
             return graph
+        network = job.mesh.network()
+        best_without = graph.forecast.planned_by in (EXACT, BY_SEARCH, BY_SIMULATION)
+        if best_without and network.topology is None and not network.bytes_per_s:
+            return graph
         room = self._room(graph)
         if isinstance(room, NoRoom):
             return graph
-        network = job.mesh.network()
-        best_without = graph.forecast.planned_by in (EXACT, BY_SEARCH, BY_SIMULATION)
+        shaped, step_ms = self._shaped, graph.forecast.step_ms
         try:
-            request = on_network(request_for(self._shaped, topology, room), network, graph.forecast.step_ms)
+            request = await asyncio.to_thread(
+                lambda: on_network(request_for(shaped, topology, room), network, step_ms)
+            )
             if best_without and not request.hosts:
                 return graph
             answer = await searched(request, self._job.planning)
         except NoPlan:
             return graph  # only with less memory than all that windows may hold
+        better = await asyncio.to_thread(graph_for, job.name, shaped, topology, room, request, answer)
         now = self._room(graph)
-        if isinstance(now, NoRoom) or not still_open(now, request, answer):
-            return graph
-        better = graph_for(job.name, self._shaped, topology, room, request, answer)
-        if isinstance(better, NoRoom):
+        if isinstance(better, NoRoom) or isinstance(now, NoRoom) or not still_open(now, request, answer):
             return graph
         job.instances.graph = better
         return better

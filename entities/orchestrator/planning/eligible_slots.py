@@ -47,20 +47,25 @@ def eligible(nodes: Iterable[NodeStatus], query: Resolve, records: Records) -> l
         query: see `query_of`.
         records: the registry's, by SID. A node whose record has not arrived yet is judged by its slots.
     """
+    wanted = {tag for tag in query.tags if is_label_tag(tag)}
+
+    def fits(slot: Slot) -> bool:
+        return query.fits(slot) and (
+            not wanted or wanted <= {label_tag(key, value) for key, value in slot.labels.items()}
+        )
+
     found = []
     for node in nodes:
         record = records.get(node.sid)
         if record is not None and not query.matches_content(record):
             continue
-        slots = tuple(slot for slot in node.slots if _fits(slot, query))
-        if slots or (not node.slots and not query.asks_capability):
+        slots = tuple(slot for slot in node.slots if fits(slot))
+        if len(slots) == len(node.slots):
+            if slots or not query.asks_capability:
+                found.append(node)
+        elif slots:
             found.append(node.model_copy(update={"slots": slots}))
     return found
-
-
-def _fits(slot: Slot, query: Resolve) -> bool:
-    labels = {label_tag(key, value) for key, value in slot.labels.items()}
-    return query.fits(slot.capability()) and labels >= {tag for tag in query.tags if is_label_tag(tag)}
 
 
 def bits_classes(nodes: Iterable[NodeStatus]) -> list[str]:
@@ -77,7 +82,13 @@ def class_of(nodes: Iterable[NodeStatus], graph: TaskGraph, spec: JobSpec) -> st
     """The class of bits of the slots that a plan uses; empty where agents register none, or any will do."""
     if spec.requires.bits == "any":
         return ""
-    slots = {(node.cluster, node.node, slot.index): slot.bits_class for node in nodes for slot in node.slots}
+    used = {(place.cluster, place.node) for place in graph.placements}
+    slots = {
+        (node.cluster, node.node, slot.index): slot.bits_class
+        for node in nodes
+        if (node.cluster, node.node) in used
+        for slot in node.slots
+    }
     found = {
         slots.get((place.cluster, place.node, place.slot), "")
         for place in graph.placements

@@ -8,6 +8,7 @@ the first stage's instances and take no slot.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from entities.planner.first_placement import NeededPlace, NodeRoom, NothingFits,
 from entities.planner.layer_rules import in_words
 from schemas.cluster import NodeStatus, Slot
 from schemas.memory_estimate import shown
-from schemas.task_graph import Placement, TaskUnit, UnitKind
+from schemas.task_graph import Placement, TaskGraph, TaskUnit, UnitKind
 
 Cordoned = Mapping[str, Collection[int | None]]
 """Slots that get no new instances, by node agent; None stands for the whole node."""
@@ -189,6 +190,28 @@ def free_slots(
     return free, closed
 
 
+def are_free(
+    graph: TaskGraph,
+    nodes: Iterable[NodeStatus],
+    occupied: Mapping[str, Sequence[Placement]],
+    cordoned: Cordoned,
+) -> bool:
+    """Whether all slots of a plan are there, and nobody has them. Arguments are those of `open_room`."""
+    there = {(node.cluster, node.node): node for node in nodes}
+    free: dict[str, set[int]] = {}
+    for place in graph.placements:
+        node = there.get((place.cluster, place.node))
+        if node is None or is_cordoned(cordoned, node.sid, place.slot):
+            return False
+        if (unused := free.get(node.sid)) is None:
+            taken = {other.slot for other in occupied.get(node.sid, ())}
+            unused = {slot.index for slot in node.slots if slot.busy_with is None} - taken
+            free[node.sid] = unused
+        if place.slot >= 0 and place.slot not in unused:
+            return False
+    return True
+
+
 def place_data_units(
     units: Iterable[TaskUnit], first_stage: Iterable[Placement], otherwise: NodeStatus
 ) -> list[Placement]:
@@ -215,20 +238,18 @@ def place_functions(
 
     Slots count devices, and these compute on the processor beside them.
     """
-    in_turn = sorted(
-        nodes,
-        key=lambda node: (
-            sum(other.cluster == node.cluster and other.sid < node.sid for other in nodes),
-            order.index(node.cluster),
-            node.sid,
-        ),
-    )
+    rank: dict[str, int] = {}
+    of_cluster = Counter[str]()
+    for node in sorted(nodes, key=lambda node: node.sid):
+        rank[node.sid] = of_cluster[node.cluster]
+        of_cluster[node.cluster] += 1
+    in_turn = sorted(nodes, key=lambda node: (rank[node.sid], order.index(node.cluster), node.sid))
     homes = [(node.cluster, node.node) for node in in_turn]
     placed = []
     for unit in units:
         if unit.kind is UnitKind.PREPROCESS:
-            cluster, node = homes[unit.replica % len(homes)]
-            placed.append(Placement(sid=unit.sid, cluster=cluster, node=node, slot=-1, device="cpu"))
+            cluster, name = homes[unit.replica % len(homes)]
+            placed.append(Placement(sid=unit.sid, cluster=cluster, node=name, slot=-1, device="cpu"))
     return placed
 
 

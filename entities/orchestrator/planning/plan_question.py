@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from entities.orchestrator.planning.eligible_slots import Records, bits_classes, eligible, query_of, refusal
@@ -24,7 +24,7 @@ def asked(
     topology: ModelTopology,
     nodes: Sequence[NodeStatus],
     records: Records,
-    occupied: dict[str, list[Placement]],
+    occupied: Mapping[str, Sequence[Placement]],
     cordoned: Cordoned,
 ) -> tuple[JobSpec, ModelTopology, PlanRequest]:
     """The job with the question's rules, the layers that are planned, and what the planner is asked.
@@ -64,7 +64,7 @@ def _request(
     spec: JobSpec,
     topology: ModelTopology,
     nodes: Sequence[NodeStatus],
-    occupied: dict[str, list[Placement]],
+    occupied: Mapping[str, Sequence[Placement]],
     cordoned: Cordoned,
 ) -> PlanRequest:
     room: OpenRoom | NoRoom

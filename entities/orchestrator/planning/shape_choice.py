@@ -6,6 +6,7 @@ shape is the job's from then on, and it waits for its slots as any other.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
 from entities.orchestrator.planning.placement import OpenRoom
@@ -31,7 +32,7 @@ async def with_shape(
         BadJob: no shape fits; what stands against it, and what to change.
     """
     try:
-        request = shape_request(spec, topology, nodes)
+        request = await asyncio.to_thread(shape_request, spec, topology, list(nodes))
     except NoPlan as refused:
         raise BadJob(str(refused)) from refused
     try:

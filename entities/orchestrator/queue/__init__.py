@@ -5,6 +5,8 @@ Who comes first and who waits decides `entities.queue`; where instances go decid
 
 admission.py    `JobAdmission`: whether a user's quota allows one more job, or a wider one
 job_queue.py    `JobQueue`: has all waiting jobs decided about at once, and carries that out
+granted_plan.py  the plan that a job is placed with, made on a thread; pure
+promised_slots.py  `PromisedSlots`: which slots are promised to which job
 park_orders.py  `ParkOrders`: who has been told to park, and does once the notice is over
 slot_holder.py  `SlotHolder`: what a job's run shows to the queue, and takes from it
 capacity_signal.py  `CapacitySignal`: publishes the slots that have to be there for all to start (ADR-0086)

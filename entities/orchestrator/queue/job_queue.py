@@ -13,8 +13,9 @@ import contextlib
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from bus.logs import get_logger
 from entities import metrics
@@ -32,6 +33,7 @@ from entities.orchestrator.queue.mesh_slots import (
     slot_facts,
 )
 from entities.orchestrator.queue.park_orders import ParkOrders
+from entities.orchestrator.queue.promised_slots import PromisedSlots
 from entities.orchestrator.queue.slot_holder import SeenHolders, SlotHolder
 from entities.queue.decision import Cause, Hold, QueueDecision
 from entities.queue.explanation import explain
@@ -61,8 +63,10 @@ DECISION_TRIES = 3
 
 Each of its orders is checked when it is carried out.
 """
-ASKED_AT_ONCE = 250
+ASKED_AT_ONCE = 100
 """Jobs whose state is read before the orchestrator's loop goes on with something else."""
+WRITTEN_AT_ONCE = 8
+"""Waiting jobs that write their reason at the same time: a decision may have a new one for thousands."""
 KEPT = "kept"
 """Stands for an instance in a slot that is kept for others."""
 
@@ -75,7 +79,7 @@ class SlotGrant:
     nodes: frozenset[str] | None = None
 
 
-PlacesJob = Callable[[SlotGrant], TaskGraph | NoRoom]
+PlacesJob = Callable[[SlotGrant], Awaitable[TaskGraph | NoRoom]]
 
 
 class QueueTurn:
@@ -97,10 +101,10 @@ class QueueTurn:
             raise news
         return news
 
-    def take(self, grant: SlotGrant) -> bool:
+    async def take(self, grant: SlotGrant) -> bool:
         """Has the job take its slots; returns whether it did."""
         try:
-            news = self.plan(grant)
+            news = await self.plan(grant)
         except DmscError as error:
             self._news.put_nowait(error)
             return False
@@ -133,6 +137,7 @@ class JobQueue:
         self._ended = ended
         self._used = DecayedUse(rules.half_life_s)  # by jobs that have ended
         self._turns: dict[str, QueueTurn] = {}
+        self._promised = PromisedSlots(holders)
         self._orders = ParkOrders(holders, self._claimants)
         self._slots = RegisteredSlots()
         self.reservations: Callable[[float], tuple[SlotReservation, ...]] = lambda now: ()
@@ -142,6 +147,8 @@ class JobQueue:
         """Why jobs wait, by the last decision."""
         self._last_wanted: QueueCapacity | None = None
         """The capacity that the queue wanted when somebody last asked."""
+        self.writing = asyncio.Semaphore(WRITTEN_AT_ONCE)
+        """Held by a waiting job while it writes why it waits."""
         self.looked = asyncio.Event()
         """Set whenever mesh and queue have been looked at."""
 
@@ -169,21 +176,22 @@ class JobQueue:
         """The slots of the mesh."""
         return self._slots.table(self._mesh.nodes.values(), self._mesh.cordons.places())
 
-    def occupied(self, job: str) -> dict[str, list[Placement]]:
+    def occupied(self, job: str) -> dict[str, tuple[Placement, ...]]:
         """Slots promised to all jobs but this one, or kept for others, by node agent."""
-        taken: dict[str, list[Placement]] = defaultdict(list)
-        for kept in self._kept_from(job):
-            if (node := self._mesh.nodes.get(kept.node)) is not None:
-                index = int(kept.slot.rpartition("/")[2])
+        promised = self._promised.to_others(job)
+        taken = {
+            node.sid: places
+            for node in self._mesh.nodes.values()
+            if (places := promised.get((node.cluster, node.node)))
+        }
+        kept: dict[str, list[Placement]] = defaultdict(list)
+        for slot in self._kept_from(job):
+            if (node := self._mesh.nodes.get(slot.node)) is not None:
+                index = int(slot.slot.rpartition("/")[2])
                 place = Placement(sid=KEPT, cluster=node.cluster, node=node.node, slot=index, device="")
-                taken[kept.node].append(place)
-        for run in self._holders.values():
-            if run.name == job:
-                continue
-            for place in run.placements:
-                agent = self._mesh.agent_of(place.cluster, place.node)
-                if agent is not None and place.slot >= 0:
-                    taken[agent].append(place)
+                kept[slot.node].append(place)
+        for agent, more in kept.items():
+            taken[agent] = (*taken.get(agent, ()), *more)
         return taken
 
     def _kept_from(self, job: str) -> Iterator[MeshSlot]:
@@ -236,12 +244,12 @@ class JobQueue:
         present = await self._facts()
         for _ in range(DECISION_TRIES):
             facts, now = present, time.time()
-            around = self._around(facts)
+            around = await self._around(facts)
             decision = await asyncio.to_thread(decide, facts.queue, facts.running, around, now)
             present = await self._facts()
-            if facts.as_decided(present):
+            if await asyncio.to_thread(facts.as_decided, present):
                 break
-        self._carry_out(decision, {job.request.job for job in facts.queue if job.request.local})
+        await self._carry_out(decision, {job.request.job for job in facts.queue if job.request.local})
         self._holds = decision.holds
         await self._tell(decision.holds)
         self._orders.follow(time.time())
@@ -262,7 +270,7 @@ class JobQueue:
         self._orders.forget(job)
         self.again()
 
-    def _around(self, facts: SlotFacts) -> QueueSurroundings:
+    async def _around(self, facts: SlotFacts) -> QueueSurroundings:
         """Slots, rules, and what has become of jobs that others wait for."""
         after = {other for job in facts.queue for other in job.request.after}
         done = {
@@ -276,10 +284,8 @@ class JobQueue:
         )
         if rules.order is not QueueOrder.FAIR:
             return around
-        used, records = self._used.copy(), [run.record for run in self._holders.values()]
-        for record in records:
-            count_use(used, record, now)
-        return replace(around, quotas=guarantees(records), used_slot_s=used.at(now))
+        records = [run.record for run in self._holders.values()]
+        return await asyncio.to_thread(_with_shares, around, self._used.copy(), records, now)
 
     async def status(
         self, records: Mapping[str, JobRecord], job: str | None, reservations: Sequence[SlotsReserved] = ()
@@ -294,16 +300,20 @@ class JobQueue:
         if job is not None and job not in waiting:
             record = records[job]
             raise Conflict(f"job {job} does not wait for slots: {record.state}: {record.reason}")
-        around = self._around(facts)
+        around = await self._around(facts)
         decision = await asyncio.to_thread(decide, facts.queue, facts.running, around, now)
         explained = None
         if job is not None:
             told = await asyncio.to_thread(explain, job, facts.queue, facts.running, around, now)
             explained = QueueExplained(starts_at=told.starts_at, remedies=told.remedies)
-        places = [
-            queue_place(position, waiting[name], records[name], decision.holds.get(name))
+        shown = (
+            (position, name)
             for position, name in enumerate(decision.order, start=1)
             if name in records and (job in (None, name))
+        )
+        places = [
+            queue_place(position, waiting[name], records[name], decision.holds.get(name))
+            for position, name in islice(shown, MOST_LISTED)
         ]
         wanted = await self._wanted(facts, decision.holds)
         return QueueStatus(
@@ -312,7 +322,7 @@ class JobQueue:
             free=wanted.free,
             waiting=wanted.waiting,
             lacking=wanted.lacking,
-            jobs=tuple(places[:MOST_LISTED]),
+            jobs=tuple(places),
             explained=explained,
             demands=wanted.demands,
             reservations=tuple(reservations),
@@ -344,38 +354,45 @@ class JobQueue:
             if not number % ASKED_AT_ONCE:
                 await asyncio.sleep(0)
             seen.add(run)
-        return self._put_together(seen)
+        return await self._put_together(seen)
 
     def _fresh_look(self) -> SeenHolders:
         return SeenHolders({(node.cluster, node.node): node.sid for node in self._mesh.nodes.values()})
 
-    def _put_together(self, seen: SeenHolders) -> SlotFacts:
+    async def _put_together(self, seen: SeenHolders) -> SlotFacts:
         self._orders.mark(seen.holding)
-        nodes = self._mesh.nodes.values()
-        table = self._slots.table(nodes, self._mesh.cordons.places())
-        return slot_facts(table, busy_slots(nodes), seen.waiting, seen.holding.values())
+        nodes, table = list(self._mesh.nodes.values()), self.table
+        return await asyncio.to_thread(
+            slot_facts, table, busy_slots(nodes), seen.waiting, seen.holding.values()
+        )
 
-    def _carry_out(self, decision: QueueDecision, local: Collection[str]) -> None:
+    async def _carry_out(self, decision: QueueDecision, local: Collection[str]) -> None:
         """Has jobs park and change their size, and places those that start.
 
         `local`: jobs that were given slots on certain nodes, because others run there, or do not.
         A job that is still being analysed keeps its slots free by being among those that start.
         """
         self._orders.give(decision.parks, time.time())
-        urgent = any(run.finds_room for run in self._holders.values())
         for admission in decision.admissions:
             turn = self._turns.get(admission.job)
             if turn is None:
                 continue
             nodes = nodes_of(admission.slots) if admission.job in local else None
+            await asyncio.sleep(0)  # with thousands of jobs each of them takes some milliseconds
             self._orders.forget(admission.job)  # it has parked since orders were last followed
-            if urgent:
+            if self._urgent:
                 turn.tell(NoRoom("behind a running job that replaces an instance"))
-            elif turn.take(SlotGrant(replicas=admission.replicas, nodes=nodes)):
+            elif await turn.take(SlotGrant(replicas=admission.replicas, nodes=nodes)):
                 log.info("job admitted", job=admission.job, reason=admission.reason)
         for resize in decision.resizes:  # after those that start: it grows into what they leave
-            if (run := self._holders.get(resize.job)) is not None and not (resize.takes and urgent):
+            run = self._holders.get(resize.job)
+            if run is not None and not (resize.takes and self._urgent):
                 run.resize(resize.replicas, resize.reason)
+
+    @property
+    def _urgent(self) -> bool:
+        """Whether a running job is about to place an instance that it lost: others take no slot then."""
+        return any(run.finds_room for run in self._holders.values())
 
     async def _tell(self, holds: Mapping[str, Hold]) -> None:
         """Tells the others why they wait; each then writes its record, so not all of thousands at once."""
@@ -387,6 +404,15 @@ class JobQueue:
             if hold.cause is Cause.NEVER and hold.blocker:  # the job that it was to start after failed
                 turn.tell(NoRoom(hold.reason, never=True))
             elif hold.cause is Cause.NEVER:  # the planner knows more about why
-                turn.take(SlotGrant(replicas=1))
+                await turn.take(SlotGrant(replicas=1))
             else:
                 turn.tell(NoRoom(hold.reason))
+
+
+def _with_shares(
+    around: QueueSurroundings, used: DecayedUse, records: Sequence[JobRecord], now: float
+) -> QueueSurroundings:
+    """With what each user's jobs have used, and the slots that are each user's own."""
+    for record in records:
+        count_use(used, record, now)
+    return replace(around, quotas=guarantees(records), used_slot_s=used.at(now))

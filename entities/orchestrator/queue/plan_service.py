@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bus.connection import Bus
@@ -72,7 +72,7 @@ class PlanService:
         bus: Bus,
         mesh: MeshView,
         known: Callable[[str], ModelTopology | None],
-        occupied: Callable[[], Mapping[str, list[Placement]]],
+        occupied: Callable[[], Mapping[str, Sequence[Placement]]],
         config: PlanServiceConfig = PlanServiceConfig(),
         planning: PlanningConfig = PlanningConfig(),
     ) -> None:

@@ -270,11 +270,11 @@ class Replacement:
             for slot in node.slots
         )
 
-    def _taken(self, own: Iterable[Placement]) -> dict[str, list[Placement]]:
+    def _taken(self, own: Iterable[Placement]) -> dict[str, tuple[Placement, ...]]:
         """Slots promised to other jobs and to the rest of this one, by node agent."""
         taken = self._job.queue.occupied(self._job.name)
         for placement in own:
             agent = self._job.mesh.agent_of(placement.cluster, placement.node)
             if agent is not None and placement.slot >= 0:
-                taken.setdefault(agent, []).append(placement)
+                taken[agent] = (*taken.get(agent, ()), placement)
         return taken

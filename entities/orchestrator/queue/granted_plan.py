@@ -1,0 +1,149 @@
+"""The plan that a waiting job is placed with, made at once on the slots that the queue gives it. Pure.
+
+It takes from milliseconds to a quarter of a second (64 rules, a thousand layers, thousands of slots), so it
+is made on a thread, of facts that do not change meanwhile; whoever takes the slots looks whether they are
+still free (ADR-0073).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from entities.orchestrator.planning.eligible_slots import Records, plan_in_one_class
+from entities.orchestrator.planning.placement import Cordoned, NoRoom
+from entities.orchestrator.planning.plan_requests import request_for
+from entities.orchestrator.planning.task_graph import graph_for, plan_in, room_for
+from entities.orchestrator.queue.mesh_slots import emptied, shaped
+from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest
+from schemas.cluster import NodeStatus
+from schemas.job import JobSpec
+from schemas.task_graph import ModelTopology, Placement, TaskGraph
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrantFacts:
+    """What a plan depends on.
+
+    Attributes:
+        job: its id.
+        spec: the job.
+        topology: its analysed model.
+        replicas: that the queue gives it slots for.
+        only: the nodes that the queue leaves it; None: all.
+        nodes: the agents that registered, with their slots.
+        occupied: placements promised to other jobs, by agent SID.
+        cordoned: places that get no new instances.
+        bits_class: the one that the job has; empty: none yet.
+        records: of the registry, by SID.
+        found: what searches have found.
+        refused: what searches have not found a plan for, and why.
+        searching: a search is going on.
+    """
+
+    job: str
+    spec: JobSpec
+    topology: ModelTopology
+    replicas: int
+    only: frozenset[str] | None
+    nodes: Sequence[NodeStatus]
+    occupied: Mapping[str, Sequence[Placement]]
+    cordoned: Cordoned
+    bits_class: str
+    records: Records
+    found: Mapping[PlanRequest, PlanAnswer]
+    refused: Mapping[PlanRequest, NoRoom | None]
+    searching: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrantedPlan:
+    """The outcome.
+
+    Attributes:
+        graph: the plan, or why there is none.
+        spec: the job with the replicas that were planned last.
+        search: a request for which a search is to begin, and the queue to ask again when it has ended.
+        unfit: why the whole mesh has no room for it, were it empty; empty: that is not so.
+    """
+
+    graph: TaskGraph | NoRoom
+    spec: JobSpec
+    search: PlanRequest | None
+    unfit: str = ""
+
+
+def plan_granted(facts: GrantFacts) -> GrantedPlan:
+    """Plans the job; if there is no room, says whether there ever may be.
+
+    It may get fewer replicas than it was given slots for, where no plan has room for so many. Slots of
+    unequal memory, or constraints, may need a plan that only a search finds.
+
+    Raises:
+        BadJob: it can't be planned at all.
+    """
+    attempt = _Attempt(facts)
+    within = facts.spec.parallel.replica_range
+    least = 1 if within is None else within.min
+    graph: TaskGraph | NoRoom = NoRoom("")
+    for replicas in dict.fromkeys((max(least, facts.replicas), least)):
+        attempt.spec = facts.spec if within is None else shaped(facts.spec, replicas)
+        graph = attempt.planned(_within(facts.nodes, facts.only), facts.occupied)
+        if isinstance(graph, TaskGraph) or attempt.searching:
+            break
+    unfit = ""
+    if isinstance(graph, NoRoom):
+        alone = None if attempt.searching else attempt.planned(emptied(facts.nodes), {})
+        if alone is None or isinstance(alone, TaskGraph) or attempt.searching:
+            graph = NoRoom(graph.reason)
+        elif alone.never:
+            graph = alone
+        else:
+            unfit = f"the whole mesh has no room for it, others go first: {alone.reason}"
+            graph = NoRoom(unfit)
+    return GrantedPlan(graph=graph, spec=attempt.spec, search=attempt.search, unfit=unfit)
+
+
+class _Attempt:
+    def __init__(self, facts: GrantFacts) -> None:
+        self._facts = facts
+        self.spec = facts.spec
+        self.search: PlanRequest | None = None
+
+    @property
+    def searching(self) -> bool:
+        return self._facts.searching or self.search is not None
+
+    def planned(
+        self, nodes: Sequence[NodeStatus], occupied: Mapping[str, Sequence[Placement]]
+    ) -> TaskGraph | NoRoom:
+        """The plan at once, or one that was searched, on slots of one class of bits."""
+        facts, spec = self._facts, self.spec
+
+        def on(open_nodes: Sequence[NodeStatus]) -> TaskGraph | NoRoom:
+            room = room_for(spec, open_nodes, occupied, facts.cordoned)
+            if isinstance(room, NoRoom):
+                return room
+            try:
+                request = request_for(spec, facts.topology, room)
+            except NoPlan as refused:
+                return NoRoom(str(refused), never=refused.never)
+            answer = facts.found.get(request) if facts.found else None  # its hash takes milliseconds
+            if answer is not None:
+                return graph_for(facts.job, spec, facts.topology, room, request, answer)
+            graph = plan_in(facts.job, spec, facts.topology, room, request)
+            unequal = len({slot.memory_bytes for slot in request.slots}) > 1
+            if isinstance(graph, TaskGraph) or not (unequal or request.is_constrained):
+                return graph
+            if request in facts.refused:
+                return facts.refused[request] or graph
+            if not self.searching:
+                self.search = request
+            what = "places that keep the constraints" if request.is_constrained else "slots of unequal memory"
+            return NoRoom(f"a plan for {what} is searched, since at once: {graph.reason}")
+
+        return plan_in_one_class(nodes, facts.spec, facts.bits_class, facts.records, on)
+
+
+def _within(nodes: Sequence[NodeStatus], only: frozenset[str] | None) -> Sequence[NodeStatus]:
+    return nodes if only is None else [node for node in nodes if node.sid in only]

@@ -1,0 +1,143 @@
+"""A job is planned on a thread, and takes its slots if they are still free when the plan is there."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from entities.orchestrator.job import deployment
+from entities.orchestrator.job.deployment import PLAN_TRIES, Deployment
+from entities.orchestrator.planning.placement import NoRoom
+from entities.orchestrator.queue.granted_plan import plan_granted
+from entities.orchestrator.queue.job_queue import JobQueue, SlotGrant
+from entities.orchestrator.queue.mesh_slots import queue_rules
+from schemas.job import JobState
+from schemas.task_graph import TaskGraph
+from tests.builders.graphs import node, placement, topology
+from tests.builders.jobs import job as job_record
+from tests.builders.jobs import spec
+from tests.builders.queue_runs import Run, mesh_of
+from tests.job_context import job_context
+
+
+class Waiting:
+    """Job `j` in a queue, on one node of some slots, beside another job that takes slots now and then."""
+
+    def __init__(self, mesh: Any, replicas: int) -> None:
+        self.other = Run("other", 1, 0.0)
+        self.queue = JobQueue(mesh, {"other": self.other}, {}, queue_rules())
+        self.instances = SimpleNamespace(graph=None)
+        of_job = spec(parallel={"replicas": replicas}, training={"steps": 2, "microbatches": 4})
+        record = job_record("j", JobState.QUEUED, spec=of_job)
+        context = job_context(record, mesh=mesh, queue=self.queue, instances=self.instances)
+        outages: Any = None
+        self.deployment = Deployment(context, outages, waits=True)
+
+    async def place(self, replicas: int = 1) -> TaskGraph | NoRoom:
+        return await self.deployment.place(topology(), SlotGrant(replicas=replicas))
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, change: Any) -> list[int]:
+    """Has something happen whenever a plan is there and its slots are not taken yet; counts the plans."""
+    plans: list[int] = []
+
+    def planned(facts: Any) -> Any:
+        found = plan_granted(facts)
+        plans.append(len(plans))
+        change(len(plans))
+        return found
+
+    monkeypatch.setattr(deployment, "plan_granted", planned)
+    return plans
+
+
+def slots(graph: TaskGraph | NoRoom) -> set[int]:
+    assert isinstance(graph, TaskGraph), graph.reason
+    return {place.slot for place in graph.placements if place.slot >= 0}
+
+
+async def test_it_is_planned_anew_if_another_job_has_taken_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = Waiting(await mesh_of(node("a", slots=3)), 2)
+
+    def taken(plans: int) -> None:
+        waiting.other.placements = [placement("other", 0)]
+
+    plans = meanwhile(monkeypatch, taken)
+    assert slots(await waiting.place()) == {1, 2}
+    assert len(plans) == 2
+    assert waiting.instances.graph is not None
+    assert not waiting.deployment.waits
+
+
+async def test_it_is_planned_anew_if_its_slot_is_cordoned_or_its_node_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mesh = await mesh_of(node("a", "n", 1), node("b", "n", 1))
+    waiting = Waiting(mesh, 1)
+    plans = meanwhile(monkeypatch, lambda plans: mesh.forget_node("a-n"))
+    found = await waiting.place()
+    assert isinstance(found, TaskGraph)
+    assert {place.cluster for place in found.placements} == {"b"}
+    assert len(plans) == 2
+
+
+async def test_while_others_take_all_that_it_plans_it_waits_and_holds_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waiting = Waiting(await mesh_of(node("a", slots=9)), 1)
+
+    def taken(plans: int) -> None:
+        waiting.other.placements = [placement("other", slot) for slot in range(plans)]
+
+    plans = meanwhile(monkeypatch, taken)
+    found = await waiting.place()
+    assert isinstance(found, NoRoom)
+    assert "taken while it was planned" in found.reason
+    assert not found.never
+    assert len(plans) == PLAN_TRIES
+    assert waiting.instances.graph is None
+    assert waiting.deployment.waits
+
+
+async def test_another_shape_is_not_placed_with_a_plan_of_the_former_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waiting = Waiting(await mesh_of(node("a", slots=4)), 3)
+
+    def reshaped(plans: int) -> None:
+        context: Any = waiting.deployment._job
+        if plans == 1:
+            context.spec = spec(parallel={"replicas": 1}, training={"steps": 2, "microbatches": 4})
+
+    plans = meanwhile(monkeypatch, reshaped)
+    assert len(slots(await waiting.place())) == 1
+    assert len(plans) == 2
+
+
+async def test_slots_promised_to_others_follow_what_these_take_and_leave() -> None:
+    mesh = await mesh_of(node("a", "n", 4), node("b", "n", 4))
+    first, second = Run("first", 1, 0.0), Run("second", 1, 0.0)
+    there: dict[str, Any] = {"first": first, "second": second}
+    queue = JobQueue(mesh, there, {}, queue_rules())
+
+    def taken(job: str = "") -> dict[str, list[int]]:
+        return {
+            agent: sorted(place.slot for place in places) for agent, places in queue.occupied(job).items()
+        }
+
+    assert taken() == {}
+    first.placements = [placement("first", 0), placement("first", 1, cluster="b")]
+    second.placements = [placement("second", 1), placement("data", -1)]
+    assert taken() == {"a-n": [0, 1], "b-n": [1]}
+    assert taken("first") == {"a-n": [1]}
+    assert taken("second") == {"a-n": [0], "b-n": [1]}
+    before = queue.occupied("")
+    first.placements = [placement("first", 3)]
+    assert taken() == {"a-n": [1, 3]}
+    assert sorted(place.slot for place in before["a-n"]) == [0, 1], "what was handed out changes no more"
+    del there["second"]
+    assert taken() == {"a-n": [3]}
+    mesh.forget_node("a-n")
+    assert taken() == {}
