@@ -22,6 +22,9 @@ from schemas.data_set.commands import (
     CancelBuild,
     DataSetList,
     DeleteVersion,
+    ParkBuild,
+    PrioritiseBuild,
+    ResumeBuild,
     SubmitBuild,
 )
 from schemas.data_set.manifest import DataSetManifest, manifest_url
@@ -113,6 +116,30 @@ class DataSetOperations:
 
         return self._backends.operation(
             "build.cancel", build, subjects.CANCEL_BUILD, message, self._command_s, frees=True
+        )
+
+    def park(self, build: str, reason: str) -> Operation[BuildRecord]:
+        def message(access: AccessDecision) -> ParkBuild:
+            return ParkBuild(build=build, user=access.user, reason=reason)
+
+        return self._backends.operation(
+            "build.park", build, subjects.PARK_BUILD, message, self._command_s, frees=True
+        )
+
+    def resume(self, build: str) -> Operation[BuildRecord]:
+        def message(access: AccessDecision) -> ResumeBuild:
+            return ResumeBuild(build=build, user=access.user)
+
+        return self._backends.operation(
+            "build.resume", build, subjects.RESUME_BUILD, message, self._command_s
+        )
+
+    def prioritise(self, build: str, priority: int) -> Operation[BuildRecord]:
+        def message(access: AccessDecision) -> PrioritiseBuild:
+            return PrioritiseBuild(build=build, user=access.user, priority=priority)
+
+        return self._backends.operation(
+            "build.change", build, subjects.PRIORITISE_BUILD, message, self._command_s
         )
 
     # --- versions -------------------------------------------------------------------------------------------
