@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from bus import subjects
@@ -106,6 +108,16 @@ class DataSetOperations:
 
         return Operation("build.read", build, act)
 
+    async def under_way(self, builds: Iterable[str]) -> set[str]:
+        """The data sets that those of these builds make which have not ended."""
+        names = set()
+        for build in builds:
+            with suppress(NotFound):  # the orchestrator says which it does not know
+                (record,) = (await self._query(build)).builds
+                if not record.ended:
+                    names.add(record.spec.name)
+        return names
+
     async def _query(self, build: str | None) -> BuildList:
         question = BuildQuery(build=build)
         return await self._backends.command(subjects.QUERY_BUILDS, question, deadline_s=self._query_s)
@@ -202,6 +214,9 @@ class DataSetOperations:
         names = sorted({row.name for row in await self.rows(None)})
         more = f" and {len(names) - 8} more" if len(names) > 8 else ""
         there = f"there are {', '.join(names[:8])}{more}" if names else "there is none yet: dmsc data build"
+        for record in (await self._query(None)).builds:
+            if record.spec.name == name and not record.ended:
+                there = f"build {record.build} makes it: give queue.after: [{record.build}], or wait"
         return f"there is no data set {name}; {there}"
 
 

@@ -13,6 +13,7 @@ lane_holding.py   the lanes of one build: what the queue sees of it, gives and t
 unit_dispatch.py  orders to node agents, and their answers
 unit_rows.py      the ledger's bucket: a row for each committed unit, created once
 build_store.py    a build's record and events
+late_versions.py  what jobs read that were submitted before their build was done
 versions.py       versions and their manifests: a new one is a compare-and-set
 leftovers.py      objects to which nobody refers go
 """

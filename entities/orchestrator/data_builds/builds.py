@@ -15,6 +15,7 @@ from bus.logs import get_logger
 from bus.messaging.key_value import KeyValueEntry
 from entities.orchestrator.data_builds.build_run import BuildRun
 from entities.orchestrator.data_builds.build_store import BuildStore
+from entities.orchestrator.data_builds.late_versions import LateVersions
 from entities.orchestrator.data_builds.leftovers import BuildObjects
 from entities.orchestrator.data_builds.versions import DataSetVersions
 from entities.orchestrator.job.code_archives import archive_of
@@ -77,6 +78,7 @@ class Builds:
         self._working: Counter[str] = Counter()
         self._turn = asyncio.Lock()
         jobs.queue.builds.ended = self.ended
+        jobs.queue.builds.late_versions = LateVersions(self._versions, self.ended.get).resolve
 
     # --- requests -------------------------------------------------------------------------------------------
     async def submit(self, message: SubmitBuild, envelope: Envelope) -> BuildRecord:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 
 from bus.logs import get_logger
@@ -16,12 +16,17 @@ from entities.queue.queued_job import ActiveJob
 from schemas.cluster import NodeStatus
 from schemas.data_set.builds import BuildRecord, BuildState
 from schemas.envelope import EntityKind
+from schemas.job import JobSpec
 from schemas.registry import InstanceState, Resolve
 
 log = get_logger("orchestrator")
 
 UNIT_AGENTS = Resolve(prefix="entity/cluster", kind=EntityKind.CLUSTER, state=InstanceState.ACTIVE)
 """What the registry is asked for: the node agents that work on units."""
+
+
+ResolvesData = Callable[[JobSpec, str], Awaitable[JobSpec]]
+"""Of a job and its user: the job with the versions of the data sets that it reads."""
 
 
 def unit_nodes(mesh: MeshView) -> Iterator[NodeStatus]:
@@ -43,8 +48,15 @@ class QueuedBuilds:
         self.members: dict[str, LaneHolder] = {}
         self.ended: Mapping[str, BuildRecord] = {}
         self.changed = changed
+        self.late_versions: ResolvesData | None = None
         self._mesh = mesh
         self._lanes = RegisteredLanes()
+
+    @property
+    def resolve(self) -> ResolvesData:
+        """Fixes the versions of a job's data sets, once its builds are done."""
+        assert self.late_versions is not None, "set by the owner of builds"
+        return self.late_versions
 
     def enter(self, build: LaneHolder) -> None:
         """A build enters the queue, until it `leave`s."""
