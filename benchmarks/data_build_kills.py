@@ -166,7 +166,7 @@ async def built(mesh: BenchMesh, spec: DataBuildSpec, killer: Killer, kills: int
         "the manifest", lambda: mesh.client.data_set_manifest(spec.name, found.version)
     )
     return BuildFigures(
-        replicas=spec.replicas,
+        replicas=spec.units_at_a_time[1],
         kills=dict(killed),
         units=sum(phase.units for phase in found.phases),
         seconds=time.monotonic() - began,

@@ -93,6 +93,7 @@ _PROCESS = _MetricRows("every process")
 # --- jobs that have not ended, by the leading orchestrator ----------------------------------------------
 JOBS = _ORCHESTRATOR.gauge("jobs", "jobs that have not ended, by state", "state")
 QUEUE_JOBS = _ORCHESTRATOR.gauge("queue_jobs", "jobs that wait for slots")
+QUEUE_BUILDS = _ORCHESTRATOR.gauge("queue_builds", "builds of data sets that wait for lanes")
 QUEUE_FREE = _ORCHESTRATOR.gauge("queue_free_slots", "open slots that no job holds")
 QUEUE_LACKING = _ORCHESTRATOR.gauge(
     "queue_lacking_slots", "slots that have to be there beside the free ones, for all waiting jobs to start"

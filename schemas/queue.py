@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -24,10 +24,13 @@ class QueueQuery(Message, wire="queue.query"):
 
 
 class QueuePlace(Part):
-    """One waiting job. `slots`: the fewest with which it starts."""
+    """One waiting job or build. `slots`: the fewest with which it starts; of a build these are lanes."""
 
     position: int = Field(ge=1)
     job: Token
+    work: Literal["training", "preparation"] = Field(
+        "training", description="preparation: a build of a data set, which waits for lanes, not for slots"
+    )
     name: str
     user: str = ""
     priority: int = 0
@@ -136,13 +139,13 @@ class QueueCapacity(Message, wire="queue.capacity"):
     )
 
 
-class QueueStatus(Message, wire="queue.status", version=(1, 2)):
+class QueueStatus(Message, wire="queue.status", version=(1, 3)):
     """SMO → MG: the queue, first first."""
 
     order: str
     slots: int = Field(description="that are not cordoned")
     free: int
-    waiting: int
+    waiting: int = Field(description="jobs and builds")
     lacking: int = Field(
         description="slots that would have to be there beside the free ones, for all to start"
     )

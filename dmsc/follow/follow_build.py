@@ -6,7 +6,7 @@ import sys
 
 from dmsc.console.exit_codes import ExitCode
 from dmsc.follow.run_state import duration
-from schemas.data_set.builds import BuildEvent, BuildRecord, BuildState, PhaseProgress
+from schemas.data_set.builds import HAS_LANES, BuildEvent, BuildRecord, BuildState, PhaseProgress
 
 CLEAR = "\r\x1b[K"
 
@@ -19,8 +19,9 @@ class BuildLine:
         self._live = not json and sys.stdout.isatty()
         self._shown = False
         self._begun = False
+        self._waits = False
         if not json:
-            self.say(f"{record.build} builds {record.spec.name} ({record.spec.replicas} units at a time)")
+            self.say(f"{record.build} builds {record.spec.name} ({_at_a_time(record)} units at a time)")
 
     def show(self, event: BuildEvent) -> None:
         if self._json:
@@ -36,9 +37,16 @@ class BuildLine:
                 self.say(text)
         elif event.kind == "failure":
             self.say(f"tried again: {event.text}")
-        elif event.state is not None and (self._begun or event.state is not BuildState.BUILDING):
+        elif event.state is not None and self._is_news(event):
             self.say(f"{event.state.value}: {event.text}" if event.text else event.state.value)
+            self._waits = event.state in (BuildState.QUEUED, BuildState.PARKED)
         self._begun = True
+
+    def _is_news(self, event: BuildEvent) -> bool:
+        """Not that it was submitted, and had its lanes at once."""
+        if event.state is BuildState.BUILDING:
+            return self._waits or event.progress is not None or event.text not in ("", HAS_LANES)
+        return self._begun or event.state is not BuildState.QUEUED
 
     def say(self, text: str) -> None:
         """A line that stays."""
@@ -58,6 +66,11 @@ class BuildLine:
         if record.state is BuildState.DONE:
             return ExitCode.OK
         return ExitCode.INTERRUPTED if record.state is BuildState.CANCELLED else ExitCode.FAILED
+
+
+def _at_a_time(record: BuildRecord) -> str:
+    least, _, most = record.spec.units_at_a_time
+    return f"{least} to {most}" if least > 1 or not isinstance(record.spec.replicas, int) else f"{most}"
 
 
 def progress_line(progress: PhaseProgress, rows_per_s: float, left_s: float | None) -> str:

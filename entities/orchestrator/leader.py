@@ -196,16 +196,19 @@ class Leader:
         loads = (self._cordoning.load, self._policies.load, self._promotions.load)
         for load in (*loads, self._jobs.reservations.load, self._sealing.start):
             await insistently(load)
-        self._tasks.create_task(self._jobs.queue.run(), name="queue")
+        queue = self._jobs.queue
+        queue.taking_over = True
+        self._tasks.create_task(queue.run(), name="queue")
         await self._builds.know_code()
         await self._jobs.resume()
         await self._builds.resume()
+        queue.taking_over = False
+        queue.again()
         self._tasks.create_task(self.faults.run(set(self._runs)), name="fault queue")
         await self._serve(subscriptions)
         self.mesh.on_leaving = self._leaving
         await insistently(self._guards.start)
         await on_serving()
-        queue = self._jobs.queue
         signal = CapacitySignal(self._bus, queue.capacity, queue.looked, self.config.capacity)
         self._tasks.create_task(signal.run(), name="wanted capacity")
         self._tasks.create_task(self._draining.run(), name="draining")
@@ -256,6 +259,8 @@ class Leader:
             (subjects.MESH_QUERY, self._mesh_query),
             (subjects.SUBMIT_BUILD, self._builds.submit),
             (subjects.QUERY_BUILDS, self._builds.query),
+            (subjects.RESUME_BUILD, self._builds.unpark),
+            (subjects.PRIORITISE_BUILD, self._builds.prioritise),
             (subjects.DELETE_VERSION, self._builds.delete),
             (subjects.UNIT_PREPARED, self._builds.prepared),
             (subjects.CORDON_PLACE, self._cordoning.cordon),
@@ -267,6 +272,7 @@ class Leader:
             (subjects.CANCEL, self._jobs.cancel),
             (subjects.PARK, self._jobs.park),
             (subjects.CANCEL_BUILD, self._builds.cancel),
+            (subjects.PARK_BUILD, self._builds.park),
         )
         for row, server in ends:
             subscriptions.append(await insistently(partial(bus.serve, row, self._always(server))))

@@ -134,7 +134,7 @@ class Displacement:
 
     def may_give(self, job: ActiveJob, tenant: str) -> bool:
         """Whether a job gives up what it wants for this tenant's jobs: not what is its own tenant's."""
-        owner = job.request.tenant
+        owner = job.request.account
         return self._lent_by is None or owner == tenant or self._lent_by(owner) > self._given_back[owner]
 
     def shrink(self, missing: int, pools: Sequence[int], *, below_want: bool, claimant: JobRequest) -> int:
@@ -157,7 +157,7 @@ class Displacement:
                 if not state.changeable or state.takes or state.replicas <= floor:
                     continue
                 useful = sum(self._pool(slot) in usable for slot in state.slots[-request.replica_slots :])
-                if not useful or (deep and not self.may_give(state.job, claimant.tenant)):
+                if not useful or (deep and not self.may_give(state.job, claimant.account)):
                     aside.append((deep, entry))
                     continue
                 freed += useful
@@ -200,7 +200,7 @@ class Displacement:
         state.slots = state.slots[:-size]
         state.replicas -= 1
         state.reason = reason
-        self._given_back[request.tenant] += size
+        self._given_back[request.account] += size
 
     def _keep_one_more(self, state: RunChanges) -> None:
         """The replica that it was to give up last stays."""
@@ -208,7 +208,7 @@ class Displacement:
         state.slots += state.leaves[-size:]
         del state.leaves[-size:]
         state.replicas += 1
-        self._given_back[request.tenant] -= size
+        self._given_back[request.account] -= size
         self._count(self._beyond_least, state.slots, size, 1)
         if state.replicas > request.replicas.want:
             self._count(self._beyond_want, state.slots, size, 1)
@@ -245,7 +245,7 @@ class Displacement:
             How many slots come free; 0 if that would not be enough.
         """
         usable = frozenset(pools)
-        by_shrinking = self._by_shrinking(usable, claimant.tenant)
+        by_shrinking = self._by_shrinking(usable, claimant.account)
 
         def enough(victims: Sequence[RunChanges]) -> bool:
             freed = by_shrinking + sum(self._adds(each, usable) for each in victims)
@@ -256,7 +256,7 @@ class Displacement:
         for hold, state in self._candidates(self._ranked()):
             if hold <= claim:
                 return 0
-            tenant = state.job.request.tenant
+            tenant = state.job.request.account
             if self._lent_by and self._lent_by(tenant) <= self._given_back[tenant] + chosen[tenant]:
                 continue  # what it has left is its own
             if self._adds(state, usable):
@@ -284,7 +284,7 @@ class Displacement:
         found, lent = 0, dict[str, int]()
         for state in self.elastic():
             request, surplus = state.job.request, self._surplus(state)
-            owner, size = request.tenant, request.replica_slots
+            owner, size = request.account, request.replica_slots
             if not state.changeable or state.takes:
                 continue
             if owner != tenant:
@@ -348,7 +348,7 @@ class Displacement:
         state.parks = ParkOrder(
             job=state.job.request.job, at=parks_at, reason=reason, blocker=blocker, held=held
         )
-        self._given_back[state.job.request.tenant] += len(state.job.slots)
+        self._given_back[state.job.request.account] += len(state.job.slots)
         self.comes_at = max(self.comes_at, parks_at + self._rules.park_s)
 
     # --- jobs that have to leave, whoever waits -------------------------------------------------------------

@@ -47,15 +47,15 @@ def grow(
         state = states[number]
         request = state.job.request
         size = (larger - state.replicas) * request.replica_slots
-        left = room(request.tenant)
-        if left is not None and left - given.get(request.tenant, 0) < size:
+        left = room(request.account)
+        if left is not None and left - given.get(request.account, 0) < size:
             continue
         slots = free.first(free.table.usable(request.needs), size, barred(state), ())
         if len(slots) < size:
             continue
         free.take(slots)
         names = [free.table.slots[slot].slot for slot in slots]
-        given[request.tenant] = given.get(request.tenant, 0) + size
+        given[request.account] = given.get(request.account, 0) + size
         state.takes += names
         state.slots += names
         state.replicas = larger

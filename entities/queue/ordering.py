@@ -56,7 +56,7 @@ class QueueRanking:
         by_tenant: defaultdict[str, list[QueuedJob]] = defaultdict(list)
         for rank, job in reversed(ranked):
             if rank[0]:
-                by_tenant[job.request.tenant].append(job)
+                by_tenant[job.request.account].append(job)
         yield from (job for rank, job in ranked if not rank[0])
         # what a tenant is due changes only when a job of its own starts: entries of the heap stay true
         heap = [(self._need_of(tenant, jobs), tenant) for tenant, jobs in by_tenant.items()]
@@ -98,7 +98,7 @@ class QueueRanking:
         if order is QueueOrder.PRIORITY:
             return -float(request.priority)  # not aged: a job that waited long comes first, but parks nobody
         if order is QueueOrder.FAIR:
-            return 0.0 if self._shares.owns(request.tenant, request.least_slots) else 1.0
+            return 0.0 if self._shares.owns(request.account, request.least_slots) else 1.0
         if order is QueueOrder.LAS:
             return float(max(0, self._service_level(job.attained_slot_s) - self._aged(job)))
         return 0.0
@@ -109,7 +109,7 @@ class QueueRanking:
         if order is QueueOrder.PRIORITY:
             return -float(request.priority)
         if order is QueueOrder.FAIR:
-            return 1.0 if self._shares.borrowed(request.tenant) else 0.0
+            return 1.0 if self._shares.borrowed(request.account) else 0.0
         if order is QueueOrder.LAS:
             return float(self._service_level(job.attained_slot_s))
         return 0.0

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from entities.queue.slot_pools import ANY_SLOT, SlotNeeds
+
+
+class WorkKind(StrEnum):
+    """What is done with the places. Training takes slots; preparation takes lanes, which are beside them."""
+
+    TRAINING = "training"
+    PREPARATION = "preparation"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,10 +46,11 @@ class JobRequest:
     `after`: jobs that have to be done first. `unfit`: it is held because the mesh is too small.
     `array`, `array_limit`: of jobs with the same name of an array that many run at a time (0: no limit).
     `apart`, `beside`: jobs on whose nodes it must not, or must, run.
-    `notice_s`: how long before a park it is told.
+    `notice_s`: how long before a park it is told. A replica of preparation is one unit at a time, in a lane.
     """
 
     job: str
+    work: WorkKind = WorkKind.TRAINING
     submitted_at: float
     tenant: str = ""
     priority: int = 0
@@ -61,6 +70,8 @@ class JobRequest:
     apart: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     notice_s: float = 0.0
+    account: str = field(init=False, default="")
+    """Whose shares and use count: the tenant's; of lanes, which are another resource, one beside that."""
     conditional: bool = field(init=False, default=False)
     """Whether more than room may keep it from starting; a fast answer for most jobs."""
     local: bool = field(init=False, default=False)
@@ -71,6 +82,8 @@ class JobRequest:
     """The slots that it takes with its minimum of replicas."""
 
     def __post_init__(self) -> None:
+        training = self.work is WorkKind.TRAINING
+        object.__setattr__(self, "account", self.tenant if training else lanes_of(self.tenant))
         object.__setattr__(self, "conditional", bool(self.held or self.after or self.array_limit))
         object.__setattr__(self, "local", bool(self.apart or self.beside))
         object.__setattr__(self, "elastic", self.replicas.least < self.replicas.most)
@@ -104,6 +117,10 @@ class JobRequest:
             return next((count for count in range(replicas + 1, want) if self.speed(count) > present), want)
         if replicas < want:
             return replicas + 1
+        if (
+            self.work is WorkKind.PREPARATION
+        ):  # lanes beyond `want` cost nobody anything, nor does their return
+            return replicas + 1 if replicas < self.replicas.most else None
         if not self.speeds:
             worth = replicas < self.replicas.most and self.gain(replicas, replicas + 1) >= least_gain
             return replicas + 1 if worth else None
@@ -116,6 +133,11 @@ class JobRequest:
             return replicas
         counts = range(min(replicas, self.replicas.least), replicas)
         return next((count for count in counts if self.speed(count) >= self.speed(replicas)), replicas)
+
+
+def lanes_of(tenant: str) -> str:
+    """The account of a tenant's lanes."""
+    return f"lanes of {tenant}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,7 +28,9 @@ class SlotReservation:
             raise ValueError(f"reservation {self.name}: {self.count} slots: give at least 1")
 
     def is_for(self, request: JobRequest) -> bool:
-        """Whether this job may use its slots."""
+        """Whether this job may use its slots. Lanes are never kept: what runs in them yields by itself."""
+        if request.needs.lane:
+            return False
         if self.job:
             return request.job == self.job
         return bool(self.tenant) and request.tenant == self.tenant

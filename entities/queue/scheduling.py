@@ -291,7 +291,7 @@ class _Deciding:
         return (free - request.other_slots) // request.replica_slots
 
     def _affordable(self, request: JobRequest, replicas: int) -> int:
-        room = self._shares.room(request.tenant)
+        room = self._shares.room(request.account)
         return replicas if room is None else min(replicas, self._fitting(request, room))
 
     def _planned(
@@ -315,7 +315,7 @@ class _Deciding:
         self._free.take(numbers)
         self._changed()
         names = [self._table.slots[number].slot for number in numbers]
-        self._shares.add(request.tenant, names)
+        self._shares.add(request.account, names)
         if request.array:
             self._arrays[request.array] += 1
         for head in self._heads:
@@ -350,7 +350,8 @@ class _Deciding:
             which = f" {request.needs}" if str(request.needs) else ""
             return Hold(
                 cause=Cause.NEVER,
-                reason=f"needs {least} slots{which}, the mesh has {there}: lower its minimum, or add nodes",
+                reason=f"needs {least} {request.needs.places}{which}, the mesh has {there}: lower its "
+                "minimum, or add nodes",
             )
         missing, displaces = least - free, self._may_displace(job)
         if rival is None or displaces:
@@ -386,7 +387,7 @@ class _Deciding:
 
     def _keep(self, request: JobRequest, pools: Sequence[int], barred: frozenset[int], free: int) -> Hold:
         """Keeps what is free for the job until those who make room have left."""
-        self._shares.promise(request.tenant, request.least_slots)
+        self._shares.promise(request.account, request.least_slots)
         self._free.take(self._free.first(pools, min(request.least_slots, free), barred, ()))
         self._changed()
         text = "waits for the exit of those who make room for it"
@@ -401,7 +402,7 @@ class _Deciding:
             later = returns(
                 self._running,
                 self._table,
-                lambda running: rules.resize and self._moves.may_give(running, request.tenant),
+                lambda running: rules.resize and self._moves.may_give(running, request.account),
                 barred,
                 self._now,
             )
@@ -423,7 +424,7 @@ class _Deciding:
             self._said.head, self._said.head_at = request.job, expected_at
         return Hold(
             cause=Cause.RESERVED if barred and free + len(barred) >= least else Cause.ROOM,
-            reason=f"needs {least} slots, {self._table.free_of_all(request.needs, free)}: "
+            reason=f"needs {least} {request.needs.places}, {self._table.free_of_all(request.needs, free)}: "
             "waiting for a job to end or a node to join",
             expected_at=expected_at,
         )

@@ -15,7 +15,10 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeshSlot:
-    """One slot. `slot`: its id, unique in the mesh; `closed`: cordoned, so it gets nothing new."""
+    """One slot. `slot`: its id, unique in the mesh; `closed`: cordoned, so it gets nothing new.
+
+    `lane`: it is a lane instead: a place for one unit of preparation at a time, beside what computes.
+    """
 
     slot: str
     node: str
@@ -24,25 +27,33 @@ class MeshSlot:
     memory_bytes: int = 0
     labels: Labels = ()
     closed: bool = False
+    lane: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlotNeeds:
-    """Which slots a job may use. Empty fields and 0 mean: any."""
+    """Which slots a job may use, or which lanes (`lane`). Empty fields and 0 mean: any."""
 
     clusters: tuple[str, ...] = ()
     kind: str = ""
     memory_bytes: int = 0
     labels: Labels = ()
+    lane: bool = False
 
     def admit(self, slot: MeshSlot) -> bool:
         """Whether the slot is one of these."""
         return (
-            (not self.clusters or slot.cluster in self.clusters)
+            self.lane == slot.lane
+            and (not self.clusters or slot.cluster in self.clusters)
             and (not self.kind or slot.kind == self.kind)
             and self.memory_bytes <= slot.memory_bytes
             and set(self.labels) <= set(slot.labels)
         )
+
+    @property
+    def places(self) -> str:
+        """What they are called."""
+        return "lanes" if self.lane else "slots"
 
     def __str__(self) -> str:
         parts = [
@@ -70,9 +81,11 @@ class SlotTable:
         """Number of each slot, by its id."""
         self.kinds: Counter[str] = Counter(slot.kind for slot in self.slots)
         """How many slots there are of each kind."""
+        self.computing = sum(not slot.lane for slot in self.slots)
+        """How many there are without the lanes."""
         pools: dict[tuple[object, ...], list[int]] = {}
         for number, slot in enumerate(self.slots):
-            key = (slot.memory_bytes, slot.cluster, slot.kind, slot.labels, slot.closed)
+            key = (slot.memory_bytes, slot.cluster, slot.kind, slot.labels, slot.closed, slot.lane)
             pools.setdefault(key, []).append(number)
         # slots with little memory are given out first: those with more may be all that another job can use
         self.pools: tuple[tuple[int, ...], ...] = tuple(

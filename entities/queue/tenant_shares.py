@@ -101,7 +101,7 @@ class TenantShares:
         self._kind = next(iter(self._kinds), "")
         self._held: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._slots: Counter[str] = Counter()
-        total = max(1, len(table.slots)) * horizon_s
+        total = max(1, table.computing) * horizon_s
         self._past = {tenant: used / total for tenant, used in used_slot_s.items()}
         self._counts = counts
         self.limited = bool(quotas)
@@ -111,7 +111,7 @@ class TenantShares:
         if counts:
             for job in active:
                 if not job.gives_up:  # what is given up already is not to be given up for others once more
-                    self.add(job.request.tenant, [slot for slot in job.slots if slot not in job.leaving])
+                    self.add(job.request.account, [slot for slot in job.slots if slot not in job.leaving])
 
     def add(self, tenant: str, slots: Iterable[str], sign: int = 1) -> None:
         """The tenant gets these slots, or loses them (`sign` -1)."""
@@ -168,9 +168,9 @@ class TenantShares:
 
     def excess(self, request: JobRequest) -> str:
         """Why the tenant may not have this job now; empty: it may."""
-        room, needed = self.room(request.tenant), request.least_slots
+        room, needed = self.room(request.account), request.least_slots
         if room is None or needed <= room:
             return ""
-        most = self.quota(request.tenant).most
-        held = self.held(request.tenant)
+        most = self.quota(request.account).most
+        held = self.held(request.account)
         return f"{request.tenant} has {held} of at most {most} slots, this job needs {needed}"

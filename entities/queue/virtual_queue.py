@@ -287,7 +287,7 @@ class VirtualQueue:
         slot_s = (self.now - run.at) * len(run.slots)
         run.attained_slot_s += slot_s
         if self._counts_use and slot_s:
-            self._used.add(request.tenant, slot_s, self.now - run.at, self.now)
+            self._used.add(request.account, slot_s, self.now - run.at, self.now)
         run.ran_s += self.now - run.at
         run.at = self.now
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from schemas.base import Part, Token
 from schemas.callables import misnamed
 from schemas.data_set.step_args import StepArgs, parsed_args
 from schemas.job_file.code import CodeSpec
 from schemas.job_file.data_set_use import DataSetName
+from schemas.job_file.parallel import ReplicaRange
+from schemas.job_file.queue import After, Deadline, Priority, WallTime
 from schemas.job_file.text import TextFormat, is_tokenizer_file
 from schemas.marks import HOLDS_USER_VALUES, Url
 from schemas.urls import BUILT_FOLDER, BUS
@@ -32,6 +34,13 @@ DUPLICATE_STEPS = ("exact_duplicates", "near_duplicates")
 SAMPLE_STEPS = ("tokenize", "pack")
 """Steps that make samples of what is left; in this order, at the end."""
 MOST_STEPS, MOST_SOURCES, MOST_REPLICAS = 64, 4096, 1024
+WHO_WORKS = ("replicas", "queue", "store", "clusters")
+"""Fields that say who works, when and where, and so decide nothing about the samples."""
+_FOR_JOBS = {
+    "notice_s": "a build that parks ends the units that it has begun, and keeps what it has finished",
+    "apart": "name the clusters in which units may be worked on (clusters:)",
+    "beside": "name the clusters in which units may be worked on (clusters:)",
+}
 
 
 def _known(value: str) -> str:
@@ -43,6 +52,24 @@ def _known(value: str) -> str:
     if reason := misnamed(value):
         raise ValueError(reason)
     return value
+
+
+def _form(value: Any) -> str:
+    return "range" if isinstance(value, Mapping | ReplicaRange) else "number"
+
+
+def _few_enough(value: int | ReplicaRange) -> int | ReplicaRange:
+    if isinstance(value, ReplicaRange) and value.max > MOST_REPLICAS:
+        raise ValueError(f"max {value.max:,}: give at most {MOST_REPLICAS:,}")
+    return value
+
+
+UnitsAtATime = Annotated[
+    Annotated[Annotated[int, Field(ge=1, le=MOST_REPLICAS)], Tag("number")]
+    | Annotated[ReplicaRange, Tag("range")],
+    Discriminator(_form),
+    AfterValidator(_few_enough),
+]
 
 
 class BuildStep(Part):
@@ -81,11 +108,38 @@ class BuildStep(Part):
         return self
 
 
+class BuildQueueSpec(Part):
+    """What the queue has to know of a build beside its lanes. Jobs and builds are named by their ids."""
+
+    priority: Priority = Field(
+        0,
+        description="its class: with the order `priority` higher ones come first, and may park lower ones",
+    )
+    deadline_s: Deadline = Field(
+        None,
+        description="seconds from its submission until it is to be done; near that it goes to the front of "
+        "its class",
+    )
+    after: After = Field((), description="jobs and builds that have to be done before it starts")
+    hold: bool = Field(False, description="it waits until a person resumes it")
+    wall_time_s: WallTime = Field(
+        None, description="seconds that it may run; then it is parked, until a person resumes it"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_words_for_jobs(cls, value: Any) -> Any:
+        for key, instead in _FOR_JOBS.items():
+            if isinstance(value, Mapping) and key in value:
+                raise ValueError(f"{key} is for jobs: {instead}")
+        return value
+
+
 class DataBuildSpec(Part):
     """A build of one data set's next version.
 
     The manifest's digest is a function of the sources' bytes and of this file's fields other than `replicas`,
-    `store` and `clusters`: whoever works, dies and repeats does not show in it.
+    `store`, `clusters` and `queue`: whoever works, dies and repeats does not show in it.
     """
 
     name: DataSetName = Field(description="the data set, whose next version this makes")
@@ -110,7 +164,12 @@ class DataBuildSpec(Part):
     on_bad_unit: Literal["stop", "skip"] = Field(
         "stop", description="what becomes of a unit that can't be read, after two more attempts elsewhere"
     )
-    replicas: int = Field(2, ge=1, le=MOST_REPLICAS, description="units that are worked on at a time")
+    replicas: UnitsAtATime = Field(
+        2,
+        description="units that are worked on at a time: at most so many, or {min, want, max} within which "
+        "the queue chooses: it starts with min",
+    )
+    queue: BuildQueueSpec = Field(BuildQueueSpec(), description="when it may start, and before whom")
     store: Url | None = Field(
         None, description="folder or URL for the data set's files; without it the bus's object store"
     )
@@ -126,6 +185,12 @@ class DataBuildSpec(Part):
         return (self.source,) if isinstance(self.source, str) else self.source
 
     @property
+    def units_at_a_time(self) -> tuple[int, int, int]:
+        """With how few it starts, how many it wants, how many it may have."""
+        given = self.replicas
+        return (1, given, given) if isinstance(given, int) else (given.min, given.want, given.max)
+
+    @property
     def content(self) -> Literal["records", "documents", "windows"]:
         """What its samples are."""
         names = [step.function for step in self.steps]
@@ -134,13 +199,12 @@ class DataBuildSpec(Part):
     @property
     def sha256(self) -> str:
         """SHA-256 of all that decides the samples: all fields but those about who works and where."""
-        return self._digest("replicas", "store", "clusters")
+        return self._digest(*WHO_WORKS)
 
     @property
     def work(self) -> str:
         """The name of its units' work: equal for builds whose units give the same from the same sources."""
-        without = ("replicas", "store", "clusters", "name", "licence", "notes", "on_bad_unit")
-        return self._digest(*without)[:WORK_DIGITS]
+        return self._digest(*WHO_WORKS, "name", "licence", "notes", "on_bad_unit")[:WORK_DIGITS]
 
     @property
     def folder(self) -> str:

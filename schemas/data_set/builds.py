@@ -17,10 +17,13 @@ from schemas.job_file.code import Digest
 from schemas.job_file.data_set_use import DataSetName
 from schemas.marks import Url
 from schemas.stored_values import breaks_rules, read_stored
+from schemas.usage import JobUsage
 
 BUILD_LETTER = "b"
 """With which ids of builds begin."""
 BUILD_ID = re.compile(BUILD_LETTER + r"[0-9a-f]{6}")
+HAS_LANES = "has its lanes"
+"""The reason of a build that begins."""
 MOST_FAILURES = 16
 """Failed attempts at units that a record shows: the last ones."""
 
@@ -39,6 +42,8 @@ KeptBuildSpec = Annotated[DataBuildSpec, WrapValidator(_kept)]
 
 
 class BuildState(StrEnum):
+    QUEUED = "queued"
+    PARKED = "parked"
     BUILDING = "building"
     ENDING = "ending"
     DONE = "done"
@@ -48,13 +53,16 @@ class BuildState(StrEnum):
 
 BUILD_ENDED = frozenset({BuildState.DONE, BuildState.FAILED, BuildState.CANCELLED})
 BUILD_TRANSITIONS: dict[BuildState, frozenset[BuildState]] = {
-    BuildState.BUILDING: frozenset({BuildState.ENDING}),
+    BuildState.QUEUED: frozenset({BuildState.BUILDING, BuildState.PARKED, BuildState.ENDING}),
+    BuildState.PARKED: frozenset({BuildState.BUILDING, BuildState.QUEUED, BuildState.ENDING}),
+    BuildState.BUILDING: frozenset({BuildState.QUEUED, BuildState.PARKED, BuildState.ENDING}),
     BuildState.ENDING: BUILD_ENDED,
     BuildState.DONE: frozenset(),
     BuildState.FAILED: frozenset(),
     BuildState.CANCELLED: frozenset(),
 }
-"""Legal transitions of a build. In `ending` its outcome is recorded (`ends_as`): processes of its units end,
+"""Legal transitions of a build. `queued`: it has no lane; `parked`: likewise, and it waits for a person, or
+for those that came before it. In `ending` its outcome is recorded (`ends_as`): processes of its units end,
 and what nobody refers to is removed."""
 
 
@@ -85,7 +93,7 @@ class PhaseProgress(Part):
         return self.units - self.committed
 
 
-class BuildRecord(Message, wire="data_set.build"):
+class BuildRecord(Message, wire="data_set.build", version=(1, 1)):
     """The orchestrator's record of a build, as kept in the bucket `builds` (key: the build's id)."""
 
     build: Token
@@ -102,6 +110,9 @@ class BuildRecord(Message, wire="data_set.build"):
     failures: tuple[str, ...] = Field((), description="the last failed attempts, each in one line")
     rows_per_s: float = Field(0.0, ge=0, allow_inf_nan=False, description="of the present phase")
     left_s: Seconds | None = Field(None, description="of the present phase, as its units went so far")
+    held: str = Field("", description="why it waits for a person; empty: it does not")
+    resumed_held_s: Seconds = Field(0.0, description="`usage.held_s` when a person last resumed it")
+    usage: JobUsage = Field(JobUsage(), description="the lanes that it has had, as `slots`")
     built_at: Time | None = Field(None, description="when its last unit was committed")
     ends_as: BuildState | None = Field(None, description="its outcome, once that is certain")
     version: int | None = Field(None, description="the version that it made, or found to be equal")
@@ -119,7 +130,7 @@ class BuildRecord(Message, wire="data_set.build"):
         return scope_of(self.user, self.spec)
 
 
-class BuildEvent(Message, wire="data_set.build.event"):
+class BuildEvent(Message, wire="data_set.build.event", version=(1, 1)):
     """An event of a build, in order on the stream `JOBS`."""
 
     build: Token

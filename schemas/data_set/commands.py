@@ -9,11 +9,12 @@ from schemas.data_set.build_file import DataBuildSpec
 from schemas.data_set.builds import BuildRecord, DataSetVersion, KeptBuildSpec
 from schemas.data_set.units import UnitOrder, UnitResult
 from schemas.job_file.data_set_use import DataSetName
+from schemas.job_file.queue import Priority
 from schemas.marks import Secret, Url
 from schemas.quota import Quota
 
 
-class SubmitBuild(Message, wire="data_set.submit"):
+class SubmitBuild(Message, wire="data_set.submit", version=(1, 1)):
     """MG → SMO, after Type 3: build this."""
 
     spec: DataBuildSpec
@@ -29,6 +30,29 @@ class CancelBuild(Message, wire="data_set.cancel"):
     build: Token
     user: str
     reason: str = Field("", max_length=1024)
+
+
+class ParkBuild(Message, wire="data_set.park"):
+    """MG → SMO: begin no unit of a build until a person resumes it; one that waits is held."""
+
+    build: Token
+    user: str
+    reason: str = Field("", max_length=1024)
+
+
+class ResumeBuild(Message, wire="data_set.resume"):
+    """MG → SMO: a build that a person parked or held goes on as soon as there are lanes."""
+
+    build: Token
+    user: str
+
+
+class PrioritiseBuild(Message, wire="data_set.prioritise"):
+    """MG → SMO: a build has another class of priority from now on."""
+
+    build: Token
+    user: str
+    priority: Priority
 
 
 class BuildQuery(Message, wire="data_set.query"):
@@ -53,7 +77,7 @@ class DataSetList(Message, wire="data_set.list"):
     versions: tuple[DataSetVersion, ...]
 
 
-class PrepareUnit(Message, wire="data_set.prepare"):
+class PrepareUnit(Message, wire="data_set.prepare", version=(1, 1)):
     """SMO → node agent: do this unit in a short-lived worker.
 
     Answered by `Ack` once accepted; the result comes as `UnitPrepared`. A repetition starts no second worker,

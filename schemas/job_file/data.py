@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model
 
 from schemas.base import SAMPLE_NAME_PATTERN, Token
 from schemas.callables import misnamed
-from schemas.job_file.data_set_use import SCHEME, DataSetUse
+from schemas.job_file.data_set_use import SCHEME, DataSetUse, is_data_set
 from schemas.job_file.preprocess import MOST_FUNCTIONS, PreprocessSpec, check_chain
 from schemas.job_file.text import TextSpec, is_tokenizer_file
 from schemas.marks import HOLDS_USER_VALUES, Url
@@ -175,6 +175,11 @@ class SourceSpec(TextSpec):
         if self.kind == "feed" and self.source != STDLIB:
             raise ValueError("source is not for kind feed: what it reads is named by feed")
         return self
+
+    @property
+    def awaits_data_set(self) -> bool:
+        """Whether it reads a data set whose version is fixed later, when its build is done."""
+        return is_data_set(self.source) and self.data_set is None
 
     def own_urls(self) -> dict[str, str]:
         """Field → URL of this source. What is not listed here, nobody checks and no node opens."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field, model_validator
 
 from schemas.base import Part, Seconds, Token
@@ -11,30 +13,28 @@ MOST_NOTICE_S = 3600.0
 """A job keeps others waiting no longer than that."""
 
 
+Priority = Annotated[int, Field(ge=-1000, le=1000)]
+Deadline = Annotated[Seconds, Field(gt=0, le=MOST_YEARS_S)] | None
+After = Annotated[tuple[Token, ...], Field(max_length=64)]
+WallTime = Annotated[Seconds, Field(gt=0, le=MOST_YEARS_S)] | None
+
+
 class QueueSpec(Part):
     """What the queue has to know of a job beside its size. Other jobs are named by their ids."""
 
-    priority: int = Field(
+    priority: Priority = Field(
         0,
-        ge=-1000,
-        le=1000,
         description="its class: with the order `priority` higher ones come first, and may park lower ones",
     )
-    deadline_s: Seconds | None = Field(
+    deadline_s: Deadline = Field(
         None,
-        gt=0,
-        le=MOST_YEARS_S,
         description="seconds from its submission until it is to be done; near that it goes to the front of "
         "its class",
     )
-    after: tuple[Token, ...] = Field(
-        (), max_length=64, description="jobs that have to be done before it starts"
-    )
+    after: After = Field((), description="jobs and builds that have to be done before it starts")
     hold: bool = Field(False, description="it waits until a person resumes it")
-    wall_time_s: Seconds | None = Field(
+    wall_time_s: WallTime = Field(
         None,
-        gt=0,
-        le=MOST_YEARS_S,
         description="seconds that it may run; then it is parked, until a person resumes it",
     )
     notice_s: Seconds = Field(

@@ -48,6 +48,14 @@ class Run:
         self.notices.append(text)
 
     @property
+    def held(self) -> str:
+        return self.record.held
+
+    @property
+    def holds(self) -> bool:
+        return bool(self.placements)
+
+    @property
     def waiting(self) -> QueuedJob | None:
         return None if self.placements else QueuedJob(request=self.request, since=0.0, work_s=self.work_s)
 

@@ -66,6 +66,20 @@ class DataCalls(CodeCalls):
         path = f"/v1/data/builds/{segment(build)}/cancel"
         return await self._gateways.ask_for(BuildRecord, "POST", path, params={"reason": reason})
 
+    async def park_build(self, build: str, *, reason: str = "") -> BuildRecord:
+        """Have a build begin no more units until `resume_build`; one that waits is held."""
+        path = f"/v1/data/builds/{segment(build)}/park"
+        return await self._gateways.ask_for(BuildRecord, "POST", path, params={"reason": reason})
+
+    async def resume_build(self, build: str) -> BuildRecord:
+        """Have a parked or held build go on. Raises `Conflict` if it is neither."""
+        return await self._gateways.ask_for(BuildRecord, "POST", f"/v1/data/builds/{segment(build)}/resume")
+
+    async def prioritise_build(self, build: str, priority: int) -> BuildRecord:
+        """Give a build another class of priority in the queue."""
+        path = f"/v1/data/builds/{segment(build)}/prioritise"
+        return await self._gateways.ask_for(BuildRecord, "POST", path, params={"priority": priority})
+
     async def build_events(self, build: str, *, start: int = 1) -> AsyncIterator[BuildEvent]:
         """The events of a build from stream position `start`, then live, until it has ended.
 

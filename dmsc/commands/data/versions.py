@@ -263,4 +263,6 @@ def _how_far(record: BuildRecord) -> str:
     if not record.phases:
         return record.reason
     phase = record.phases[-1]
-    return f"{phase.phase} {phase.committed:,}/{phase.units:,}"
+    units = f"{phase.phase} {phase.committed:,}/{phase.units:,}"
+    waits = record.state.value in ("queued", "parked")
+    return f"{units}: {record.reason}" if waits else units

@@ -11,6 +11,7 @@ from dmsc.console.options import JobArgument, print_json, print_table
 
 if TYPE_CHECKING:
     from dmsc.client.async_client import AsyncClient
+    from schemas.data_set.builds import BuildRecord
     from schemas.gateway_api import MeshStatus
     from schemas.job import JobRecord
 
@@ -66,8 +67,15 @@ def park(
 ) -> None:
     """Pause a job at the end of its current step and free its slots, until `dmsc resume`.
 
+    A build of a data set (b1a2b3c) begins no more units; one that waits in the queue is held.
+
     Example: dmsc park stdlib-gpt-1 --reason 'the urgent one first'
     """
+    from schemas.data_set.builds import is_build
+
+    if is_build(job):
+        show_build(mesh, mesh.ask(lambda client: client.park_build(job, reason=reason)))
+        return
     record = mesh.ask(lambda client: client.park(job, reason=reason))
     mesh.show(record, f"{record.job} {record.state.value}: {_waits(record)}")
 
@@ -86,8 +94,29 @@ def resume(
 
     Example: dmsc resume stdlib-gpt-1 --stages 1 --replicas 3
     """
+    from dmsc.console.exit_codes import bad_input
+    from schemas.data_set.builds import is_build
+
+    if is_build(job):
+        if stages is not None or replicas is not None:
+            raise bad_input(f"{job} is a build, which has no stages: leave --stages and --replicas out")
+        show_build(mesh, mesh.ask(lambda client: client.resume_build(job)))
+        return
     record = mesh.ask(lambda client: client.resume(job, stages=stages, replicas=replicas))
     mesh.show(record, f"{record.job} {record.state.value}: {record.reason}")
+
+
+def show_build(mesh: GatewayQuery, record: BuildRecord) -> None:
+    """Shows what has become of a build: an answer to an order about it."""
+    state = record.state.value
+    coming = f"; {record.held}, once the units that it has begun have ended" if record.held else ""
+    waits = state in ("queued", "parked")
+    mesh.show(
+        record,
+        f"{record.build} {state}: {record.held or record.reason}"
+        if waits
+        else f"{record.build} {state}{coming}",
+    )
 
 
 def _waits(record: JobRecord) -> str:

@@ -11,12 +11,16 @@ from dmsc.console.option_groups import GatewayQuery
 if TYPE_CHECKING:
     from schemas.queue import CapacityDemand, QueueStatus, ReservationSpec, SlotsReserved
 
-app = CommandApp(help="Show which jobs wait for slots, and why; reservations.", no_args_is_help=True)
+MOST_PRIORITY = 1000
+
+app = CommandApp(
+    help="Show which jobs and builds wait, and why; priorities, reservations.", no_args_is_help=True
+)
 
 
 @app.command("list")
 def list_(mesh: GatewayQuery = GatewayQuery()) -> None:
-    """List the jobs that wait for slots, in their order, each with its reason.
+    """List who waits in order, with reasons: jobs for slots, builds of data sets for lanes.
 
     Example: dmsc queue list
     """
@@ -31,7 +35,7 @@ def list_(mesh: GatewayQuery = GatewayQuery()) -> None:
                 place.name,
                 place.user,
                 str(place.priority),
-                str(place.slots),
+                str(place.slots) if place.work == "training" else f"{place.slots} lanes",
                 lasting(time.time() - place.since),
                 clock(place.expected_at),
                 place.reason,
@@ -47,14 +51,34 @@ def list_(mesh: GatewayQuery = GatewayQuery()) -> None:
 
 @app.command()
 def explain(
-    job: Annotated[str, argument("JOB", "The waiting job.")], mesh: GatewayQuery = GatewayQuery()
+    job: Annotated[str, argument("JOB", "The waiting job or build.")], mesh: GatewayQuery = GatewayQuery()
 ) -> None:
-    """Explain why a job waits: its position, what blocks it, its expected start, and what would change that.
+    """Explain why it waits: its position, what blocks it, its expected start, and what would change that.
 
     Example: dmsc queue explain j1a2b3c
     """
     status = mesh.ask(lambda client: client.queue(job))
     mesh.show(status, *explained(status))
+
+
+@app.command()
+def prioritise(
+    build: Annotated[str, argument("BUILD", "The build, as `dmsc data list` shows it.")],
+    priority: Annotated[
+        int, argument("PRIORITY", "Its new class, -1000 to 1000; higher comes first.", min=-1000)
+    ],
+    mesh: GatewayQuery = GatewayQuery(),
+) -> None:
+    """Give a build of a data set another class of priority; it takes its new place at once.
+
+    Example: dmsc queue prioritise b1a2b3c 10
+    """
+    from dmsc.console.exit_codes import bad_input
+
+    if priority > MOST_PRIORITY:
+        raise bad_input(f"priority {priority}: give at most {MOST_PRIORITY}")
+    record = mesh.ask(lambda client: client.prioritise_build(build, priority))
+    mesh.show(record, f"{record.build} has priority {record.spec.queue.priority}")
 
 
 @app.command()
@@ -227,8 +251,9 @@ def when(text: str, name: str, since: float, now: float) -> float:
 def explained(status: QueueStatus) -> list[str]:
     """The lines about one job."""
     (place,) = status.jobs
+    places = "slots" if place.work == "training" else "lanes"
     lines = [
-        f"{place.job} ({place.name}) is {place.position} of {status.waiting}, needs {place.slots} slots",
+        f"{place.job} ({place.name}) is {place.position} of {status.waiting}, needs {place.slots} {places}",
         f"waits:     {place.reason}",
     ]
     if place.blocker:

@@ -342,8 +342,8 @@ def module_row(status: ModuleStatus) -> Row:
 
 
 def queue_row(place: QueuePlace) -> Row:
-    """A waiting job; `expected_at`: when it may start, as far as that is known."""
-    fields = {"position", "job", "name", "user", "slots", "since", "reason", "expected_at"}
+    """A waiting job or build; `expected_at`: when it may start, as far as that is known."""
+    fields = {"position", "job", "work", "name", "user", "slots", "since", "reason", "expected_at"}
     return place.model_dump(mode="json", include=fields)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from bus import subjects
@@ -22,6 +24,9 @@ from schemas.data_set.commands import (
     CancelBuild,
     DataSetList,
     DeleteVersion,
+    ParkBuild,
+    PrioritiseBuild,
+    ResumeBuild,
     SubmitBuild,
 )
 from schemas.data_set.manifest import DataSetManifest, manifest_url
@@ -103,6 +108,16 @@ class DataSetOperations:
 
         return Operation("build.read", build, act)
 
+    async def under_way(self, builds: Iterable[str]) -> set[str]:
+        """The data sets that those of these builds make which have not ended."""
+        names = set()
+        for build in builds:
+            with suppress(NotFound):  # the orchestrator says which it does not know
+                (record,) = (await self._query(build)).builds
+                if not record.ended:
+                    names.add(record.spec.name)
+        return names
+
     async def _query(self, build: str | None) -> BuildList:
         question = BuildQuery(build=build)
         return await self._backends.command(subjects.QUERY_BUILDS, question, deadline_s=self._query_s)
@@ -113,6 +128,30 @@ class DataSetOperations:
 
         return self._backends.operation(
             "build.cancel", build, subjects.CANCEL_BUILD, message, self._command_s, frees=True
+        )
+
+    def park(self, build: str, reason: str) -> Operation[BuildRecord]:
+        def message(access: AccessDecision) -> ParkBuild:
+            return ParkBuild(build=build, user=access.user, reason=reason)
+
+        return self._backends.operation(
+            "build.park", build, subjects.PARK_BUILD, message, self._command_s, frees=True
+        )
+
+    def resume(self, build: str) -> Operation[BuildRecord]:
+        def message(access: AccessDecision) -> ResumeBuild:
+            return ResumeBuild(build=build, user=access.user)
+
+        return self._backends.operation(
+            "build.resume", build, subjects.RESUME_BUILD, message, self._command_s
+        )
+
+    def prioritise(self, build: str, priority: int) -> Operation[BuildRecord]:
+        def message(access: AccessDecision) -> PrioritiseBuild:
+            return PrioritiseBuild(build=build, user=access.user, priority=priority)
+
+        return self._backends.operation(
+            "build.change", build, subjects.PRIORITISE_BUILD, message, self._command_s
         )
 
     # --- versions -------------------------------------------------------------------------------------------
@@ -175,6 +214,9 @@ class DataSetOperations:
         names = sorted({row.name for row in await self.rows(None)})
         more = f" and {len(names) - 8} more" if len(names) > 8 else ""
         there = f"there are {', '.join(names[:8])}{more}" if names else "there is none yet: dmsc data build"
+        for record in (await self._query(None)).builds:
+            if record.spec.name == name and not record.ended:
+                there = f"build {record.build} makes it: give queue.after: [{record.build}], or wait"
         return f"there is no data set {name}; {there}"
 
 

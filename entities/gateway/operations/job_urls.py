@@ -175,10 +175,3 @@ def unresolved(spec: JobSpec) -> JobSpec:
     sets = {name: part.model_copy(update=none) for name, part in data.validation.items()}
     changed = data.model_copy(update={**none, "mixture": mixture, "validation": sets})
     return spec.model_copy(update={"data": changed})
-
-
-def files_on_bus(spec: JobSpec) -> tuple[str, ...]:
-    """The bus URLs of the data sets that a resolved job reads: manifests, and folders of their files."""
-    uses = [part.data_set for part in spec.data.places().values() if part.data_set is not None]
-    urls = [url for use in uses for url in (use.manifest, use.store) if url.startswith(BUS)]
-    return tuple(dict.fromkeys(urls))

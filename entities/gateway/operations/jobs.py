@@ -25,7 +25,6 @@ from entities.gateway.operations.idempotency import Answer, IdempotencyStore, ke
 from entities.gateway.operations.job_urls import (
     READ_FEED,
     Named,
-    files_on_bus,
     named_things,
     names_folders,
     refuse_for_analysis,
@@ -39,6 +38,7 @@ from entities.gateway.operations.operation import Operation
 from entities.gateway.operations.secrets import SecretOperations
 from entities.gateway.storage.usage import StoredUse
 from schemas.base import Message
+from schemas.data_set.fitting import files_on_bus
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, BadInput, BadJob, DmscError, InProgress, NotFound, UnreadableRecord
 from schemas.fault import FaultRecord

@@ -9,9 +9,11 @@ phases.py         the orders of each phase; pure
 progress.py       figures of a phase, its pace; pure
 builds.py         `Builds`: all builds of a term: submitted, taken over, cancelled; versions deleted
 build_run.py      `BuildRun`: one build from phase to phase
+lane_holding.py   the lanes of one build: what the queue sees of it, gives and takes
 unit_dispatch.py  orders to node agents, and their answers
 unit_rows.py      the ledger's bucket: a row for each committed unit, created once
 build_store.py    a build's record and events
+late_versions.py  what jobs read that were submitted before their build was done
 versions.py       versions and their manifests: a new one is a compare-and-set
 leftovers.py      objects to which nobody refers go
 """

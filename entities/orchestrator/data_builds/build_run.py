@@ -18,6 +18,7 @@ from typing import TypeVar
 from bus.logs import get_logger
 from bus.tasks import cancel
 from entities.orchestrator.data_builds.build_store import BuildStore
+from entities.orchestrator.data_builds.lane_holding import LaneHolding, may_resume
 from entities.orchestrator.data_builds.leftovers import BuildObjects
 from entities.orchestrator.data_builds.phases import orders_of, phases_of
 from entities.orchestrator.data_builds.progress import UnitTimes, pace, progress_of
@@ -36,13 +37,15 @@ from entities.orchestrator.data_builds.versions import DataSetVersions
 from entities.orchestrator.job.teardown import forget_at_nodes
 from entities.orchestrator.job.term import TermContext
 from entities.orchestrator.job_state.job_secrets import forget_secrets, secrets_of
+from entities.orchestrator.queue.job_queue import JobQueue
 from schemas.data_set.assembly import assembled
-from schemas.data_set.builds import BuildRecord, BuildState, UnitCommit
+from schemas.data_set.builds import HAS_LANES, BuildRecord, BuildState, UnitCommit
 from schemas.data_set.commands import UnitPrepared
 from schemas.data_set.manifest import DataSetContent
 from schemas.data_set.secrets import build_references
 from schemas.data_set.units import UnitPhase, UnitResult
 from schemas.errors import BadInput, Conflict, DmscError, Fenced, Unavailable
+from schemas.usage import JobUsage
 
 log = get_logger("orchestrator")
 
@@ -76,7 +79,7 @@ class BuildFailed(Exception):
 
 
 class BuildRun:
-    """One build. `working`: units of all builds, by agent."""
+    """One build. `working`: units of all builds, by agent; `queue`: who gives it lanes."""
 
     def __init__(
         self,
@@ -85,9 +88,12 @@ class BuildRun:
         versions: DataSetVersions,
         objects: BuildObjects,
         working: Counter[str],
+        queue: JobQueue,
         times: BuildTimes = BuildTimes(),
     ) -> None:
         self.store = store
+        self.lanes = LaneHolding(self, queue.again)
+        self._queue = queue
         self._term = term
         self._versions = versions
         self._objects = objects
@@ -98,9 +104,9 @@ class BuildRun:
         self._decision = asyncio.Lock()
         self._end = asyncio.Event()
         self._wake = asyncio.Event()
+        self.lanes.wake = self._wake.set
         self._broken: BaseException | None = None
         self._idle_since: float | None = None
-        self._waits = False
         self._secrets = ""
         self._task: asyncio.Task[None] | None = None
 
@@ -133,6 +139,68 @@ class BuildRun:
         """
         if not await self._decide(BuildState.CANCELLED, reason):
             raise Conflict(f"build {self.record.build} is ending: {self.record.ends_as}")
+
+    async def park(self, why: str) -> None:
+        """Begins no more units until a person resumes it; those that have begun end.
+
+        Raises:
+            Conflict: it is ending.
+        """
+        self._refuse_ending()
+        if not self.record.held:
+            await self.store.note(held=why)
+            self.lanes.park(why)
+            self._queue.again()
+            self._wake.set()
+
+    async def resume(self, why: str) -> None:
+        """Goes on as soon as there are lanes.
+
+        Raises:
+            Conflict: it is ending, or neither parked nor held.
+        """
+        self._refuse_ending()
+        record = self.record
+        if not may_resume(record, self.lanes.parks):
+            raise Conflict(
+                f"build {record.build} is {record.state}: only a parked or held one can be resumed"
+            )
+        if record.held:
+            used = record.usage.held(record.usage.slots, time.time()).held_s
+            await self.store.note(held="", resumed_held_s=used)
+            await self.store.say(why)
+        self._queue.goes_on(record.build)
+        self.lanes.go_on()
+        self._wake.set()
+
+    async def prioritise(self, priority: int) -> None:
+        """Gives it another class in the queue.
+
+        Raises:
+            Conflict: it is ending.
+        """
+        self._refuse_ending()
+        spec = self.record.spec
+        asked = spec.queue.model_copy(update={"priority": priority})
+        await self.store.note(spec=spec.model_copy(update={"queue": asked}))
+        self._queue.again()
+
+    def _refuse_ending(self) -> None:
+        record = self.record
+        if record.ends_as is not None:
+            raise Conflict(f"build {record.build} is ending: {record.ends_as}")
+
+    def used(self, usage: JobUsage) -> None:
+        """Takes what it has used into its record."""
+        self.store.used(usage)
+
+    def hold(self, why: str) -> None:
+        """It waits for a person: so says the queue, at the end of its wall time."""
+        self._term.spawn(self.park(why))
+
+    def notify(self, text: str) -> None:
+        """Tells its followers what becomes of its lanes."""
+        self._term.spawn(self.store.say(text))
 
     def prepared(self, message: UnitPrepared, agent: str) -> bool:
         return self._dispatch.prepared(message, agent)
@@ -170,6 +238,7 @@ class BuildRun:
     # --- its work -------------------------------------------------------------------------------------------
     async def _build(self) -> None:
         spec = self.record.spec
+        await self._until_lanes()
         self._secrets = await self._insistently(lambda: secrets_of(self._term.bus, build_references(spec)))
         rows = await self._usable(await self._rows.load())
         results: dict[UnitPhase, list[UnitResult]] = {}
@@ -255,50 +324,85 @@ class BuildRun:
                 if self._broken is not None:
                     raise self._broken
                 self._wake.clear()
+                self.lanes.settle(ledger.left)
                 self._bind(ledger, times, tasks)
-                await self._tell_waiting(not tasks)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._times.look_s):
-                        await self._wake.wait()
+                await self._tell_waiting(idle=not tasks)
+                await self._woken()
                 await tell()
         finally:
             await cancel(*tasks)
         await tell(began=True)
 
     def _bind(self, ledger: UnitLedger, times: UnitTimes, tasks: set[asyncio.Task[None]]) -> None:
-        """Gives units to nodes that have room, up to `replicas` at a time."""
+        """Gives units to the nodes of its lanes; one that has failed, to any with room, in place of one."""
         for unit in ledger.planned():
-            if len(tasks) >= self.record.spec.replicas:
+            if not self.lanes.idle:
                 return
-            loads = self._dispatch.loads(times)
+            everywhere = self._dispatch.loads(times)
+            loads = everywhere if unit.avoided else self.lanes.loads(everywhere)
             agent = choose_agent(unit, loads, times.usual_s)
             if agent is None:
-                if unit.unreadable:
+                if unit.avoided:
                     continue
                 return
             ledger.bind(unit.key, agent)
             self._dispatch.take(agent)
+            lane = self.lanes.begin(agent, unit.key)
             task = asyncio.create_task(self._do(ledger, unit, times))
             tasks.add(task)
-            task.add_done_callback(partial(self._ended, tasks, agent))
+            task.add_done_callback(partial(self._ended, tasks, agent, lane))
 
-    async def _tell_waiting(self, idle: bool) -> None:
-        """Says once that no node may have a unit, and once that one has."""
-        if not idle:
+    # --- its turn -------------------------------------------------------------------------------------------
+    async def _until_lanes(self) -> None:
+        """Waits for its first lanes; it reads nothing before.
+
+        Raises:
+            BuildFailed: what it was to start after has failed.
+        """
+        while not self.lanes.holds:
+            self._wake.clear()
+            await self._tell_waiting(idle=True)
+            await self._woken()
+        await self._tell_waiting(idle=False)
+
+    async def _tell_waiting(self, *, idle: bool) -> None:
+        """Records that it waits for lanes, and why, and that it goes on.
+
+        Lanes go and come with slots and nodes: a moment without one is no event, if it has begun.
+
+        Raises:
+            BuildFailed: what it was to start after has failed.
+        """
+        record = self.record
+        if not idle or self.lanes.holds:
             self._idle_since = None
-        elif self._idle_since is None:
-            self._idle_since = time.monotonic()
-        waits = idle and time.monotonic() - (self._idle_since or 0.0) >= self._times.waiting_s
-        if waits is self._waits or self.record.ends_as is not None:
+            if record.ends_as is None and self.lanes.holds and record.state is not BuildState.BUILDING:
+                await self.store.move(BuildState.BUILDING, "goes on" if record.phases else HAS_LANES)
             return
-        self._waits = waits
-        where = f" of {' or '.join(self.record.spec.clusters)}" if self.record.spec.clusters else ""
-        reason = f"waits for a node: none{where} may have a unit now" if waits else "goes on"
-        await self.store.move(self.record.state, reason)
+        if self.lanes.in_vain:
+            raise BuildFailed(self.lanes.reason)
+        if self._idle_since is None:
+            self._idle_since = time.monotonic()
+        settled = time.monotonic() - self._idle_since >= self._times.waiting_s
+        reason = record.held or self.lanes.reason
+        parked = self.lanes.parked or bool(record.held) or record.state is BuildState.PARKED
+        working = record.state is BuildState.BUILDING
+        if record.ends_as is not None or not reason or (working and not settled and not parked):
+            return
+        state = BuildState.PARKED if parked and record.phases else BuildState.QUEUED
+        if (record.state, record.reason) != (state, reason):
+            await self.store.move(state, reason)
 
-    def _ended(self, tasks: set[asyncio.Task[None]], agent: str, task: asyncio.Task[None]) -> None:
+    async def _woken(self) -> None:
+        """Returns once there may be something to do, or it is time to look."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._times.look_s):
+                await self._wake.wait()
+
+    def _ended(self, tasks: set[asyncio.Task[None]], agent: str, lane: str, task: asyncio.Task[None]) -> None:
         tasks.discard(task)
         self._dispatch.free(agent)
+        self.lanes.end(lane)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._broken = self._broken or error
         self._wake.set()
@@ -343,6 +447,7 @@ class BuildRun:
     # --- its end --------------------------------------------------------------------------------------------
     async def _clean_up(self) -> None:
         """Ends processes of its units; of a build that is done, removes what its version does not need."""
+        self.lanes.clear()
         await forget_at_nodes(self._term.bus, self._term.mesh, self.record.build, self._times.forget_s)
         with contextlib.suppress(DmscError):
             await forget_secrets(self._term.bus, build_references(self.record.spec).values())

@@ -23,6 +23,7 @@ from schemas.data_set.builds import (
 )
 from schemas.data_set.units import UnitPhase
 from schemas.errors import DmscError, IllegalTransition
+from schemas.usage import JobUsage
 
 log = get_logger("orchestrator")
 
@@ -120,6 +121,14 @@ class BuildStore:
     def _phases_with(self, progress: PhaseProgress) -> tuple[PhaseProgress, ...]:
         others = tuple(each for each in self.record.phases if each.phase != progress.phase)
         return (*others, progress)
+
+    def used(self, usage: JobUsage) -> None:
+        """Takes what the build has used into the record; it is written with the next change."""
+        self._change(usage=usage)
+
+    async def say(self, text: str) -> None:
+        """Records as the reason what will become of the build, and tells its followers."""
+        await self.move(self.record.state, text)
 
     async def note(self, **figures: Any) -> None:
         """Changes fields of the record, and writes it."""

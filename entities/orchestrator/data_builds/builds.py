@@ -15,17 +15,22 @@ from bus.logs import get_logger
 from bus.messaging.key_value import KeyValueEntry
 from entities.orchestrator.data_builds.build_run import BuildRun
 from entities.orchestrator.data_builds.build_store import BuildStore
+from entities.orchestrator.data_builds.late_versions import LateVersions
 from entities.orchestrator.data_builds.leftovers import BuildObjects
 from entities.orchestrator.data_builds.versions import DataSetVersions
 from entities.orchestrator.job.code_archives import archive_of
 from entities.orchestrator.job.job_runs import JobRuns
 from entities.orchestrator.job.term import TermContext, insistently
+from entities.orchestrator.queue.job_queue import unknown
 from schemas.data_set.builds import BUILD_LETTER, BuildRecord, BuildState
 from schemas.data_set.commands import (
     BuildList,
     BuildQuery,
     CancelBuild,
     DeleteVersion,
+    ParkBuild,
+    PrioritiseBuild,
+    ResumeBuild,
     SubmitBuild,
     UnitPrepared,
 )
@@ -72,6 +77,8 @@ class Builds:
         self._objects = BuildObjects(term.bus, term.mesh)
         self._working: Counter[str] = Counter()
         self._turn = asyncio.Lock()
+        jobs.queue.builds.ended = self.ended
+        jobs.queue.builds.late_versions = LateVersions(self._versions, self.ended.get).resolve
 
     # --- requests -------------------------------------------------------------------------------------------
     async def submit(self, message: SubmitBuild, envelope: Envelope) -> BuildRecord:
@@ -81,7 +88,7 @@ class Builds:
             Conflict: a build of this data set is under way.
             Refused: the data set is another user's.
             OverQuota: the user has as many jobs and builds as they may.
-            NotFound: the archive of its code is not there.
+            NotFound: the archive of its code, or what it is to start after, is not there.
         """
         command = envelope.causation or envelope.id
         async with self._turn:
@@ -89,14 +96,18 @@ class Builds:
             if (known := next(same, None)) is not None:
                 return known
             await self._admit(message)
+            for name in message.spec.queue.after:
+                if not self._jobs.queue.knows(name):
+                    raise NotFound(f"queue.after: {unknown(name)}")
             now = time.time()
             record = BuildRecord(
                 build=f"{BUILD_LETTER}{secrets.token_hex(3)}",
                 spec=message.spec,
-                state=BuildState.BUILDING,
+                state=BuildState.QUEUED,
                 user=message.user,
                 may_read=message.may_read,
                 command=command,
+                held=f"held by {message.user}: queue.hold" if message.spec.queue.hold else "",
                 submitted_at=now,
                 changed_at=now,
             )
@@ -131,14 +142,40 @@ class Builds:
             NotFound: there is no such build.
             Conflict: it has ended, or is ending.
         """
-        run = self.running.get(message.build)
-        if run is None:
-            record = self.ended.get(message.build)
-            if record is None:
-                raise NotFound(f"no build {message.build}: `dmsc data list` shows them")
-            raise Conflict(f"build {message.build} has already ended: {record.state}")
+        run = self._unended(message.build)
         await run.cancel(message.reason or f"cancelled by {message.user}")
         return run.record
+
+    async def park(self, message: ParkBuild, envelope: Envelope) -> BuildRecord:
+        """
+        Raises:
+            NotFound: there is no such build.
+            Conflict: it has ended, or is ending.
+        """
+        run = self._unended(message.build)
+        await run.park(f"parked by {message.user}{message.reason and f': {message.reason}'}")
+        return run.record
+
+    async def unpark(self, message: ResumeBuild, envelope: Envelope) -> BuildRecord:
+        """Raises as `park` does, and `Conflict` if it is neither parked nor held."""
+        run = self._unended(message.build)
+        await run.resume(f"resumed by {message.user}")
+        return run.record
+
+    async def prioritise(self, message: PrioritiseBuild, envelope: Envelope) -> BuildRecord:
+        """Raises as `park` does."""
+        run = self._unended(message.build)
+        await run.prioritise(message.priority)
+        return run.record
+
+    def _unended(self, build: str) -> BuildRun:
+        run = self.running.get(build)
+        if run is None:
+            record = self.ended.get(build)
+            if record is None:
+                raise NotFound(f"no build {build}: `dmsc data list` shows them")
+            raise Conflict(f"build {build} has already ended: {record.state}")
+        return run
 
     async def query(self, message: BuildQuery, envelope: Envelope) -> BuildList:
         if message.build is None:
@@ -196,6 +233,7 @@ class Builds:
             record: BuildRecord = entry.message
             if record.ended:
                 self._keep(record)
+                self._jobs.queue.job_ended(record)
             else:
                 await self._take_over(record, entry.revision)
 
@@ -218,10 +256,14 @@ class Builds:
     async def _start(self, record: BuildRecord, revision: int, reason: str) -> BuildRecord:
         store = BuildStore(self._term.bus, record, revision, self._term.candidate.confirmed)
         await store.move(record.state, reason if record.ends_as is None else record.reason)
-        run = BuildRun(self._term, store, self._versions, self._objects, self._working)
+        run = self._run_of(store)
         self.running[record.build] = run
+        self._jobs.queue.builds.enter(run.lanes)
         self._term.spawn(self._drive(run))
         return store.record
+
+    def _run_of(self, store: BuildStore) -> BuildRun:
+        return BuildRun(self._term, store, self._versions, self._objects, self._working, self._jobs.queue)
 
     async def _drive(self, run: BuildRun) -> None:
         try:
@@ -231,6 +273,9 @@ class Builds:
             self.running.pop(record.build, None)
             if record.ended:
                 self._keep(record)
+                self._jobs.queue.job_ended(record)
+            self._jobs.queue.builds.leave(record.build)
+            if record.ended:
                 await self._release_code(record)
 
     def _keep(self, record: BuildRecord) -> None:
@@ -280,8 +325,7 @@ class Builds:
                     continue
                 confirmed = self._term.candidate.confirmed
                 store = BuildStore(self._term.bus, entry.message, entry.revision, confirmed)
-                run = BuildRun(self._term, store, self._versions, self._objects, self._working)
-                await run.drop_work()
+                await self._run_of(store).drop_work()
                 self.ended[record.build] = store.record
             except DmscError as error:
                 log.warning("work of a build not removed", build=record.build, reason=error.text)

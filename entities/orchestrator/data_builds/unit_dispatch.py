@@ -17,16 +17,11 @@ from bus.tasks import cancel
 from entities.orchestrator.data_builds.progress import UnitTimes
 from entities.orchestrator.data_builds.unit_ledger import AgentLoad, Unit
 from entities.orchestrator.mesh.mesh_view import MeshView
-from entities.orchestrator.planning.eligible_slots import eligible
+from entities.orchestrator.queue.queued_builds import unit_nodes
 from schemas.cluster import NodeStatus
 from schemas.data_set.build_file import DataBuildSpec
 from schemas.data_set.commands import PrepareUnit, UnitPrepared
-from schemas.envelope import EntityKind
 from schemas.errors import Unavailable
-from schemas.registry import InstanceState, Resolve
-
-WORKERS = Resolve(prefix="entity/cluster", kind=EntityKind.CLUSTER, state=InstanceState.ACTIVE)
-"""What the registry is asked for: the node agents that work on units."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +61,9 @@ class UnitDispatch:
         """The agents that may have units now. `times`: of the present phase."""
         clusters, closed = self._spec.clusters, self._mesh.cordons.places()
         loads = []
-        for node in eligible(self._mesh.open_nodes(), WORKERS, self._mesh.records):
+        for node in unit_nodes(self._mesh):
             sid = node.sid
-            if (clusters and node.cluster not in clusters) or not node.warm or None in closed.get(sid, ()):
+            if clusters and node.cluster not in clusters:
                 continue
             slots = [slot for slot in node.slots if slot.index not in closed.get(sid, ())]
             if not slots:

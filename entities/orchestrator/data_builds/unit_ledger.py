@@ -126,6 +126,11 @@ class UnitLedger:
     def complete(self) -> bool:
         return all(unit.state is UnitState.COMMITTED for unit in self.units.values())
 
+    @property
+    def left(self) -> int:
+        """How many units are not committed."""
+        return sum(unit.state is not UnitState.COMMITTED for unit in self.units.values())
+
     def planned(self) -> Iterator[Unit]:
         """Units that wait for a node, in order; those that a node has failed come last."""
         waiting = [unit for unit in self.units.values() if unit.state is UnitState.PLANNED]

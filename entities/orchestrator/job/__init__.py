@@ -8,6 +8,7 @@ raises `Fenced` then.
 job_runs.py            `JobRuns`: all jobs of one term: submitted, taken over, driven to their end
 term.py                `TermContext`: what the jobs of one term share
 job_run.py             `JobRun`: the states of one job, from the queue to its end
+awaited_data.py        waits for builds of the data sets that the job reads
 deployment.py          `Deployment`: waits for room, plans, starts the instances
 training.py            `Training`: steps, boundaries, roll-backs, steps that are left out
 takeover_service.py    `TakeoverService`: adopts the living instances of an earlier orchestrator

@@ -11,6 +11,7 @@ from bus.tasks import cancel
 from bus.wire.correlation import correlate, current_cause
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
 from entities.orchestrator.faults.fault_location import WARNINGS, locate
+from entities.orchestrator.job.awaited_data import await_data
 from entities.orchestrator.job.bus_outages import BusOutages
 from entities.orchestrator.job.deployment import Deployment
 from entities.orchestrator.job.model_analysis import ModelAnalysis
@@ -339,6 +340,7 @@ class JobRun:
         async with self.training:
             if self.job.store.record.state is JobState.PARKED:
                 await self._until_resumed()
+                await await_data(self.job, self._outages)
                 await self._deploy()
             elif self.job.epoch > 1 and await self._adopt():
                 self.parking.taken_over(adopted=True)
@@ -346,6 +348,7 @@ class JobRun:
                 if self.job.epoch > 1:
                     await self._outages.outlast("freeing what it held", self.teardown.reclaim)
                     self.parking.taken_over(adopted=False)
+                await await_data(self.job, self._outages)
                 await self.job.store.move(JobState.ANALYSING, "layers, costs, data")
                 await self._deploy()
             await self._train()

@@ -21,13 +21,14 @@ from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.retry_limits import Parked
 from entities.orchestrator.membership.slot_holding import SlotHolding
 from entities.orchestrator.queue.admission import JobAdmission
-from entities.orchestrator.queue.job_queue import JobQueue
+from entities.orchestrator.queue.job_queue import JobQueue, unknown
 from entities.orchestrator.queue.mesh_slots import reshaped
 from entities.orchestrator.queue.reservation_book import ReservationBook
 from entities.queue.queue_rules import QueueOrder
 from schemas import names
+from schemas.data_set.builds import is_build
 from schemas.envelope import Envelope
-from schemas.errors import Ack, Conflict, DmscError, Fenced, NotFound, Unavailable
+from schemas.errors import Ack, BadJob, Conflict, DmscError, Fenced, NotFound, Unavailable
 from schemas.gateway_api import (
     CancelJob,
     ChangeStage,
@@ -115,8 +116,10 @@ class JobRuns:
     def _know(self, asked: QueueSpec) -> None:
         for where, jobs in (("after", asked.after), ("apart", asked.apart), ("beside", asked.beside)):
             for job in jobs:
-                if job not in self.running and job not in self.ended:
-                    raise NotFound(f"queue.{where}: no job {job}: `dmsc jobs` lists their ids")
+                if not self.queue.knows(job):
+                    raise NotFound(f"queue.{where}: {unknown(job)}")
+                if where != "after" and is_build(job):
+                    raise BadJob(f"queue.{where}: {job} is a build, which has no nodes of its own: name jobs")
 
     async def _queued(self, message: SubmitJob, command: str) -> JobRecord:
         names.refuse_taken("job", message.spec.name)
@@ -278,7 +281,7 @@ class JobRuns:
         run = self.running.get(job)
         record = self.ended.get(job) if run is None else run.job.store.record
         if record is None:
-            raise NotFound(f"no job {job}: `dmsc jobs` lists them")
+            raise NotFound(unknown(job))
         if run is None or record.state in ENDED:  # users hear of that before its run is over
             raise Conflict(f"job {job} has already ended: {record.state}")
         if run.over:
@@ -295,7 +298,9 @@ class JobRuns:
         return JobList(jobs=(record,))
 
     async def queue_status(self, message: QueueQuery, envelope: Envelope) -> QueueStatus:
-        if message.job is not None:
+        if message.job is not None and message.job not in self.queue.builds.members:
+            if (build := self.queue.builds.ended.get(message.job)) is not None:
+                raise Conflict(f"build {message.job} has already ended: {build.state}")
             self._unended(message.job)
         return await self.queue.status(
             {name: run.job.store.record for name, run in self.running.items()},

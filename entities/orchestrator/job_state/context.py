@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from bus.connection import Bus
 from entities.orchestrator.job_state.decision_record import DecisionRecord
@@ -189,11 +190,14 @@ class JobContext:
     planning: PlanningConfig = field(default_factory=PlanningConfig)
 
 
-async def settle(job: JobContext, spec: JobSpec) -> None:
-    """From now on this is the job, for instances that start and for whoever goes on with it."""
+async def settle(job: JobContext, spec: JobSpec, **figures: Any) -> None:
+    """From now on this is the job, for instances that start and for whoever goes on with it.
+
+    `figures`: fields of its record that change with it.
+    """
     job.spec = spec
     job.instances.settle(spec)
-    await job.store.note(now=True, spec=spec)
+    await job.store.note(now=True, spec=spec, **figures)
 
 
 def eligible_nodes(job: JobContext) -> list[NodeStatus]:

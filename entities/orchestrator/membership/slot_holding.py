@@ -92,6 +92,16 @@ class SlotHolding:
         return self._job.store.record
 
     @property
+    def held(self) -> str:
+        """Why it waits for a person; empty: it does not."""
+        return self._job.store.record.held
+
+    @property
+    def holds(self) -> bool:
+        """Whether it has slots."""
+        return bool(self.placements)
+
+    @property
     def placements(self) -> Sequence[Placement]:
         """Where its units run, or are to run; those last that leave first when it shrinks."""
         graph = self._job.instances.deployed

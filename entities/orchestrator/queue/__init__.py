@@ -8,7 +8,9 @@ job_queue.py    `JobQueue`: has all waiting jobs decided about at once, and carr
 granted_plan.py  the plan that a job is placed with, made on a thread; pure
 promised_slots.py  `PromisedSlots`: which slots are promised to which job
 park_orders.py  `ParkOrders`: who has been told to park, and does once the notice is over
-slot_holder.py  `SlotHolder`: what a job's run shows to the queue, and takes from it
+slot_holder.py  `SlotHolder`, `LaneHolder`: what jobs and builds show to the queue, and take from it
+queued_builds.py  `QueuedBuilds`: builds of data sets in the queue (ADR-0088)
+lanes.py        places for units of builds, and which of them are open; pure
 capacity_signal.py  `CapacitySignal`: publishes the slots that have to be there for all to start (ADR-0086)
 plan_service.py `PlanService`: plans of jobs that are not there yet, few at once (ADR-0079)
 reservation_book.py  `ReservationBook`: slots that are kept for a time

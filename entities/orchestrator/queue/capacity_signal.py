@@ -71,7 +71,7 @@ def capacity_of(
     return QueueCapacity(
         slots=total,
         free=free,
-        waiting=len(facts.queue),
+        waiting=sum(not job.request.needs.lane for job in facts.queue),
         lacking=sum(demand.lacking for demand in demands),
         since=min(missing, default=None),
         demands=tuple(_as_told(demand) for demand in first[:MOST_DEMANDS]),
@@ -79,6 +79,8 @@ def capacity_of(
 
 
 def _wants_slots(job: QueuedJob, hold: Hold | None) -> bool:
+    if job.request.needs.lane:  # builds take what others leave: nobody adds nodes for them
+        return False
     if job.request.held:
         return job.request.unfit
     if hold is None:

@@ -1,7 +1,8 @@
 """The one owner of the queue during a term: it has all jobs decided about at once (ADR-0073).
 
-A job that waits takes a `QueueTurn`, and is told of its slots or of its reason. `decide` runs on a thread; if
-anything has changed meanwhile, its decision is dropped and another one made, a few times. All that it needs
+A job that waits takes a `QueueTurn`, and is told of its slots or of its reason; builds of data sets are in
+the same queue, and are told of their lanes (`queued_builds.py`). `decide` runs on a thread; if anything has
+changed meanwhile, its decision is dropped and another one made, a few times. All that it needs
 is in the jobs' records, in the registrations of nodes, and in the bucket `reservations`, so that a new leader
 decides alike; a notice begins anew under it.
 """
@@ -12,10 +13,11 @@ import asyncio
 import contextlib
 import math
 import time
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections import ChainMap, defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any, cast
 
 from bus.logs import get_logger
 from entities import metrics
@@ -34,7 +36,8 @@ from entities.orchestrator.queue.mesh_slots import (
 )
 from entities.orchestrator.queue.park_orders import ParkOrders
 from entities.orchestrator.queue.promised_slots import PromisedSlots
-from entities.orchestrator.queue.slot_holder import SeenHolders, SlotHolder
+from entities.orchestrator.queue.queued_builds import QueuedBuilds
+from entities.orchestrator.queue.slot_holder import QueueMember, SeenHolders, SlotHolder
 from entities.queue.decision import Cause, Hold, QueueDecision
 from entities.queue.explanation import explain
 from entities.queue.queue_rules import QueueOrder, QueueRules
@@ -43,6 +46,7 @@ from entities.queue.reservations import SlotReservation, assign, barred_for
 from entities.queue.scheduling import QueueSurroundings, decide
 from entities.queue.slot_pools import MeshSlot, SlotTable
 from entities.queue.tenant_shares import DecayedUse
+from schemas.data_set.builds import BuildRecord, is_build
 from schemas.errors import Conflict, DmscError
 from schemas.job import JobRecord, JobState
 from schemas.queue import (
@@ -118,10 +122,17 @@ class QueueTurn:
             self._news.put_nowait(news)
 
 
+def unknown(name: str) -> str:
+    """What is said of an id that nobody knows."""
+    if is_build(name):
+        return f"no build {name}: `dmsc data list` shows them"
+    return f"no job {name}: `dmsc jobs` lists their ids"
+
+
 class JobQueue:
     """Decides which jobs of one term start, with how many replicas, and which shrink, grow or park.
 
-    `holders`: the jobs that have not ended, by id; `ended`: records of others.
+    `holders`: the jobs that have not ended, by id; `ended`: records of others. `builds` are beside them.
     """
 
     def __init__(
@@ -137,8 +148,14 @@ class JobQueue:
         self._ended = ended
         self._used = DecayedUse(rules.half_life_s)  # by jobs that have ended
         self._turns: dict[str, QueueTurn] = {}
+        self.builds = QueuedBuilds(mesh, self.again)
+        """Those that wait or work, beside the jobs."""
+        self.taking_over = False
+        """Not all that earlier leaders left is known yet: who comes after one of them goes on waiting."""
+        members: list[MutableMapping[str, Any]] = [cast(Any, holders), self.builds.members]
+        self._members: Mapping[str, QueueMember] = ChainMap(*members)
         self._promised = PromisedSlots(holders)
-        self._orders = ParkOrders(holders, self._claimants)
+        self._orders = ParkOrders(self._members, self._claimants)
         self._slots = RegisteredSlots()
         self.reservations: Callable[[float], tuple[SlotReservation, ...]] = lambda now: ()
         """Slots that are kept for a time, as the core sees them."""
@@ -163,8 +180,8 @@ class JobQueue:
             if self._turns.get(job) is turn:
                 del self._turns[job]
 
-    def job_ended(self, record: JobRecord) -> None:
-        """What the job has used goes on counting for its user, once for each job."""
+    def job_ended(self, record: JobRecord | BuildRecord) -> None:
+        """What the job or build has used goes on counting for its user, once for each of them."""
         count_use(self._used, record, record.changed_at)
 
     def again(self) -> None:
@@ -220,7 +237,7 @@ class JobQueue:
             await self._until_changed(seen, again_at)
 
     def _has_to_decide(self) -> bool:
-        if self._turns or self._orders or self.reservations(time.time()):
+        if self._turns or self._orders or self.builds.members or self.reservations(time.time()):
             return True
         requests = (run.active.request for run in self._holders.values())
         return any(request.elastic or request.wall_time_s for request in requests)
@@ -263,7 +280,14 @@ class JobQueue:
         for run in self._holders.values():
             if (waiting := run.waiting) is not None and not waiting.request.held:
                 claimants.add(run.name)
+        for name, build in self.builds.members.items():
+            if (waiting := build.waiting) is not None and not waiting.request.held:
+                claimants.add(name)
         return claimants
+
+    def knows(self, name: str) -> bool:
+        """Whether there is, or was lately, such a job or build."""
+        return name in self._members or name in self._ended or name in self.builds.ended
 
     def goes_on(self, job: str) -> None:
         """A person has resumed a job: it parks no more, if it was to."""
@@ -274,9 +298,9 @@ class JobQueue:
         """Slots, rules, and what has become of jobs that others wait for."""
         after = {other for job in facts.queue for other in job.request.after}
         done = {
-            job: job in self._ended and self._ended[job].state is JobState.DONE
-            for job in after
-            if job not in self._holders
+            name: self._done(name)
+            for name in after
+            if name not in self._members and not (self.taking_over and not self.knows(name))
         }
         now, rules = time.time(), self.rules
         around = QueueSurroundings(
@@ -284,8 +308,15 @@ class JobQueue:
         )
         if rules.order is not QueueOrder.FAIR:
             return around
-        records = [run.record for run in self._holders.values()]
-        return await asyncio.to_thread(_with_shares, around, self._used.copy(), records, now)
+        jobs = [run.record for run in self._holders.values()]
+        builds = list(self.builds.records().values())
+        return await asyncio.to_thread(_with_shares, around, self._used.copy(), jobs, builds, now)
+
+    def _done(self, name: str) -> bool:
+        """Whether a job or build that has ended, ended well."""
+        if (record := self._ended.get(name)) is not None:
+            return record.state is JobState.DONE
+        return bool(self.builds.done(name))
 
     async def status(
         self, records: Mapping[str, JobRecord], job: str | None, reservations: Sequence[SlotsReserved] = ()
@@ -297,9 +328,13 @@ class JobQueue:
         """
         facts, now = await self._facts(), time.time()
         waiting = {each.request.job: each for each in facts.queue}
+        known: dict[str, JobRecord | BuildRecord] = {**records, **self.builds.records()}
         if job is not None and job not in waiting:
-            record = records[job]
-            raise Conflict(f"job {job} does not wait for slots: {record.state}: {record.reason}")
+            record = known[job]
+            waits = f"build {job} does not wait for lanes"
+            if isinstance(record, JobRecord):
+                waits = f"job {job} does not wait for slots"
+            raise Conflict(f"{waits}: {record.state}: {record.reason}")
         around = await self._around(facts)
         decision = await asyncio.to_thread(decide, facts.queue, facts.running, around, now)
         explained = None
@@ -309,10 +344,10 @@ class JobQueue:
         shown = (
             (position, name)
             for position, name in enumerate(decision.order, start=1)
-            if name in records and (job in (None, name))
+            if name in known and (job in (None, name))
         )
         places = [
-            queue_place(position, waiting[name], records[name], decision.holds.get(name))
+            queue_place(position, waiting[name], known[name], decision.holds.get(name))
             for position, name in islice(shown, MOST_LISTED)
         ]
         wanted = await self._wanted(facts, decision.holds)
@@ -320,7 +355,7 @@ class JobQueue:
             order=self.rules.order,
             slots=wanted.slots,
             free=wanted.free,
-            waiting=wanted.waiting,
+            waiting=len(facts.queue),
             lacking=wanted.lacking,
             jobs=tuple(places),
             explained=explained,
@@ -334,6 +369,7 @@ class JobQueue:
         if (wanted := self._last_wanted) is None:
             return
         yield metrics.QUEUE_JOBS(wanted.waiting)
+        yield metrics.QUEUE_BUILDS(self.builds.waiting)
         yield metrics.QUEUE_FREE(wanted.free)
         yield metrics.QUEUE_LACKING(wanted.lacking)
 
@@ -362,9 +398,10 @@ class JobQueue:
     async def _put_together(self, seen: SeenHolders) -> SlotFacts:
         self._orders.mark(seen.holding)
         nodes, table = list(self._mesh.nodes.values()), self.table
-        return await asyncio.to_thread(
+        facts = await asyncio.to_thread(
             slot_facts, table, busy_slots(nodes), seen.waiting, seen.holding.values()
         )
+        return self.builds.look(facts, self._orders.mark)
 
     async def _carry_out(self, decision: QueueDecision, local: Collection[str]) -> None:
         """Has jobs park and change their size, and places those that start.
@@ -375,6 +412,8 @@ class JobQueue:
         self._orders.give(decision.parks, time.time())
         for admission in decision.admissions:
             turn = self._turns.get(admission.job)
+            if self.builds.admit(admission):
+                self._orders.forget(admission.job)
             if turn is None:
                 continue
             nodes = nodes_of(admission.slots) if admission.job in local else None
@@ -385,6 +424,8 @@ class JobQueue:
             elif await turn.take(SlotGrant(replicas=admission.replicas, nodes=nodes)):
                 log.info("job admitted", job=admission.job, reason=admission.reason)
         for resize in decision.resizes:  # after those that start: it grows into what they leave
+            if self.builds.resize(resize):
+                continue
             run = self._holders.get(resize.job)
             if run is not None and not (resize.takes and self._urgent):
                 run.resize(resize.replicas, resize.reason)
@@ -399,7 +440,7 @@ class JobQueue:
         for number, (job, hold) in enumerate(holds.items(), start=1):
             if not number % TOLD_AT_ONCE:
                 await asyncio.sleep(0)
-            if (turn := self._turns.get(job)) is None:
+            if self.builds.tell(job, hold) or (turn := self._turns.get(job)) is None:
                 continue
             if hold.cause is Cause.NEVER and hold.blocker:  # the job that it was to start after failed
                 turn.tell(NoRoom(hold.reason, never=True))
@@ -410,9 +451,13 @@ class JobQueue:
 
 
 def _with_shares(
-    around: QueueSurroundings, used: DecayedUse, records: Sequence[JobRecord], now: float
+    around: QueueSurroundings,
+    used: DecayedUse,
+    jobs: Sequence[JobRecord],
+    builds: Sequence[BuildRecord],
+    now: float,
 ) -> QueueSurroundings:
-    """With what each user's jobs have used, and the slots that are each user's own."""
-    for record in records:
+    """With what each user's jobs and builds have used, and the slots that are each user's own."""
+    for record in (*jobs, *builds):
         count_use(used, record, now)
-    return replace(around, quotas=guarantees(records), used_slot_s=used.at(now))
+    return replace(around, quotas=guarantees(jobs), used_slot_s=used.at(now))

@@ -13,10 +13,11 @@ from pydantic import ValidationError
 from entities.orchestrator.planning.placement import Cordoned, is_cordoned
 from entities.queue.decision import Hold
 from entities.queue.queue_rules import QueueOrder, QueueRules
-from entities.queue.queued_job import GROWTH, ActiveJob, JobRequest, QueuedJob, Replicas
+from entities.queue.queued_job import GROWTH, ActiveJob, JobRequest, QueuedJob, Replicas, lanes_of
 from entities.queue.slot_pools import Labels, MeshSlot, SlotNeeds, SlotTable
 from entities.queue.tenant_shares import DecayedUse, TenantQuota
 from schemas.cluster import NodeStatus, Slot
+from schemas.data_set.builds import BUILD_ENDED, BuildRecord
 from schemas.errors import BadInput
 from schemas.explain import explain
 from schemas.job import ENDED, JobRecord, JobSpec
@@ -43,7 +44,7 @@ class SlotFacts:
     def free_and_total(self) -> tuple[int, int]:
         """How many open slots are free, and how many there are."""
         held = {slot for job in self.running for slot in job.slots}
-        there = [slot.slot for slot in self.table.slots if not slot.closed]
+        there = [slot.slot for slot in self.table.slots if not slot.closed and not slot.lane]
         return sum(slot not in held for slot in there), len(there)
 
     def as_decided(self, other: SlotFacts) -> bool:
@@ -307,11 +308,14 @@ def slots_of(parallel: ParallelSpec) -> int:
     return sum(parallel.replicas_per_stage()) + sum(parallel.standbys_per_stage())
 
 
-def queue_place(position: int, job: QueuedJob, record: JobRecord, hold: Hold | None) -> QueuePlace:
-    """A waiting job as people see it. `hold`: why it waits; None: it starts."""
+def queue_place(
+    position: int, job: QueuedJob, record: JobRecord | BuildRecord, hold: Hold | None
+) -> QueuePlace:
+    """A waiting job or build as people see it. `hold`: why it waits; None: it starts."""
     return QueuePlace(
         position=position,
-        job=record.job,
+        job=job.request.job,
+        work=job.request.work.value,
         name=record.spec.name,
         user=record.user,
         priority=job.request.priority,
@@ -344,13 +348,13 @@ def guarantees(records: Iterable[JobRecord]) -> dict[str, TenantQuota]:
     }
 
 
-def count_use(use: DecayedUse, record: JobRecord, now: float) -> None:
-    """Counts for its user what a job has used until now, or until it ended."""
-    usage = record.usage
-    if usage.slots and record.state not in ENDED:
+def count_use(use: DecayedUse, record: JobRecord | BuildRecord, now: float) -> None:
+    """Counts for its user what a job or build has used until now, or until it ended."""
+    usage, build = record.usage, isinstance(record, BuildRecord)
+    if usage.slots and record.state not in (BUILD_ENDED if build else ENDED):
         usage = usage.held(usage.slots, now)
     if usage.slot_s and usage.counted_at is not None:
-        use.add(record.user, usage.slot_s, usage.held_s, usage.counted_at)
+        use.add(lanes_of(record.user) if build else record.user, usage.slot_s, usage.held_s, usage.counted_at)
 
 
 def work_left_s(record: JobRecord, spec: JobSpec, step: int, request: JobRequest) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from bus.logs import get_logger
-from entities.orchestrator.queue.slot_holder import SlotHolder
+from entities.orchestrator.queue.slot_holder import QueueMember
 from entities.queue.decision import ParkOrder
 from entities.queue.queued_job import ActiveJob
 from schemas.queue import MOST_LISTED, ParkNotice
@@ -19,12 +19,12 @@ class ParkOrders:
     """The orders that jobs have been given, until they have parked or go on.
 
     Args:
-        holders: the jobs that have not ended, by id.
+        holders: the jobs and builds that have not ended, by id.
         claimants: the jobs and reservations for which somebody may park, at a time.
     """
 
     def __init__(
-        self, holders: Mapping[str, SlotHolder], claimants: Callable[[float], Collection[str]]
+        self, holders: Mapping[str, QueueMember], claimants: Callable[[float], Collection[str]]
     ) -> None:
         self._holders = holders
         self._claimants = claimants
@@ -70,11 +70,11 @@ class ParkOrders:
         claimants = self._claimants(now)
         for job, order in list(self._orders.items()):
             holder = self._holders.get(job)
-            if holder is None or holder.waiting is not None or not holder.placements:
+            if holder is None or holder.waiting is not None or not holder.holds:
                 self.forget(job)
             elif job in self._parking:
                 continue
-            elif not order.held and holder.record.held:  # a person parks it, and its record says why
+            elif not order.held and holder.held:  # a person parks it, and its record says why
                 self.forget(job)
             elif not order.held and order.blocker not in claimants:
                 self.forget(job)

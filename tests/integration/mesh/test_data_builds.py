@@ -19,13 +19,16 @@ import pytest
 from bus import subjects
 from bus.messaging.key_value import Change
 from bus.server.embedded import EmbeddedServer
-from schemas.data_set.build_file import DataBuildSpec
+from schemas.data_set.build_file import BuildQueueSpec, DataBuildSpec
 from schemas.data_set.builds import BuildEvent, BuildRecord, BuildState, UnitCommit
-from schemas.data_set.commands import CancelBuild, SubmitBuild
+from schemas.data_set.commands import CancelBuild, ParkBuild, ResumeBuild, SubmitBuild
 from schemas.data_set.manifest import DataSetManifest, manifest_url
 from schemas.job import JobState
 from schemas.job_file.data import DataSpec
+from schemas.job_file.parallel import ReplicaRange
+from schemas.job_file.queue import QueueSpec
 from schemas.leadership import Leadership
+from schemas.queue import QueueQuery
 from schemas.urls import bus_name
 from tests.integration.mesh.conftest import tiny_job
 from tests.integration.mesh.own_mesh import OwnMesh, Witness
@@ -82,6 +85,10 @@ async def ended(client: Witness, build: str) -> BuildRecord:
     record = await client.until_value(subjects.BUILD_RECORD, lambda record: record.ended, build=build)
     assert isinstance(record, BuildRecord)
     return record
+
+
+async def build_is(client: Witness, build: str, state: BuildState) -> None:
+    await client.until_value(subjects.BUILD_RECORD, lambda record: record.state is state, build=build)
 
 
 async def manifest_of(client: Witness, record: BuildRecord) -> DataSetManifest:
@@ -226,6 +233,52 @@ async def test_a_cancelled_build_goes_on_where_it_was(witness: Witness, texts: P
     (records,) = (phase for phase in second.phases if phase.phase == "records")
     assert records.reused >= 4
     assert records.committed == FILES
+
+
+async def test_a_job_waits_for_its_build_and_a_new_leader_knows_who_waits_for_what(
+    witness: Witness, own: OwnMesh, texts: Path
+) -> None:
+    """A build is held, one waits for it, a job for that one's data set; then the leader dies."""
+    held = {"queue": BuildQueueSpec(hold=True)}
+    first = await submit(witness, build_of(texts, "held", 1).model_copy(update=held))
+    after = {"queue": BuildQueueSpec(after=(first,)), "replicas": ReplicaRange(min=1, want=2, max=4)}
+    other = await submit(witness, build_of(texts, "chained", 1, 0.2).model_copy(update=after))
+    data = DataSpec(kind="dataset", source="dataset://chained")
+    job = tiny_job("chained").model_copy(update={"data": data, "queue": QueueSpec(after=(other,))})
+    name = await witness.submit(job)
+    await witness.until_event(name, lambda event: f"starts after {other} is done" in event.text)
+    queue = await witness.bus.request(subjects.QUEUE_QUERY, QueueQuery())
+    reasons = {place.job: (place.work, place.reason) for place in queue.jobs}
+    assert reasons[first] == ("preparation", "held by rita: queue.hold")
+    assert reasons[other] == ("preparation", f"starts after {first} is done")
+    assert reasons[name] == ("training", f"starts after {other} is done")
+
+    term = await leader(witness)
+    for smo in ("smo-1", "smo-2"):
+        own.kill(smo)
+    for smo in ("smo-1", "smo-2"):
+        own.start(smo)
+    order = ResumeBuild(build=first, user="rita")
+    await witness.bus.command(subjects.RESUME_BUILD, order, deadline_s=PATIENCE_S)
+    assert await leader(witness) > term
+    async with committed(witness) as commits:
+        await eventually(lambda: len([row for row in commits if row.build == other]) >= 4)
+        park = ParkBuild(build=other, user="rita", reason="for a moment")
+        await witness.bus.command(subjects.PARK_BUILD, park, deadline_s=PATIENCE_S)
+        await build_is(witness, other, BuildState.PARKED)
+        finished = {row.unit for row in commits if row.build == other}
+    assert not processes_of(other)
+    await witness.bus.command(
+        subjects.RESUME_BUILD, ResumeBuild(build=other, user="rita"), deadline_s=PATIENCE_S
+    )
+    built = await ended(witness, other)
+    assert (await ended(witness, first)).state is built.state is BuildState.DONE, built.reason
+    assert sum(phase.committed for phase in built.phases) > len(finished), "it was parked with units left"
+    record = await witness.ended(name)
+    assert record.state is JobState.DONE, record.reason
+    assert record.spec.data.source == "dataset://chained@1"
+    assert record.spec.data.data_set is not None
+    assert record.spec.data.data_set.digest == built.digest
 
 
 async def test_a_file_that_can_not_be_read_is_tried_elsewhere_and_then_named(

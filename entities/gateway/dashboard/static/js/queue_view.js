@@ -38,7 +38,7 @@ export class QueueView {
 
   show({ parts }, row) {
     text(parts.position, row.position);
-    text(parts.slots, row.slots);
+    text(parts.slots, row.work === "preparation" ? `${row.slots} lanes` : row.slots);
     text(parts.waits, seconds(Math.max(0, this.store.now() - row.since)));
     text(parts.starts, row.expected_at === null ? "–" : this.moment(row.expected_at));
     text(parts.why, row.reason);

@@ -108,6 +108,28 @@ def builds(context: HttpContext) -> APIRouter:
         """Cancel a build; the next one of the same file goes on with what it has finished."""
         return await context.command(keyed, bearer, operations.cancel(build, reason or "asked for over HTTP"))
 
+    @router.post("/{build}/park", response_model=BuildRecord)
+    async def park_build(
+        build: BuildId, bearer: HttpBearer, keyed: IdempotencyKey, reason: Reason = ""
+    ) -> Response:
+        """Park a build: units that it has begun end, and no other begins until it is resumed."""
+        return await context.command(keyed, bearer, operations.park(build, reason))
+
+    @router.post("/{build}/resume", response_model=BuildRecord)
+    async def resume_build(build: BuildId, bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
+        """Resume a build that was parked or held, as soon as there are lanes."""
+        return await context.command(keyed, bearer, operations.resume(build))
+
+    @router.post("/{build}/prioritise", response_model=BuildRecord)
+    async def prioritise_build(
+        build: BuildId,
+        bearer: HttpBearer,
+        keyed: IdempotencyKey,
+        priority: Annotated[int, Query(ge=-1000, le=1000)],
+    ) -> Response:
+        """Give a build another class of priority; it takes its new place in the queue at once."""
+        return await context.command(keyed, bearer, operations.prioritise(build, priority))
+
     @router.get("/{build}/events", response_class=EventStream, responses=STREAM)
     async def build_events(
         build: BuildId,

@@ -270,7 +270,7 @@ async def test_people_are_told_who_waits_for_what_and_until_when() -> None:
             (1, "large", ""),
             (2, "small", "large"),
         ]
-        assert [reading.value for reading in queue.readings()] == [2, 1, 4]
+        assert [reading.value for reading in queue.readings()] == [2, 0, 1, 4], "jobs, builds, free, lacking"
         told = await queue.status(records, "large")
         assert [place.job for place in told.jobs] == ["large"]
         assert told.explained is not None
