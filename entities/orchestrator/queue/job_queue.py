@@ -41,6 +41,7 @@ from entities.queue.reservations import SlotReservation, assign, barred_for
 from entities.queue.scheduling import QueueSurroundings, decide
 from entities.queue.slot_pools import MeshSlot, SlotTable
 from entities.queue.tenant_shares import DecayedUse
+from schemas import names
 from schemas.errors import Conflict, DmscError
 from schemas.job import JobRecord, JobState
 from schemas.queue import (
@@ -137,6 +138,8 @@ class JobQueue:
         self._slots = RegisteredSlots()
         self.reservations: Callable[[float], tuple[SlotReservation, ...]] = lambda now: ()
         """Slots that are kept for a time, as the core sees them."""
+        self.array_done: Callable[[str], bool | None] = lambda array: None
+        """Whether all members of an array are done; None: not certain yet."""
         self._entered = asyncio.Event()
         self._holds: Mapping[str, Hold] = {}
         """Why jobs wait, by the last decision."""
@@ -265,11 +268,14 @@ class JobQueue:
     def _around(self, facts: SlotFacts) -> QueueSurroundings:
         """Slots, rules, and what has become of jobs that others wait for."""
         after = {other for job in facts.queue for other in job.request.after}
-        done = {
-            job: job in self._ended and self._ended[job].state is JobState.DONE
+        fates = {
+            job: self.array_done(job)
+            if names.is_array(job)
+            else job in self._ended and self._ended[job].state is JobState.DONE
             for job in after
             if job not in self._holders
         }
+        done = {job: fate for job, fate in fates.items() if fate is not None}
         now, rules = time.time(), self.rules
         around = QueueSurroundings(
             table=facts.table, rules=rules, reservations=self.reservations(now), done=done
@@ -286,24 +292,30 @@ class JobQueue:
     ) -> QueueStatus:
         """Who waits and why; of one job, when it is expected to start, and what would change that.
 
+        `job` may be an array: then all its waiting members are listed, and the first one is explained.
+
         Raises:
-            Conflict: the job does not wait for slots.
+            Conflict: the job, or each member of the array, does not wait for slots.
         """
         facts, now = await self._facts(), time.time()
         waiting = {each.request.job: each for each in facts.queue}
-        if job is not None and job not in waiting:
+        asked = {name for name, each in waiting.items() if job in (name, each.request.array)}
+        if job is not None and not asked and names.is_array(job):
+            raise Conflict(f"no job of array {job} waits for slots: dmsc jobs {job} lists them")
+        if job is not None and not asked:
             record = records[job]
             raise Conflict(f"job {job} does not wait for slots: {record.state}: {record.reason}")
         around = self._around(facts)
         decision = await asyncio.to_thread(decide, facts.queue, facts.running, around, now)
         explained = None
         if job is not None:
-            told = await asyncio.to_thread(explain, job, facts.queue, facts.running, around, now)
+            first = next(name for name in decision.order if name in asked)
+            told = await asyncio.to_thread(explain, first, facts.queue, facts.running, around, now)
             explained = QueueExplained(starts_at=told.starts_at, remedies=told.remedies)
         places = [
             queue_place(position, waiting[name], records[name], decision.holds.get(name))
             for position, name in enumerate(decision.order, start=1)
-            if name in records and (job in (None, name))
+            if name in records and (job is None or name in asked)
         ]
         wanted = await self._wanted(facts, decision.holds)
         return QueueStatus(
