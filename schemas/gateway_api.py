@@ -158,6 +158,7 @@ class MeshQuery(Message, wire="mesh.query"):
 
 class JobSummary(Part):
     job: Token
+    array: str = Field("", description="of which it is a member")
     name: str
     state: str
     step: int
@@ -166,7 +167,7 @@ class JobSummary(Part):
     alerts: tuple[Alert, ...] = ()
 
 
-class MeshStatus(Message, wire="mesh.status", version=(1, 3)):
+class MeshStatus(Message, wire="mesh.status", version=(1, 4)):
     """The overview that `dmsc status` shows."""
 
     services: tuple[ServiceRecord, ...]

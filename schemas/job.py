@@ -21,11 +21,11 @@ from schemas.job_file.initial_weights import InitialWeightsField
 from schemas.job_file.model import ModelSpec
 from schemas.job_file.parallel import ParallelSpec
 from schemas.job_file.plan import PlanSpec
-from schemas.job_file.queue import QueueSpec
+from schemas.job_file.queue import MOST_MEMBERS, ArraySpec, QueueSpec, Values
 from schemas.job_file.recovery import RecoverySpec
 from schemas.job_file.requires import RequiresSpec
 from schemas.job_file.training import LossScaleSpec, TrainingSpec
-from schemas.marks import HOLDS_URL, Url
+from schemas.marks import HOLDS_URL, HOLDS_USER_VALUES, Url
 from schemas.recipe_progress import RecipeProgress
 from schemas.routing import RoutingSpec
 from schemas.stage_move import StageMove
@@ -59,6 +59,7 @@ class JobSpec(Part):
     requires: RequiresSpec = RequiresSpec()
     plan: PlanSpec = PlanSpec()
     queue: QueueSpec = QueueSpec()
+    array: ArraySpec | None = Field(None, description="many jobs of this file, submitted together")
     recovery: RecoverySpec = RecoverySpec()
     routing: RoutingSpec = RoutingSpec()
     initial_weights: Annotated[InitialWeightsField | None, HOLDS_URL] = Field(
@@ -325,7 +326,17 @@ class NodeCut(Part):
     reason: str
 
 
-class JobRecord(Message, wire="job.record", version=(1, 19)):
+class ArrayPlace(Part):
+    """A job's place in an array: its index among `size` members, of which at most `limit` run at a time."""
+
+    array: Token
+    index: int = Field(ge=0, lt=MOST_MEMBERS)
+    size: int = Field(ge=1, le=MOST_MEMBERS)
+    limit: int | None = None
+    values: Annotated[Values, HOLDS_USER_VALUES] = Field({}, description="what it has of its own")
+
+
+class JobRecord(Message, wire="job.record", version=(1, 20)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -333,6 +344,7 @@ class JobRecord(Message, wire="job.record", version=(1, 19)):
     state: JobState
     epoch: int = Field(0, description="how often an orchestrator has started this job; fences older ones")
     user: str = ""
+    array: ArrayPlace | None = None
     guaranteed_slots: int | None = Field(
         None, ge=0, description="of its user, as the quota said when it was submitted"
     )

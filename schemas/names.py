@@ -3,7 +3,8 @@
 A subject says `…heartbeat.<SID>`, but not the kind of the SID, so each kind has names that no other can have:
 
     the control plane   its kind, or kind and cluster: `orchestrator`, `gateway-a`
-    an instance         its job and a dash: `j1a2b3c-s0-r1`. Only a job's id looks like `j1a2b3c`
+    an instance         its job and a dash: `j1a2b3c-s0-r1`. Only a job's id looks like `j1a2b3c`, or like
+                        `r1a2b3c_7`, which is the eighth job of the array `r1a2b3c`
     a node agent        cluster and node: `a-n`, `b-c--n` (`agent_name`)
     a module            its policy's name, or the name of the user who runs it; no user has a cluster's name
 """
@@ -23,7 +24,20 @@ RESERVED = (
 MESH = "system"
 """In the place of a user's name, for functional modules of no user; no user may have this name."""
 
-_job = re.compile(r"j[0-9a-f]{6}")
+_job = re.compile(r"[jr][0-9a-f]{6}(_[0-9]{1,4})?")
+_array = re.compile(r"r[0-9a-f]{6}")
+ARRAY_LETTER = "r"
+"""The ids of arrays of jobs begin with it: nobody has to ask whether an id is a job's or an array's."""
+
+
+def is_array(id: str) -> bool:
+    """Whether this is an array's id, and not a job's."""
+    return _array.fullmatch(id) is not None
+
+
+def member_id(array: str, index: int) -> str:
+    """The id of a member's job."""
+    return f"{array}_{index}"
 
 
 def job_of(sid: str) -> str:

@@ -18,7 +18,10 @@ MOST_DEMANDS = 64
 
 
 class QueueQuery(Message, wire="queue.query"):
-    """MG → SMO: who waits, and for what; with `job`, its expected start and what would change that."""
+    """MG → SMO: who waits, and for what; with `job`, its expected start and what would change that.
+
+    `job` may be an array: then it is about the member that comes first.
+    """
 
     job: Token | None = None
 
@@ -32,13 +35,14 @@ class QueuePlace(Part):
         "training", description="preparation: a build of a data set, which waits for lanes, not for slots"
     )
     name: str
+    array: str = Field("", description="of which it is a member")
     user: str = ""
     priority: int = 0
     slots: int
     parked: bool = Field(description="it has begun, and waits at a checkpoint")
     since: Time = Field(description="when it was submitted")
     cause: str = Field(
-        description="room, behind, leavers, reserved, quota, held, after, never, …; empty: it starts"
+        description="room, behind, leavers, reserved, quota, held, after, array, never, …; empty: it starts"
     )
     reason: str
     blocker: str = Field("", description="the job for which it waits")
@@ -139,7 +143,7 @@ class QueueCapacity(Message, wire="queue.capacity"):
     )
 
 
-class QueueStatus(Message, wire="queue.status", version=(1, 3)):
+class QueueStatus(Message, wire="queue.status", version=(1, 4)):
     """SMO → MG: the queue, first first."""
 
     order: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 
 from pydantic import Field
@@ -31,9 +32,9 @@ class Quota(Part):
     """The most of each resource that one user may have at a time, and slots that are theirs; None: no limit.
 
     `jobs` counts jobs that have not ended, including waiting ones; `slots` those of their stage instances,
-    including standbys; `stored_bytes` data sets, feeds, and weights and checkpoints of all their jobs, on
-    the bus; `datasets` data sets and feeds. `guaranteed_slots` limits nothing: so many the queue takes back
-    from others (ADR-0085).
+    including standbys; of an array as many members as its limit has run at a time. `stored_bytes` counts data
+    sets, feeds, and weights and checkpoints of all their jobs, on the bus; `datasets` data sets and feeds.
+    `guaranteed_slots` limits nothing: so many the queue takes back from others (ADR-0085).
     """
 
     rule: str = Field("", description="the entry of the rules' file that says so")
@@ -86,12 +87,29 @@ def asked_for(spec: JobSpec) -> QuotaUse:
     return QuotaUse(jobs=1, slots=stages + functions)
 
 
+def asked_for_array(specs: Iterable[JobSpec], limit: int | None) -> QuotaUse:
+    """The use of one more array: of as many members as run at a time, the largest ones."""
+    return _at_a_time((asked_for(spec).slots for spec in specs), limit)
+
+
+def _at_a_time(slots: Iterable[int], limit: int | None) -> QuotaUse:
+    largest = sorted(slots, reverse=True)[:limit]
+    return QuotaUse(jobs=len(largest), slots=sum(largest))
+
+
 def used_by(user: str, records: Iterable[JobRecord]) -> QuotaUse:
     """The jobs and slots that a user's unfinished jobs have or wait for."""
     use = QuotaUse()
+    arrays: dict[tuple[str, int | None], list[int]] = defaultdict(list)
     for record in records:
-        if record.user == user and record.state not in ENDED:
+        if record.user != user or record.state in ENDED:
+            continue
+        if record.array is None:
             use = use.plus(QuotaUse(jobs=1, slots=slots_of(record)))
+        else:
+            arrays[record.array.array, record.array.limit].append(slots_of(record))
+    for (_, limit), slots in arrays.items():
+        use = use.plus(_at_a_time(slots, limit))
     return use
 
 

@@ -142,6 +142,11 @@ requires: {device: cuda, precision: bf16, labels: {region: eu}}
     "queue": """
 queue: {priority: 10, deadline_s: 86400, wall_time_s: 14400}
 """,
+    "array": """
+array:
+  values: {training.optimizer.lr: [0.001, 0.003], training.seed: [1, 2, 3]}   # six jobs
+  limit: 2
+""",
     "recovery": """
 recovery: {max_recoveries: 5, within_s: 600}
 """,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bus.subject_row import Names, Subject
 from bus.subjects.table import ALL, BROKER, CLIENT, FM, MG, MI, MIC, RECORDS_BYTES, SMO, STREAM
-from schemas import broker, feeds, gateway_api, job, module_status, plans, policy, queue
+from schemas import arrays, broker, feeds, gateway_api, job, module_status, plans, policy, queue
 from schemas.errors import Ack
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "KEPT_ANSWER",
     "MAKE_PLAN",
     "MESH_QUERY",
+    "ORDER_ARRAY",
     "PARK",
     "QUERY",
     "QUEUE_CAPACITY",
@@ -33,6 +34,7 @@ __all__ = [
     "RESUME",
     "SCALE",
     "SUBMIT",
+    "SUBMIT_ARRAY",
     "UNCORDON_PLACE",
     "UPLOADS",
 ]
@@ -46,7 +48,7 @@ DOOR = Subject(
     "a client's request at any gateway (queue group)",
     reply=gateway_api.JobList,
     other_replies=(
-        *(Ack, gateway_api.DoorKey, gateway_api.MeshStatus),
+        *(Ack, arrays.JobArray, gateway_api.DoorKey, gateway_api.MeshStatus),
         *(module_status.ModuleAnswer, policy.ModuleLifecycle, module_status.ModuleList),
     ),
     answer_bytes=RECORDS_BYTES,
@@ -101,6 +103,26 @@ SUBMIT = Subject(
     SMO,
     "queue a job",
     reply=job.JobRecord,
+    answer_bytes=RECORDS_BYTES,
+)
+SUBMIT_ARRAY = Subject(
+    "submit array",
+    "job.command.submit_array",
+    arrays.SubmitArray,
+    MG,
+    SMO,
+    "queue the jobs of an array, all or none",
+    reply=arrays.JobArray,
+    answer_bytes=RECORDS_BYTES,
+)
+ORDER_ARRAY = Subject(
+    "order array",
+    "job.command.order_array",
+    arrays.OrderArray,
+    MG,
+    SMO,
+    "cancel, park or resume the jobs of an array",
+    reply=arrays.JobArray,
     answer_bytes=RECORDS_BYTES,
 )
 SCALE = Subject(

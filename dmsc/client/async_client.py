@@ -17,6 +17,8 @@ from typing import Any, Literal, Self
 from dmsc.authoring.code_folder import PackedCode
 from dmsc.client import http_protocol
 from dmsc.client.access_calls import AccessCalls, segment
+from dmsc.client.array_calls import ArrayCalls
+from dmsc.client.code_calls import JOBS
 from dmsc.client.data.data_calls import DataCalls
 from dmsc.client.data.feed_calls import FeedCalls
 from dmsc.client.gateway_requests import Gateways, OnProgress
@@ -60,7 +62,7 @@ Job = str | Path | Mapping[str, Any] | JobSpec
 Fault = Literal["kill", "freeze", "resume"]
 
 
-class AsyncClient(TrainCalls, DataCalls, AccessCalls, FeedCalls):
+class AsyncClient(ArrayCalls, TrainCalls, DataCalls, AccessCalls, FeedCalls):
     """Sends requests to a mesh's gateways from a coroutine; use it with `async with`.
 
     Args:
@@ -109,11 +111,12 @@ class AsyncClient(TrainCalls, DataCalls, AccessCalls, FeedCalls):
     ) -> JobRecord:
         """Queue a job and return its record, which has the job's id.
 
-        The folder that it names as `code` is uploaded first, unless the mesh has it already.
-        If you pass your own `idempotency_key` and submit again after a crash, you get the same job.
-        `code` is that folder as it was packed before, for jobs that must all have the same.
+        The folder that it names as `code` is uploaded first, unless the mesh has it already. `code` is that
+        folder as it was packed before, for jobs that must all have the same. If you pass your own
+        `idempotency_key` and submit again after a crash, you get the same job.
         """
-        return await self._submit_with_code(http_protocol.as_spec(job), idempotency_key, code)
+        answer = await self._submit_with_code(JOBS, http_protocol.as_spec(job), idempotency_key, code)
+        return JobRecord.model_validate(answer)
 
     async def each_job(
         self, *, state: str | None = None, user: str | None = None
@@ -155,10 +158,7 @@ class AsyncClient(TrainCalls, DataCalls, AccessCalls, FeedCalls):
         return await self._post(JobRecord, f"/v1/jobs/{segment(job)}/cancel", reason=reason)
 
     async def park(self, job: str, *, reason: str = "") -> JobRecord:
-        """Pause a job at the end of its open step and free its slots, until `resume`.
-
-        Raises `Conflict` if the job has not begun or has ended.
-        """
+        """Pause a job at the end of its open step, or hold a waiting one; raises `Conflict` if it ended."""
         return await self._post(JobRecord, f"/v1/jobs/{segment(job)}/park", reason=reason)
 
     async def resume(self, job: str, *, stages: int | None = None, replicas: int | None = None) -> JobRecord:

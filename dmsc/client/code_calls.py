@@ -7,10 +7,11 @@ from typing import Any
 
 from dmsc.authoring.code_folder import PackedCode, pack_folder
 from dmsc.client.gateway_requests import Gateways, OnProgress
-from schemas.errors import NotFound
-from schemas.job import JobRecord
+from schemas.errors import BadJob, NotFound
 from schemas.job_file.code import CodeSpec
 from schemas.pages import CodeArchive, CodePage
+
+JOBS = "/v1/jobs"
 
 
 class CodeCalls:
@@ -37,25 +38,27 @@ class CodeCalls:
         await self._gateways.ask("DELETE", f"/v1/code/{sha256}")
 
     async def _submit_with_code(
-        self, document: dict[str, Any], key: str | None, packed: PackedCode | None = None
-    ) -> JobRecord:
-        """Submit a job. Its archive may go with another job's end meanwhile; then it is sent once more."""
+        self, path: str, document: dict[str, Any], key: str | None, packed: PackedCode | None = None
+    ) -> Any:
+        """Submit a job or an array. Its archive may go with a job's end meanwhile; then it is sent again."""
+        if path == JOBS and document.get("array") is not None:
+            raise BadJob("array: this file stands for many jobs; submit_array takes it")
         if (document.get("code") or {}).get("folder") is not None:
             code = CodeSpec.model_validate(document["code"])
             if packed is None:
                 packed = await asyncio.to_thread(pack_folder, code)
             document = {**document, "code": packed.as_spec(code).model_dump(mode="json")}
-        return await self._submit_packed(document, packed, key)
+        return await self._submit_packed(path, document, packed, key)
 
     async def _submit_packed(
-        self, document: dict[str, Any], packed: PackedCode | None, key: str | None
-    ) -> JobRecord:
+        self, path: str, document: dict[str, Any], packed: PackedCode | None, key: str | None
+    ) -> Any:
         if packed is not None:
             await self.upload_code(packed)
         try:
-            return await self._gateways.ask_for(JobRecord, "POST", "/v1/jobs", document, key=key)
+            return await self._gateways.ask("POST", path, document, key=key)
         except NotFound:
             if packed is None:
                 raise
         await self.upload_code(packed)
-        return await self._gateways.ask_for(JobRecord, "POST", "/v1/jobs", document, key=key)
+        return await self._gateways.ask("POST", path, document, key=key)

@@ -11,9 +11,10 @@ from typing import Any, cast
 from dmsc.authoring.code_folder import files_of, pack
 from dmsc.authoring.functions import NotebookCode, Way, as_files
 from dmsc.client import http_protocol
-from dmsc.client.code_calls import CodeCalls
+from dmsc.client.code_calls import JOBS, CodeCalls
 from dmsc.client.submitted_job import AsyncJob, JobRequests
 from schemas.errors import BadJob
+from schemas.job import JobRecord
 from schemas.job_file.code import CodeSpec
 from schemas.job_file.training import TrainingSpec
 
@@ -73,7 +74,8 @@ class TrainCalls(CodeCalls):
             document["code"] = packed.as_spec(needs).model_dump(mode="json")
         elif requirements:
             raise BadJob("requirements: they are those of code that travels, and none does; leave them out")
-        record = await self._submit_packed(http_protocol.as_spec(document), packed, None)
+        answer = await self._submit_packed(JOBS, http_protocol.as_spec(document), packed, None)
+        record = JobRecord.model_validate(answer)
         job = AsyncJob(cast(JobRequests, self), record)  # `AsyncClient` is one
         if wait:
             await job.wait(progress=True)

@@ -37,6 +37,7 @@ TopologyOption = Annotated[
 ]
 ModuleArgument = Annotated[str, argument("MODULE", "A module's name; see `dmsc policy list`.")]
 JobArgument = Annotated[str, argument("JOB", "The job's id; see `dmsc jobs`.")]
+JobOrArrayArgument = Annotated[str, argument("JOB", "The id of a job or of an array; see `dmsc jobs`.")]
 PngOption = Annotated[Path, option("--out FILE.png", "The file to write.", show_default=False)]
 WaitOption = Annotated[float, option("--wait SECONDS", "How long to wait for the bus at startup.")]
 ParentOption = Annotated[int | None, option("--parent", hidden=True)]

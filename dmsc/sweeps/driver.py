@@ -10,7 +10,8 @@ from dmsc.client.async_client import AsyncClient
 from dmsc.sweeps.results import SweepResult, last_objective, objective_at, reported, result_of
 from dmsc.sweeps.schedule import SweepAction, SweepPlan, TrialView, decide
 from dmsc.sweeps.sweep_file import Sweep
-from dmsc.sweeps.trials import SweepTrial
+from dmsc.sweeps.trials import SweepTrial, array_spec
+from schemas.arrays import array_name
 from schemas.curve import StepCurve
 from schemas.errors import BadInput, Conflict, NotFound, OverQuota, Unavailable
 from schemas.job import ENDED, JobRecord, JobState
@@ -44,12 +45,11 @@ class SweepDriver:
         self._times = times
         self._plan = SweepPlan(
             trials=len(trials),
-            max_parallel=sweep.spec.max_parallel,
             minimise=sweep.spec.objective.mode == "min",
             rungs=sweep.spec.rungs,
             factor=sweep.spec.factor,
         )
-        self._user = ""
+        self._array = ""
         self._records: dict[int, JobRecord] = {}
         self._curves: dict[int, StepCurve] = {}
         self._at_rung: dict[int, dict[int, float]] = {}
@@ -69,6 +69,8 @@ class SweepDriver:
                 f"sweep {self._sweep.name} ({self._sweep.digest}) has {len(self._records)} jobs already: "
                 "--resume goes on with them; --name or another `seed:` makes another sweep"
             )
+        if not self._records:
+            await self._submit()
         while True:
             try:
                 if await self._once():
@@ -82,8 +84,8 @@ class SweepDriver:
         """Cancel the sweep's jobs that have not ended; return how many."""
         await self._find()
         going = [record for record in self._records.values() if record.state not in ENDED]
-        for record in going:
-            await self._client.cancel(record.job, reason=f"sweep {self._sweep.name} was cancelled")
+        if going:
+            await self._client.cancel_array(self._array, reason=f"sweep {self._sweep.name} was cancelled")
         return len(going)
 
     def result(self) -> SweepResult:
@@ -95,17 +97,35 @@ class SweepDriver:
 
     # --- what is there ----------------------------------------------------------------------------------
     async def _find(self) -> None:
-        """Finds the sweep's jobs by their names, among those of this user; of two of a name, the newer."""
-        self._user = (await self._client.whoami()).user
-        for record in await self._client.jobs(user=self._user):
-            trial = self._sweep.trial_of(record.spec.name)
-            if trial is not None and trial < len(self._trials):
-                self._records[trial] = record
+        """Finds the sweep's array by its name, among those of this user; of several, the newest."""
+        user = (await self._client.whoami()).user
+        for record in await self._client.jobs(user=user):
+            place = record.array
+            if place is None or array_name(record) != self._sweep.array_name:
+                continue
+            if place.array != self._array:
+                self._array, self._records = place.array, {}
+            self._records[place.index] = record
+
+    async def _submit(self) -> None:
+        """Submits all trials, or none, as one array: the queue lets so many run at a time."""
+        key = f"sweep-{self._sweep.array_name}"  # submitted again after a crash, it is the same array
+        spec = array_spec(self._sweep, self._trials)
+        try:
+            array = await self._client.submit_array(spec, idempotency_key=key, code=self._sweep.code)
+        except OverQuota as error:
+            raise OverQuota(f"{error.text}: max_parallel of the sweep", **error.fields) from None
+        self._array = array.array
+        for member in array.members:
+            self._records[member.index] = await self._client.job(member.job)
+        self._say(f"{array.array}: {array.size} trials, {self._sweep.spec.max_parallel} at a time")
 
     async def _once(self) -> bool:
         """Looks at the jobs and does what is due; returns whether the sweep is over."""
+        there = {member.index: member.state for member in (await self._client.array(self._array)).members}
         for trial, record in list(self._records.items()):
-            if record.state not in ENDED and not self._rests(record):
+            waits = there.get(trial) is JobState.QUEUED is record.state
+            if record.state not in ENDED and not self._rests(record) and not waits:
                 self._records[trial] = await self._client.job(record.job)
                 self._tell(trial)
             await self._measure(trial)
@@ -113,8 +133,7 @@ class SweepDriver:
         views = {trial: self._view(trial) for trial in self._records}
         decision = decide(self._plan, views)
         for action in decision.actions:
-            if not await self._carry_out(action):
-                break
+            await self._carry_out(action)
         return decision.over
 
     def _rests(self, record: JobRecord) -> bool:
@@ -157,23 +176,15 @@ class SweepDriver:
     def _view(self, trial: int) -> TrialView:
         record = self._records[trial]
         own = bool(record.held) and self._reason in record.held
-        return TrialView(
-            state=_outcome(record),
-            at_rung=self._at_rung.get(trial, {}),
-            stopped=own,
-            withheld=bool(record.held) and not own,
-        )
+        return TrialView(state=_outcome(record), at_rung=self._at_rung.get(trial, {}), stopped=own)
 
     # --- what is done -----------------------------------------------------------------------------------
     @property
     def _reason(self) -> str:
         return f"sweep {self._sweep.name}-{self._sweep.digest}"
 
-    async def _carry_out(self, action: SweepAction) -> bool:
-        """Does one thing; returns False if the rest has to wait."""
+    async def _carry_out(self, action: SweepAction) -> None:
         trial, reason = action.trial, f"{self._reason}: {action.reason}"
-        if action.kind == "submit":
-            return await self._submit(trial)
         job = self._records[trial].job
         try:
             if action.kind == "park":
@@ -184,29 +195,14 @@ class SweepDriver:
                 self._records[trial] = await self._client.cancel(job, reason=reason)
         except (Conflict, NotFound):  # it ended meanwhile, or changed: the next look shows how
             self._records[trial] = await self._client.job(job)
-            return True
+            return
         self._say(f"trial {trial} {job}: {action.reason}")
-        return True
-
-    async def _submit(self, trial: int) -> bool:
-        key = f"sweep-{self._sweep.job_name(trial)}"  # submitted again after a crash, it is the same job
-        spec, own_code = self._trials[trial].spec, any(map(_is_code, self._trials[trial].values))
-        try:
-            record = await self._client.submit(
-                spec, idempotency_key=key, code=None if own_code else self._sweep.code
-            )
-        except OverQuota as error:
-            if all(record.state in ENDED for record in self._records.values()):
-                raise  # nothing of this sweep will make room
-            self._say_once(f"trial {trial} waits: {error.text}")
-            return False
-        self._records[trial] = record
-        values = ", ".join(f"{path}={value}" for path, value in self._trials[trial].values.items())
-        self._say(f"trial {trial} {record.job}: {values}")
-        return True
 
     def _tell(self, trial: int) -> None:
         record = self._records[trial]
+        if record.state is JobState.RUNNING:
+            values = ", ".join(f"{path}={value}" for path, value in self._trials[trial].values.items())
+            self._say_once(f"trial {trial} {record.job}: {values}")
         if record.state in ENDED:
             self._say(f"trial {trial} {record.job}: {record.state}, step {record.step}: {record.reason}")
         elif record.held and self._reason not in record.held:
@@ -216,10 +212,6 @@ class SweepDriver:
         if line not in self._told:
             self._told.add(line)
             self._say(line)
-
-
-def _is_code(path: str) -> bool:
-    return path.partition(".")[0] == "code"
 
 
 def _outcome(record: JobRecord) -> JobState:

@@ -1,6 +1,7 @@
-"""What a sweep does next: submits, parks, resumes or cancels trials (ADR-0052). Pure.
+"""What a sweep does next: parks, resumes or cancels trials (ADR-0052). Pure.
 
-A sweep without rungs starts each trial and waits. With rungs (successive halving, Jamieson and Talwalkar
+All trials are jobs of one array (ADR-0087), which the queue starts. A sweep without rungs waits for them.
+With rungs (successive halving, Jamieson and Talwalkar
 2016), a trial stops at each rung until all that got there are judged by the objective at the rung's step; one
 in `factor` goes on, and the others are cancelled.
 """
@@ -8,7 +9,7 @@ in `factor` goes on, and the others are cancelled.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,7 +21,6 @@ class SweepPlan:
     """What decides, of a sweep file. `rungs` are steps, rising; empty: every trial runs to its end."""
 
     trials: int
-    max_parallel: int
     minimise: bool = True
     rungs: tuple[int, ...] = ()
     factor: float = 3.0
@@ -28,31 +28,25 @@ class SweepPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialView:
-    """What is known of a submitted trial. `at_rung`: the objective at each rung that it has passed.
+    """What is known of a trial. `at_rung`: the objective at each rung that it has passed.
 
-    `stopped`: this sweep has parked it, or is doing so. `withheld`: somebody else has.
+    `stopped`: this sweep has parked it, or is doing so.
     """
 
     state: JobState
     at_rung: Mapping[int, float] = field(default_factory=dict)
     stopped: bool = False
-    withheld: bool = False
 
     @property
     def over(self) -> bool:
         return self.state in ENDED
-
-    @property
-    def busy(self) -> bool:
-        """Whether it counts among those that run at the same time: it has slots, or waits for some."""
-        return not (self.over or self.stopped or self.withheld)
 
 
 @dataclass(frozen=True, slots=True)
 class SweepAction:
     """A thing to do to a trial, and why."""
 
-    kind: Literal["submit", "park", "resume", "cancel"]
+    kind: Literal["park", "resume", "cancel"]
     trial: int
     reason: str
 
@@ -68,7 +62,7 @@ class SweepDecision:
 
 
 def decide(plan: SweepPlan, views: Mapping[int, TrialView]) -> SweepDecision:
-    """The next actions; `views` are those of the submitted trials, by number."""
+    """The next actions; `views` are those of the trials, by number."""
     left = list(range(plan.trials))
     for rung in plan.rungs:
         judged = {trial: views[trial].at_rung[rung] for trial in left if _passed(views, trial, rung)}
@@ -77,7 +71,7 @@ def decide(plan: SweepPlan, views: Mapping[int, TrialView]) -> SweepDecision:
             actions = _until(rung, plan, views, left, judged)
             return SweepDecision(actions=actions, rung=rung, left=tuple(left), over=False)
         left = promoted(judged, plan)
-    actions = (*_dropped(plan, views, left), *_start(plan, views, left, left))
+    actions = (*_dropped(plan, views, left), *_resumed(views, left))
     over = all(_over(views, trial) for trial in {*left, *views})
     return SweepDecision(actions=actions, rung=None, left=tuple(left), over=over)
 
@@ -115,7 +109,7 @@ def _until(
         if not views[trial].over and not views[trial].stopped
     ]
     before = [trial for trial in left if trial not in judged]
-    return (*_dropped(plan, views, left), *stops, *_start(plan, views, left, before))
+    return (*_dropped(plan, views, left), *stops, *_resumed(views, before))
 
 
 def _dropped(plan: SweepPlan, views: Mapping[int, TrialView], left: Sequence[int]) -> tuple[SweepAction, ...]:
@@ -130,17 +124,11 @@ def _last(plan: SweepPlan, view: TrialView) -> int | None:
     return max((rung for rung in plan.rungs if rung in view.at_rung), default=None)
 
 
-def _start(
-    plan: SweepPlan, views: Mapping[int, TrialView], left: Sequence[int], wanted: Sequence[int]
-) -> tuple[SweepAction, ...]:
-    """Starts of `wanted` trials, as far as there is room: those that were stopped go before new ones."""
-    busy = sum(views[trial].busy for trial in left if trial in views)
-    room = max(0, plan.max_parallel - busy)
-    stopped = [trial for trial in wanted if trial in views and views[trial].stopped and not views[trial].over]
-    new = [trial for trial in wanted if trial not in views]
-    starts = [SweepAction("resume", trial, "goes on") for trial in stopped]
-    starts += [SweepAction("submit", trial, "begins") for trial in new]
-    return tuple(starts[:room])
+def _resumed(views: Mapping[int, TrialView], wanted: Sequence[int]) -> Iterator[SweepAction]:
+    """Has those of `wanted` trials go on that were stopped; the queue knows how many run at a time."""
+    for trial in wanted:
+        if trial in views and views[trial].stopped and not views[trial].over:
+            yield SweepAction("resume", trial, "goes on")
 
 
 def _passed(views: Mapping[int, TrialView], trial: int, rung: int) -> bool:

@@ -18,8 +18,9 @@ from schemas.base import Part, Token, is_token
 from schemas.errors import BadJob
 from schemas.explain import explain
 from schemas.job import JobSpec
+from schemas.job_file.queue import MOST_MEMBERS
 
-MOST_TRIALS = 10_000
+MOST_TRIALS = MOST_MEMBERS
 VALIDATION_LOSS, LOSS = "validation_loss", "loss"
 
 
@@ -155,16 +156,10 @@ class Sweep:
     file: str
     code: PackedCode | None = None
 
-    def job_name(self, trial: int) -> str:
-        """The name of a trial's job, from which a sweep finds its jobs again."""
-        return f"{self.name}-{self.digest}-t{trial:03d}"
-
-    def trial_of(self, job_name: str) -> int | None:
-        """The trial whose job has this name; None if it is no job of this sweep."""
-        prefix, _, number = job_name.rpartition("-t")
-        if prefix != f"{self.name}-{self.digest}" or not (number.isascii() and number.isdigit()):
-            return None
-        return int(number) if job_name == self.job_name(int(number)) else None
+    @property
+    def array_name(self) -> str:
+        """The name of its array of jobs, by which a sweep finds it again."""
+        return f"{self.name}-{self.digest}"
 
 
 def load_sweep(path: Path, overrides: Sequence[str] = (), name: str | None = None) -> Sweep:
@@ -188,6 +183,8 @@ def load_sweep(path: Path, overrides: Sequence[str] = (), name: str | None = Non
             base = beside(JobSpec.model_validate({"name": "base", **spec.base}), path.parent)
         except ValidationError as error:
             raise BadJob("\n".join(f"{path}: base.{line}" for line in explain(error, JobSpec))) from error
+    if base.array is not None:
+        raise BadJob(f"{path}: base: it has an array, and a sweep makes its own; leave it out of the base")
     document = base.model_dump(mode="json", exclude_unset=True)
     decides = spec.model_dump(mode="json", exclude={"base", "name", "max_parallel"})
     packed, runs = None, document

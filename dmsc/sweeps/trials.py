@@ -6,13 +6,14 @@ import copy
 import itertools
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
 from dmsc.sweeps.sweep_file import LOSS, MOST_TRIALS, VALIDATION_LOSS, ParameterRange, Sweep, SweepSpec
+from schemas.arrays import member_name
 from schemas.errors import BadJob
 from schemas.evaluation_sets import evaluation_sets
 from schemas.explain import explain
@@ -78,7 +79,18 @@ def trials_of(sweep: Sweep) -> tuple[SweepTrial, ...]:
             problems.setdefault(line, f"{sweep.file}: {_where(values)}: {line}")
     if problems:
         raise BadJob("\n".join(problems.values()))
+    try:
+        array_spec(sweep, trials)
+    except ValidationError as error:
+        raise BadJob("\n".join(f"{sweep.file}: {line}" for line in explain(error, JobSpec))) from error
     return tuple(trials)
+
+
+def array_spec(sweep: Sweep, trials: Sequence[SweepTrial]) -> JobSpec:
+    """The job file of all trials together."""
+    members = [trial.values for trial in trials]
+    array = {"members": members, "limit": sweep.spec.max_parallel}
+    return JobSpec.model_validate({**sweep.base, "name": sweep.array_name, "array": array})
 
 
 def _where(values: Mapping[str, Any]) -> str:
@@ -98,7 +110,8 @@ def _job(sweep: Sweep, number: int, values: Mapping[str, Any]) -> JobSpec:
                 )
             target = below
         target[last] = value
-    return JobSpec.model_validate(document | {"name": sweep.job_name(number)})
+    name = member_name(sweep.array_name, number, count_of(sweep.spec))
+    return JobSpec.model_validate(document | {"name": name})
 
 
 def _incomparable(spec: SweepSpec, job: JobSpec) -> list[str]:

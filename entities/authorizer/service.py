@@ -270,7 +270,9 @@ class Authorizer:
         return str(rows[0].built_by) if rows else None
 
     async def _job_owner(self, job: str) -> str | None:
-        """The user who submitted the job, from the orchestrator's record."""
+        """The user who submitted the job, or the array of jobs, from the orchestrator's record."""
+        if names.is_array(job):
+            job = names.member_id(job, 0)
         try:
             entry = await self._jobs.get(job=job)
         except DmscError as error:

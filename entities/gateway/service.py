@@ -22,10 +22,12 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.mesh.registration import RegistrationClient
 from bus.messaging.handlers import Subscription
+from entities.gateway.array_operations import ArrayOperations
 from entities.gateway.data_sets.operations import DataSetOperations
 from entities.gateway.data_sets.resolution import resolved
 from entities.gateway.dispatch.dispatcher import Dispatcher, DispatcherConfig
 from entities.gateway.http.config import HttpConfig
+from entities.gateway.nats_door import NatsDoor
 from entities.gateway.operations.access_client import AccessClient, AccessClientConfig
 from entities.gateway.operations.backends import Backends
 from entities.gateway.operations.idempotency import IdempotencyStore
@@ -108,9 +110,9 @@ class Gateway:
         self._idempotency = IdempotencyStore(
             bus, lambda: registry.view.records if registry.informed else None
         )
-        self.jobs = JobOperations(
-            bus, self.backends, config.sid, access_client, self._last_compute, self._idempotency
-        )
+        self.jobs = JobOperations(bus, self.backends, config.sid, access_client, self._last_compute)
+        self.arrays = ArrayOperations(self.jobs, self.backends)
+        self.nats_door = NatsDoor(bus, self.jobs, self.arrays, self._idempotency)
         self.data_sets = DataSetOperations(bus, self.backends, self.jobs)
         self.jobs.resolve = partial(resolved, self.data_sets)
         self._bus = bus
@@ -142,7 +144,7 @@ class Gateway:
                 subscriptions += [
                     await self._bus.serve(subjects.QOS_POLICY, self._on_policy, sid=config.sid),
                     await self._bus.serve(subjects.STEP_BEGIN, self._dispatcher.begin, gateway=config.sid),
-                    await self._bus.serve(subjects.DOOR, self.jobs.answer, queue_group=QUEUE_GROUP),
+                    await self._bus.serve(subjects.DOOR, self.nats_door.answer, queue_group=QUEUE_GROUP),
                     await self._bus.subscribe(subjects.COMPUTE, self._on_compute),
                 ]
                 for work in (
@@ -190,6 +192,7 @@ class Gateway:
         context = self.http = HttpContext(
             bus=self._bus,
             jobs=self.jobs,
+            arrays=self.arrays,
             data_sets=self.data_sets,
             backends=self.backends,
             follower=self.follower,

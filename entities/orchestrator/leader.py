@@ -247,6 +247,7 @@ class Leader:
             (subjects.ROLL_BACK_MODULE, self._promotions.roll_back),
             (subjects.MODULE_QUERY, self._policies.query),
             (subjects.SUBMIT, self._jobs.submit),
+            (subjects.SUBMIT_ARRAY, self._jobs.submit_array),
             (subjects.RESUME, self._jobs.unpark),
             (subjects.SCALE, self._jobs.scale),
             (subjects.CHANGE_STAGE, self._jobs.change_stage),
@@ -271,6 +272,7 @@ class Leader:
         ends = (
             (subjects.CANCEL, self._jobs.cancel),
             (subjects.PARK, self._jobs.park),
+            (subjects.ORDER_ARRAY, self._jobs.order_array),
             (subjects.CANCEL_BUILD, self._builds.cancel),
             (subjects.PARK_BUILD, self._builds.park),
         )
@@ -331,6 +333,7 @@ class Leader:
         jobs = tuple(
             JobSummary(
                 job=record.job,
+                array="" if record.array is None else record.array.array,
                 name=record.spec.name,
                 state=record.state,
                 step=record.step,

@@ -182,7 +182,7 @@ class _Deciding:
                         blocker=other,
                     )
             if request.array_limit and self._arrays[request.array] >= request.array_limit:
-                text = f"{self._arrays[request.array]} jobs of array {request.array} run, its limit"
+                text = f"array {request.array} has {self._arrays[request.array]} running, its limit"
                 return Hold(cause=Cause.ARRAY, reason=text, blocker=request.array)
         if self._around.quotas and (excess := self._shares.excess(request)):
             return Hold(cause=Cause.QUOTA, reason=excess)

@@ -36,14 +36,17 @@ def check(
 
     A process of its own packs and unpacks the code as nodes do, decodes a batch, measures each layer, and
     trains the first steps twice: as one stage, and cut as the job says. The weights must be the same to the
-    bit.
+    bit. Of an array all files are checked, and the first job is tried.
 
     Example: dmsc check examples/stdlib-gpt.yaml
     """
     from dmsc.authoring.local_check import CheckOptions, check_job
     from dmsc.client.job_file import load_job, with_code
+    from schemas.arrays import member_specs
 
-    spec = load_job(file, set_ or ())
+    spec, *others = member_specs(load_job(file, set_ or ()))
+    if others and not json:
+        print_text(f"all {len(others) + 1} jobs of the array are valid; the first one is tried")
     if code is not None:
         spec = with_code(spec, code)
     options = CheckOptions(steps=steps, device=device, debug=debug, silence_s=timeout)

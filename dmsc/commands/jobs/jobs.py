@@ -3,55 +3,88 @@
 from __future__ import annotations
 
 import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from dmsc.console.command_app import argument, option
 from dmsc.console.option_groups import GatewayQuery
-from dmsc.console.options import JobArgument, print_json, print_table
+from dmsc.console.options import JobArgument, JobOrArrayArgument, print_json, print_table
 
 if TYPE_CHECKING:
     from dmsc.client.async_client import AsyncClient
+    from schemas.arrays import JobArray
     from schemas.data_set.builds import BuildRecord
-    from schemas.gateway_api import MeshStatus
+    from schemas.gateway_api import JobSummary, MeshStatus
     from schemas.job import JobRecord
 
 
 def jobs(
+    array: Annotated[str | None, argument("[ARRAY]", "Only the jobs of this array.")] = None,
+    all: Annotated[bool, option("--all", "Each job of an array in a row of its own.")] = False,
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
-    """List the jobs of the mesh, oldest first.
+    """List the jobs of the mesh, oldest first; the jobs of an array are one row.
 
     Example: dmsc jobs --json
     """
-    from schemas.training_length import progress_text
+    from dmsc.follow.follow_array import COLUMNS, member_rows
 
+    if array is not None:
+        found = mesh.ask(lambda client: client.array(array))
+        mesh.show_table(found, COLUMNS, member_rows(found.members))
+        return
     records = mesh.ask(lambda client: client.jobs())
-    now = time.time()
-    rows = [
-        (
-            record.job,
-            record.spec.name,
-            record.state.value,
-            progress_text(record.step, record.spec.training.steps, record.state),
-            "" if record.loss_last is None else f"{record.loss_last:.4f}",
-            f"{_age(now - record.submitted_at)} ago",
-            record.reason,
-        )
-        for record in records
-    ]
+    rows = list(_job_rows(records, each=all))
     mesh.show_table(records, ("job", "name", "state", "step", "loss", "submitted", "reason"), rows)
 
 
+def _job_rows(records: Sequence[JobRecord], *, each: bool) -> Iterator[tuple[str, ...]]:
+    """The rows of jobs, and, unless `each` is to have its own, of arrays in the place of their first jobs."""
+    from dmsc.follow.follow_array import states_text
+    from schemas.arrays import array_of
+    from schemas.training_length import progress_text
+
+    now = time.time()
+    members: dict[str, list[JobRecord]] = defaultdict(list)
+    for record in records:
+        if record.array is not None and not each:
+            members[record.array.array].append(record)
+    for record in records:
+        age = f"{_age(now - record.submitted_at)} ago"
+        if record.array is None or each:
+            step = progress_text(record.step, record.spec.training.steps, record.state)
+            loss = "" if record.loss_last is None else f"{record.loss_last:.4f}"
+            yield record.job, record.spec.name, record.state.value, step, loss, age, record.reason
+        elif found := array_of(record.array.array, members.pop(record.array.array, ())):
+            ended = sum(found.states.get(state, 0) for state in ("done", "failed", "cancelled"))
+            losses = [one.loss for one in found.members if one.loss is not None]
+            least = f"best {min(losses):.4f}" if losses else ""
+            limit = "" if found.limit is None else f", {found.limit} at a time"
+            counts = f"{ended}/{found.size} ended"
+            reason = f"{found.size} jobs{limit}: {states_text(found)}"
+            yield found.array, found.name, "array", counts, least, age, reason
+
+
 def cancel(
-    job: JobArgument,
+    job: JobOrArrayArgument,
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
-    """Cancel a job; its instances are stopped and cleaned up.
+    """Cancel a job, or all jobs of an array; instances are stopped and cleaned up.
 
     Example: dmsc cancel stdlib-gpt-1
     """
+    from schemas.names import is_array
+
+    if is_array(job):
+        _show_array(mesh, mesh.ask(lambda client: client.cancel_array(job)))
+        return
     record = mesh.ask(lambda client: client.cancel(job))
     mesh.show(record, f"{record.job} {_ends(record)}")
+
+
+def _show_array(mesh: GatewayQuery, array: JobArray) -> None:
+    mesh.show(array, f"{array.array} {array.note}")
 
 
 def _ends(record: JobRecord) -> str:
@@ -61,27 +94,33 @@ def _ends(record: JobRecord) -> str:
 
 
 def park(
-    job: JobArgument,
+    job: JobOrArrayArgument,
     reason: Annotated[str, option("--reason", "Why; shown with the job until it is resumed.")] = "",
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
-    """Pause a job at the end of its current step and free its slots, until `dmsc resume`.
+    """Pause a job at the end of its step and free its slots, until `dmsc resume`; a waiting one is held.
+
+    Of an array, all its jobs.
 
     A build of a data set (b1a2b3c) begins no more units; one that waits in the queue is held.
 
     Example: dmsc park stdlib-gpt-1 --reason 'the urgent one first'
     """
     from schemas.data_set.builds import is_build
+    from schemas.names import is_array
 
     if is_build(job):
         show_build(mesh, mesh.ask(lambda client: client.park_build(job, reason=reason)))
+        return
+    if is_array(job):
+        _show_array(mesh, mesh.ask(lambda client: client.park_array(job, reason=reason)))
         return
     record = mesh.ask(lambda client: client.park(job, reason=reason))
     mesh.show(record, f"{record.job} {record.state.value}: {_waits(record)}")
 
 
 def resume(
-    job: JobArgument,
+    job: JobOrArrayArgument,
     stages: Annotated[
         int | None, option("--stages", "Cut it into so many stages (as before).", min=1, show_default=False)
     ] = None,
@@ -92,15 +131,22 @@ def resume(
 ) -> None:
     """Continue a parked job from its last checkpoint, as soon as slots are free; its bits know no shape.
 
+    Of an array, all its jobs that are parked or held.
+
     Example: dmsc resume stdlib-gpt-1 --stages 1 --replicas 3
     """
     from dmsc.console.exit_codes import bad_input
     from schemas.data_set.builds import is_build
+    from schemas.names import is_array
 
     if is_build(job):
         if stages is not None or replicas is not None:
             raise bad_input(f"{job} is a build, which has no stages: leave --stages and --replicas out")
         show_build(mesh, mesh.ask(lambda client: client.resume_build(job)))
+        return
+    if is_array(job):
+        order = mesh.ask(lambda client: client.resume_array(job, stages=stages, replicas=replicas))
+        _show_array(mesh, order)
         return
     record = mesh.ask(lambda client: client.resume(job, stages=stages, replicas=replicas))
     mesh.show(record, f"{record.job} {record.state.value}: {record.reason}")
@@ -122,6 +168,8 @@ def show_build(mesh: GatewayQuery, record: BuildRecord) -> None:
 def _waits(record: JobRecord) -> str:
     if record.state.value == "parked":
         return record.reason
+    if record.loss_first is None:
+        return f"{record.held}, in the queue"
     return f"{record.held}, as soon as the open step has ended"
 
 
@@ -166,8 +214,6 @@ def status(
 
     Example: dmsc status
     """
-    from schemas.training_length import progress_text
-
     status = mesh.ask(_status)
     if mesh.json:
         print_json(status)
@@ -207,10 +253,7 @@ def status(
     )
     print_table(
         ("job", "name", "state", "step", "reason"),
-        [
-            (job.job, job.name, job.state, progress_text(job.step, job.steps, job.state), job.reason)
-            for job in status.jobs
-        ],
+        _summary_rows(status.jobs),
         title="jobs",
     )
     alerts = [
@@ -227,6 +270,21 @@ def status(
     if unreadable:
         columns = ("unreadable record", "why", "found by", "bytes in stream, at")
         print_table(columns, unreadable, title="unreadable records")
+
+
+def _summary_rows(jobs: Sequence[JobSummary]) -> Iterator[tuple[str, ...]]:
+    """The rows of jobs, and of arrays in the place of their first jobs."""
+    from schemas.training_length import progress_text
+
+    states: dict[str, Counter[str]] = defaultdict(Counter)
+    for job in jobs:
+        states[job.array][job.state] += 1
+    for job in jobs:
+        if not job.array:
+            yield job.job, job.name, job.state, progress_text(job.step, job.steps, job.state), job.reason
+        elif counts := states.pop(job.array, None):
+            said = ", ".join(f"{count} {state}" for state, count in counts.items())
+            yield job.array, job.name.rpartition("-")[0], "array", "", f"{counts.total()} jobs: {said}"
 
 
 async def _status(client: AsyncClient) -> MeshStatus:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 from dmsc.console.command_app import CommandApp, argument, option
 from dmsc.console.option_groups import GatewayQuery
 
 if TYPE_CHECKING:
-    from schemas.queue import CapacityDemand, QueueStatus, ReservationSpec, SlotsReserved
+    from schemas.queue import CapacityDemand, QueuePlace, QueueStatus, ReservationSpec, SlotsReserved
 
 MOST_PRIORITY = 1000
 
@@ -19,8 +21,11 @@ app = CommandApp(
 
 
 @app.command("list")
-def list_(mesh: GatewayQuery = GatewayQuery()) -> None:
-    """List who waits in order, with reasons: jobs for slots, builds of data sets for lanes.
+def list_(
+    all: Annotated[bool, option("--all", "Each job of an array in a row of its own.")] = False,
+    mesh: GatewayQuery = GatewayQuery(),
+) -> None:
+    """List who waits in order, with reasons: jobs for slots, builds for lanes; an array's jobs are one row.
 
     Example: dmsc queue list
     """
@@ -31,7 +36,7 @@ def list_(mesh: GatewayQuery = GatewayQuery()) -> None:
         [
             (
                 str(place.position),
-                place.job,
+                job,
                 place.name,
                 place.user,
                 str(place.priority),
@@ -40,7 +45,7 @@ def list_(mesh: GatewayQuery = GatewayQuery()) -> None:
                 clock(place.expected_at),
                 place.reason,
             )
-            for place in status.jobs
+            for job, place in _folded(status, each=all)
         ],
     )
     if not mesh.json:
@@ -49,9 +54,24 @@ def list_(mesh: GatewayQuery = GatewayQuery()) -> None:
         print(summary(status))
 
 
+def _folded(status: QueueStatus, *, each: bool) -> Iterator[tuple[str, QueuePlace]]:
+    """The rows of the queue; unless `each` has its own, an array's first waiting job stands for all."""
+    waiting = Counter(place.array for place in status.jobs)
+    seen: set[str] = set()
+    for place in status.jobs:
+        if each or not place.array:
+            yield place.job, place
+        elif place.array not in seen:
+            seen.add(place.array)
+            yield f"{place.array} ({waiting[place.array]} jobs)", place
+
+
 @app.command()
 def explain(
-    job: Annotated[str, argument("JOB", "The waiting job or build.")], mesh: GatewayQuery = GatewayQuery()
+    job: Annotated[
+        str, argument("JOB", "The waiting job or build, or an array: then its first waiting job.")
+    ],
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Explain why it waits: its position, what blocks it, its expected start, and what would change that.
 
@@ -250,7 +270,7 @@ def when(text: str, name: str, since: float, now: float) -> float:
 
 def explained(status: QueueStatus) -> list[str]:
     """The lines about one job."""
-    (place,) = status.jobs
+    place, *others = status.jobs
     places = "slots" if place.work == "training" else "lanes"
     lines = [
         f"{place.job} ({place.name}) is {place.position} of {status.waiting}, needs {place.slots} {places}",
@@ -262,6 +282,8 @@ def explained(status: QueueStatus) -> list[str]:
     starts_at = None if told is None else told.starts_at
     lines.append(f"may start: {clock(starts_at) or 'not to be predicted'}")
     lines += [f"or:        {remedy}" for remedy in ((told and told.remedies) or ())]
+    for reason, count in Counter(other.reason for other in others).items():
+        lines.append(f"{count} more:    {reason}")
     return lines
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from dmsc.console.command_app import argument, option
 from dmsc.console.option_groups import GatewayOptions, GatewayQuery
-from dmsc.console.options import JobArgument, print_text
+from dmsc.console.options import JobOrArrayArgument, print_text
 from dmsc.console.running import leave, run_async
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ def train(
 
     The file is checked first; each problem is printed on one line with its place. Ctrl-C cancels the job; a
     second Ctrl-C ends the command at once. With --json each event is one line, and the last line is the job's
-    record; with --detach it is the only one.
+    record; with --detach it is the only one. A file with `array` stands for many jobs, which are submitted
+    and cancelled together.
 
     Example: dmsc train examples/stdlib-gpt.yaml --set training.steps=50
     """
@@ -52,9 +53,12 @@ def train(
     spec = load_job(file, set_ or ())
     if code is not None:
         spec = with_code(spec, code)
+    options = FollowOptions(out=out, plain=plain, json=mesh.json, on_interrupt=OnInterrupt.CANCEL)
+    if spec.array is not None:
+        _refuse_out(out)
+        leave(run_async(_train_array(spec, options, detach, mesh)))
     if not detach:
         check_writable(out or Path("runs"))
-    options = FollowOptions(out=out, plain=plain, json=mesh.json, on_interrupt=OnInterrupt.CANCEL)
     record, exit_code = run_async(_train(spec, options, detach, mesh))
     if detach:
         if mesh.json:
@@ -65,12 +69,12 @@ def train(
 
 
 def attach(
-    job: JobArgument,
+    job: JobOrArrayArgument,
     out: OutOption = None,
     plain: PlainOption = False,
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
-    """Follow a job that was submitted earlier, even if it has ended.
+    """Follow a job or an array that was submitted earlier, even if it has ended.
 
     All events are replayed from the job's stream, so the loss curve and the weights are written as if the
     command had run from the start. Ctrl-C only stops following; the job continues.
@@ -78,7 +82,11 @@ def attach(
     Example: dmsc attach stdlib-gpt-1
     """
     from dmsc.follow.follow import FollowOptions, check_writable
+    from schemas.names import is_array
 
+    if is_array(job):
+        _refuse_out(out)
+        leave(run_async(_attach_array(job, FollowOptions(json=mesh.json), mesh)))
     check_writable(out or Path("runs"))
     leave(run_async(_attach(job, FollowOptions(out=out, plain=plain, json=mesh.json), mesh)))
 
@@ -105,3 +113,36 @@ async def _attach(job: str, options: FollowOptions, mesh: GatewayOptions) -> Exi
     with interrupts() as signals:
         async with mesh.client() as client:
             return await follow(client, await client.job(job), options, signals)
+
+
+def _refuse_out(out: Path | None) -> None:
+    from schemas.errors import BadInput
+
+    if out is not None:
+        raise BadInput(f"--out {out}: an array's jobs have a curve each: dmsc attach JOB --out {out}")
+
+
+async def _train_array(spec: JobSpec, options: FollowOptions, detach: bool, mesh: GatewayOptions) -> ExitCode:
+    from dmsc.console.exit_codes import ExitCode
+    from dmsc.follow.follow_array import follow_array
+    from dmsc.process.interrupts import interrupts
+
+    with interrupts() as signals:
+        async with mesh.client() as client:
+            array = await client.submit_array(spec)
+            if not detach:
+                return await follow_array(client, array, options, signals)
+    if options.json:
+        print(array.model_dump_json())
+    else:
+        print_text(f"{array.array} has {array.size} jobs; follow: dmsc attach {array.array}")
+    return ExitCode.OK
+
+
+async def _attach_array(array: str, options: FollowOptions, mesh: GatewayOptions) -> ExitCode:
+    from dmsc.follow.follow_array import follow_array
+    from dmsc.process.interrupts import interrupts
+
+    with interrupts() as signals:
+        async with mesh.client() as client:
+            return await follow_array(client, await client.array(array), options, signals)

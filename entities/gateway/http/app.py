@@ -27,7 +27,7 @@ from entities.gateway.http.routes.data.built import builds, data_sets
 from entities.gateway.http.routes.data.feeds import feeds
 from entities.gateway.http.routes.datasets import code, datasets
 from entities.gateway.http.routes.faults import faults
-from entities.gateway.http.routes.jobs import jobs, plans, queue
+from entities.gateway.http.routes.jobs import arrays, jobs, plans, queue
 from entities.gateway.http.routes.nodes import nodes
 from entities.gateway.http.routes.policies import policies
 from entities.gateway.http.routes.probes import probes
@@ -38,6 +38,7 @@ from entities.gateway.http.routes.weights import weights
 
 RESOURCES = (
     jobs,
+    arrays,
     queue,
     plans,
     runs,

@@ -11,6 +11,7 @@ from fastapi import Request, Response
 
 from bus.connection import Bus
 from bus.files.artifacts import ReadableArtifacts
+from entities.gateway.array_operations import ArrayOperations
 from entities.gateway.dashboard import Dashboard
 from entities.gateway.data_sets.operations import DataSetOperations
 from entities.gateway.http.admission.load import HttpLoad
@@ -40,6 +41,7 @@ class HttpContext:
 
     bus: Bus
     jobs: JobOperations
+    arrays: ArrayOperations
     data_sets: DataSetOperations
     backends: Backends
     follower: RegistryFollower

@@ -1,4 +1,4 @@
-"""Operations on jobs and nodes, for both APIs, and the NATS request API itself.
+"""Operations on jobs and nodes, for both APIs (over NATS: `nats_door.py`).
 
 Each operation is checked by Type 3 at the AAM first. What changes a job or a node is then sent to the
 orchestrator; reads are answered from the gateway's own copies where it has them.
@@ -6,8 +6,6 @@ orchestrator; reads are answered from the gateway's own copies where it has them
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -21,7 +19,7 @@ from entities.gateway.feeds.feed_log import FeedLog
 from entities.gateway.operations.access_client import AccessClient, Bearer, check_each
 from entities.gateway.operations.backends import Backends
 from entities.gateway.operations.code import CodeOperations
-from entities.gateway.operations.idempotency import Answer, IdempotencyStore, key_token, request_digest
+from entities.gateway.operations.idempotency import key_token
 from entities.gateway.operations.job_urls import (
     READ_FEED,
     Named,
@@ -37,19 +35,15 @@ from entities.gateway.operations.modules import ModuleOperations
 from entities.gateway.operations.operation import Operation
 from entities.gateway.operations.secrets import SecretOperations
 from entities.gateway.storage.usage import StoredUse
-from schemas.base import Message
 from schemas.data_set.fitting import files_on_bus
 from schemas.envelope import EntityKind, Envelope
-from schemas.errors import Ack, BadInput, BadJob, DmscError, InProgress, NotFound, UnreadableRecord
+from schemas.errors import Ack, BadJob, NotFound, UnreadableRecord
 from schemas.fault import FaultRecord
 from schemas.gateway_api import (
-    DOOR_KEY,
     CancelJob,
     ChangeStage,
     CordonPlace,
     Cordons,
-    DoorKey,
-    DoorRequest,
     FaultList,
     JobList,
     JobLoad,
@@ -64,7 +58,6 @@ from schemas.gateway_api import (
 )
 from schemas.job import JobRecord, JobSpec
 from schemas.plans import MakePlan, PlanBody, PlanMade, planned_job
-from schemas.policy import ModuleLifecycle
 from schemas.queue import (
     CancelReservation,
     QueueQuery,
@@ -109,7 +102,6 @@ class JobOperations:
         gateway: str,
         access: AccessClient,
         compute: Callable[[], Mapping[str, tuple[ComputeEntry, ...]]],
-        idempotency: IdempotencyStore,
         times: OperationTimes = OperationTimes(),
     ) -> None:
         self.access = access
@@ -123,10 +115,9 @@ class JobOperations:
         self.resolve: Resolve | None = None
         """Fixes the versions of data sets that a job names; `Gateway` sets it."""
         self._compute = compute
-        self._idempotency = idempotency
         self._bus = bus
         self._backends = backends
-        self._gateway = gateway
+        self.gateway = gateway
 
     def submit(
         self, bearer: Bearer, spec: JobSpec, *, cause: Envelope | None = None, key: str | None = None
@@ -141,20 +132,14 @@ class JobOperations:
             correlate(new_correlation(), cause=current_cause())
 
         async def act(access: AccessDecision) -> JobRecord:
-            asked = unresolved(spec)
-            refuse_urls(asked)
-            may_read = await self._let_read(bearer, asked, access.user)
-            with_code = await self.code.admit(bearer, asked, access.user)
-            if with_code.code is not None and with_code.code.url is not None:
-                may_read = (*may_read, with_code.code.url)
-            kept = await self.secrets.keep(with_code, access.user)
-            recorded = kept if self.resolve is None else await self.resolve(kept, bearer, access.user)
-            may_read = (*may_read, *files_on_bus(recorded))
+            if spec.array is not None:
+                raise BadJob("array: this file stands for many jobs: submit it with POST /v1/arrays")
+            recorded, may_read = await self.admitted(bearer, spec, access)
             await self.stored.admit_job(access)
             message = SubmitJob(
                 spec=recorded,
                 user=access.user,
-                gateway=self._gateway,
+                gateway=self.gateway,
                 caller_span=caller_span(),
                 quota=access.quota,
                 may_read=may_read,
@@ -170,6 +155,24 @@ class JobOperations:
 
         return Operation("job.submit", spec.name, act)
 
+    async def admitted(
+        self, bearer: Bearer, spec: JobSpec, access: AccessDecision
+    ) -> tuple[JobSpec, tuple[str, ...]]:
+        """The job in the form that is recorded, and what it may read on the bus.
+
+        Raises:
+            Refused, BadJob, NotFound: it names what its user may not read, or what is not there.
+        """
+        asked = unresolved(spec)
+        refuse_urls(asked)
+        may_read = await self._let_read(bearer, asked, access.user)
+        with_code = await self.code.admit(bearer, asked, access.user)
+        if with_code.code is not None and with_code.code.url is not None:
+            may_read = (*may_read, with_code.code.url)
+        kept = await self.secrets.keep(with_code, access.user)
+        recorded = kept if self.resolve is None else await self.resolve(kept, bearer, access.user)
+        return recorded, (*may_read, *files_on_bus(recorded))
+
     async def _let_read(self, bearer: Bearer, spec: JobSpec, user: str) -> tuple[str, ...]:
         """The bus URLs that the job reads and its user may read.
 
@@ -180,7 +183,7 @@ class JobOperations:
         """
         jobs: Mapping[str, JobRecord] = {}
         if names_folders(spec):
-            jobs = {record.job: record for record in (await self._all()).jobs}
+            jobs = {record.job: record for record in (await self.all_records()).jobs}
             refuse_others_folder(spec, user, jobs)
         things = named_things(spec, jobs)
         await check_each(bearer, things)
@@ -196,7 +199,7 @@ class JobOperations:
             raise type(error)(f"{named.key}: {error.text}", **error.fields) from None
 
     def list(self) -> Operation[JobList]:
-        return Operation("job.list", "jobs", lambda _: self._all())
+        return Operation("job.list", "jobs", lambda _: self.all_records())
 
     def read(self, job: str, action: str = "job.read") -> Operation[JobRecord]:
         """The job's record. `action`: `READ_ARTIFACT` for a bearer who fetches weights or checkpoints.
@@ -362,116 +365,11 @@ class JobOperations:
 
         return replace(command, act=act)
 
-    async def _all(self) -> JobList:
+    async def all_records(self) -> JobList:
+        """The records of all jobs."""
         if self.cache.current.is_set():
             return JobList(jobs=self.cache.all())
         return await self._query(None)
 
     async def _query(self, job: str | None) -> JobList:
         return await self._backends.command(subjects.QUERY, JobQuery(job=job), deadline_s=self.times.query_s)
-
-    # --- the NATS request API --------------------------------------------------------------------------
-    async def answer(self, request: DoorRequest, envelope: Envelope) -> Message:
-        """Handles `DOOR`. Jobs, also a single one, come as a `JobList`; others as their own type."""
-        begun = time.monotonic()
-        outcome = "internal"
-        try:
-            reply = await self._act(request, envelope)
-            outcome = "ok"
-            return reply
-        except DmscError as error:
-            outcome = error.code
-            raise
-        finally:
-            log.info(
-                "door request",
-                action=request.action,
-                job=request.job,
-                client=envelope.sender.name,
-                outcome=outcome,
-                ms=round(1e3 * (time.monotonic() - begun), 1),
-            )
-
-    async def _act(self, request: DoorRequest, envelope: Envelope) -> Message:
-        if request.action == DOOR_KEY:
-            return DoorKey(key=self._bus.keyring.of_kind(EntityKind.GATEWAY))
-        bearer = Bearer(request.token, self.access)
-        modules = self.modules
-        operations: dict[str, Callable[[], Operation[Message]]] = {
-            "job.submit": lambda: self.submit(bearer, _spec(request), cause=envelope),
-            "job.list": self.list,
-            "job.read": lambda: self.read(_job(request)),
-            "job.cancel": lambda: self.cancel(_job(request), "asked for at the NATS door"),
-            "job.park": lambda: self.park(_job(request), "asked for at the NATS door"),
-            "job.resume": lambda: self.resume(_job(request)),
-            "mesh.read": self.mesh,
-            "policy.list": modules.modules,
-            "policy.order": lambda: modules.order(
-                _module(request), _given(request, request.order, "order", "its body")
-            ),
-            "policy.ask": lambda: modules.ask(
-                _module(request), _given(request, request.question, "ask", "its body")
-            ),
-            "observation.write": lambda: modules.observe(bearer, request.observations),
-        }
-        if request.action not in operations:
-            raise BadInput(f"{request.action}: unknown action; there are {', '.join(operations)}")
-        operation = operations[request.action]()
-        answers = _ONCE.get(request.action)
-        if answers is not None:
-            return await self._once(bearer, request, envelope, operation, answers)
-        reply = await bearer.run(operation)
-        return JobList(jobs=(reply,)) if isinstance(reply, JobRecord) else reply
-
-    async def _once(
-        self,
-        bearer: Bearer,
-        request: DoorRequest,
-        envelope: Envelope,
-        operation: Operation[Message],
-        answers: type[Message],
-    ) -> Message:
-        """Runs the operation and returns its answer; a repetition, through any gateway, gets the first one.
-
-        The request's secrets are bound to the envelope's id: an eavesdropper could only repeat the request.
-        """
-        access = await bearer.check(operation.action, operation.resource)
-        body = request.model_dump_json(exclude={"token"}).encode()
-        digest = request_digest("NATS", request.action, "", body)
-
-        async def act() -> Answer:
-            return Answer((await operation.act(access)).model_dump_json())
-
-        deadline = time.monotonic() + self.times.command_s
-        while True:
-            try:
-                stored = await self._idempotency.once(access.user, f"door {envelope.id}", digest, act)
-                return answers.model_validate_json(stored.body)
-            except InProgress:  # another gateway is answering this request: wait for its answer
-                if time.monotonic() > deadline:
-                    raise
-            await asyncio.sleep(self.times.pause_s)
-
-
-_ONCE: dict[str, type[Message]] = {"policy.order": ModuleLifecycle, "observation.write": Ack}
-"""Actions over NATS that are done once, however often the request comes, with the types of their answers."""
-
-
-def _spec(request: DoorRequest) -> JobSpec:
-    if request.spec is None:
-        raise BadJob("spec: missing; job.submit needs the job's specification")
-    return request.spec
-
-
-def _job(request: DoorRequest) -> str:
-    return _given(request, request.job, "job", "a job's id")
-
-
-def _module(request: DoorRequest) -> str:
-    return _given(request, request.module, "module", "a module's name")
-
-
-def _given(request: DoorRequest, value: Value | None, name: str, what: str) -> Value:
-    if value is None:
-        raise BadInput(f"{name}: missing; {request.action} needs {what}")
-    return value

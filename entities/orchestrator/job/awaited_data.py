@@ -25,7 +25,7 @@ async def await_data(job: JobContext, outages: BusOutages) -> None:
         return
     its_turn = asyncio.Event()
 
-    def offered(grant: SlotGrant) -> NoRoom:
+    async def offered(grant: SlotGrant) -> NoRoom:
         its_turn.set()
         return NoRoom("its data set is there")
 

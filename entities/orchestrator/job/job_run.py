@@ -92,13 +92,14 @@ class JobRun:
         self._outages = BusOutages(job.name, store.reason)
         self.checkpoints = Checkpoints(job)
         self.training = Training(job, self.checkpoints)
-        self.model_analysis = ModelAnalysis(job)
+        self.model_analysis = ModelAnalysis(job, term.analyses)
         self.teardown = Teardown(job, self.checkpoints)
         # one that is held before it began waits in the queue, which says so
         waits = record.ends_as is None and not (record.held and record.state is JobState.PARKED)
         self._deployment = Deployment(job, self._outages, waits=waits)
         self.parked: Parked | None = None
-        self.parking = Parking(job, self.training, self._interrupt, parked)
+        waiting = lambda: self._deployment.waiting is not None  # noqa: E731
+        self.parking = Parking(job, self.training, self._interrupt, parked, waiting)
         self.holding = SlotHolding(
             job,
             self.training,

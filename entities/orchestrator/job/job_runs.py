@@ -6,8 +6,9 @@ import asyncio
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 from bus import subjects
 from bus.logs import get_logger
@@ -21,14 +22,26 @@ from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.retry_limits import Parked
 from entities.orchestrator.membership.slot_holding import SlotHolding
 from entities.orchestrator.queue.admission import JobAdmission
+from entities.orchestrator.queue.job_arrays import JobArrays, half_submitted
 from entities.orchestrator.queue.job_queue import JobQueue, unknown
 from entities.orchestrator.queue.mesh_slots import reshaped
 from entities.orchestrator.queue.reservation_book import ReservationBook
 from entities.queue.queue_rules import QueueOrder
 from schemas import names
+from schemas.arrays import JobArray, OrderArray, SubmitArray, array_of, specs_of, values_at
 from schemas.data_set.builds import is_build
 from schemas.envelope import Envelope
-from schemas.errors import Ack, BadJob, Conflict, DmscError, Fenced, NotFound, Unavailable
+from schemas.errors import (
+    Ack,
+    BadInput,
+    BadJob,
+    Conflict,
+    DmscError,
+    Fenced,
+    NotFound,
+    OverQuota,
+    Unavailable,
+)
 from schemas.gateway_api import (
     CancelJob,
     ChangeStage,
@@ -39,11 +52,18 @@ from schemas.gateway_api import (
     ScaleJob,
     SubmitJob,
 )
-from schemas.job import ENDED, JobRecord, JobState
+from schemas.job import ENDED, ArrayPlace, JobRecord, JobSpec, JobState
 from schemas.job_file.queue import QueueSpec
 from schemas.queue import QueueQuery, QueueStatus
 
 log = get_logger("orchestrator")
+
+Item = TypeVar("Item")
+
+SUBMITTED = "submitted"
+AT_ONCE = 32
+"""Members of an array that are written, or given an order, at the same time."""
+_OUTCOMES = {"cancel": "cancelled", "park": "parked or held", "resume": "may go on"}
 
 
 class JobRuns:
@@ -67,6 +87,8 @@ class JobRuns:
             term.bus, table=lambda: self.queue.table, jobs=self.running, changed=self.queue.again
         )
         self.queue.reservations = self.reservations.kept
+        self.arrays = JobArrays(term.ended_kept)
+        self.queue.array_done = self.arrays.done
         self.admission = JobAdmission(lambda: [run.present_record() for run in self.running.values()])
         self.code = CodeArchives(term.bus, term.code_of_builds)
         self._submitted: OrderedDict[tuple[str, str], asyncio.Future[JobRecord]] = OrderedDict()
@@ -77,12 +99,20 @@ class JobRuns:
         `causation` is the client's own command where it came by the bus; the job's record keeps it.
         """
         command = envelope.causation or envelope.id
-        submission = (message.user, command)
+        return await self._once((message.user, command), lambda: self._queue(message, command))
+
+    async def submit_array(self, message: SubmitArray, envelope: Envelope) -> JobArray:
+        """Makes the jobs of one array, all or none, even if the client repeats it; see `submit`."""
+        command = envelope.causation or envelope.id
+        first = await self._once((message.user, command), lambda: self._queue_array(message, command))
+        return self._array("" if first.array is None else first.array.array)
+
+    async def _once(self, submission: tuple[str, str], make: Callable[[], Awaitable[JobRecord]]) -> JobRecord:
         if submission in self._submitted:
             return await asyncio.shield(self._submitted[submission])
         promise = self._remember(submission)
         try:
-            record = await self._queue(message, command)
+            record = await make()
         except BaseException as error:  # a repetition may become a job
             self._submitted.pop(submission, None)
             if isinstance(error, DmscError):
@@ -113,35 +143,102 @@ class JobRuns:
             await self.code.require(message.spec)
             return await self._queued(message, command)
 
+    async def _queue_array(self, message: SubmitArray, command: str) -> JobRecord:
+        """Returns the record of the first member.
+
+        Raises:
+            BadJob: one of the members is no valid job.
+            OverQuota, NotFound: see `_queue`.
+        """
+        specs = await asyncio.to_thread(specs_of, message)
+        async with self.admission.turn:
+            self.admission.array(message, specs)
+            for asked in dict.fromkeys(spec.queue for spec in specs):
+                self._know(asked)
+            await self.code.require(message.spec)
+            return await self._queued_array(message, specs, command)
+
     def _know(self, asked: QueueSpec) -> None:
         for where, jobs in (("after", asked.after), ("apart", asked.apart), ("beside", asked.beside)):
             for job in jobs:
+                if where == "after" and job in self.arrays:
+                    continue
+                if names.is_array(job) and job in self.arrays:
+                    raise NotFound(f"queue.{where}: {job} is an array; name its jobs, as {job}_0")
                 if not self.queue.knows(job):
                     raise NotFound(f"queue.{where}: {unknown(job)}")
                 if where != "after" and is_build(job):
                     raise BadJob(f"queue.{where}: {job} is a build, which has no nodes of its own: name jobs")
 
     async def _queued(self, message: SubmitJob, command: str) -> JobRecord:
-        names.refuse_taken("job", message.spec.name)
+        record = self._new_record(f"j{secrets.token_hex(3)}", message, message.spec, command)
+        return await self._start(record, 0, message.gateway, SUBMITTED)
+
+    def _new_record(
+        self,
+        job: str,
+        message: SubmitJob | SubmitArray,
+        spec: JobSpec,
+        command: str,
+        place: ArrayPlace | None = None,
+    ) -> JobRecord:
+        names.refuse_taken("job", spec.name)
         now = time.time()
         guaranteed = None if message.quota is None else message.quota.guaranteed_slots
         if guaranteed and self.queue.rules.order is not QueueOrder.FAIR:
             log.warning("guaranteed slots count with --queue-order fair only", user=message.user)
-        record = JobRecord(
-            job=f"j{secrets.token_hex(3)}",
-            spec=message.spec,
+        return JobRecord(
+            job=job,
+            spec=spec,
             state=JobState.QUEUED,
             user=message.user,
+            array=place,
             guaranteed_slots=guaranteed,
             may_read=message.may_read,
             command=command,
             correlation=current() or new_correlation(),
             caller_span=message.caller_span,
-            held=f"held by {message.user}: queue.hold" if message.spec.queue.hold else "",
+            held=f"held by {message.user}: queue.hold" if spec.queue.hold else "",
             submitted_at=now,
             changed_at=now,
         )
-        return await self._start(record, 0, message.gateway, "submitted")
+
+    async def _queued_array(self, message: SubmitArray, specs: Sequence[JobSpec], command: str) -> JobRecord:
+        """Writes all records, that of the first member last: with it the array is submitted (ADR-0087)."""
+        array, stores = f"{names.ARRAY_LETTER}{secrets.token_hex(3)}", []
+        for index, spec in enumerate(specs):
+            values = values_at(spec, message.paths)
+            place = ArrayPlace(array=array, index=index, size=len(specs), limit=message.limit, values=values)
+            job = names.member_id(array, index)
+            record = self._new_record(job, message, spec, command, place)
+            history = (f"{record.state}: {SUBMITTED}",)
+            opened = record.model_copy(update={"epoch": 1, "reason": SUBMITTED, "history": history})
+            stores.append(JobStore(self._term.bus, opened, 0, self._term.candidate.confirmed))
+        first, *others = stores
+        try:
+            for batch in _batches(others):
+                await asyncio.gather(*(store.note(now=True) for store in batch))
+            await first.note(now=True)
+        except DmscError as error:
+            if not isinstance(error, Fenced):  # else the next leader removes them
+                self._term.spawn(self._remove([store.job for store in others]))
+            raise
+        for batch in _batches(stores):
+            await asyncio.gather(*(self._begin(store, message.gateway) for store in batch))
+        return first.record
+
+    async def _begin(self, store: JobStore, gateway: str) -> None:
+        run = self._new_run(store, gateway)
+        self._take(run)
+        record = store.record
+        await store.tell("state", text=SUBMITTED, state=record.state, total_steps=record.last_step)
+        self._term.spawn(self._drive(run))
+
+    async def _remove(self, jobs: Iterable[str]) -> None:
+        """Removes the records of jobs that were never submitted."""
+        bucket = self._term.bus.bucket(subjects.JOB_RECORD)
+        for job in jobs:
+            await insistently(partial(bucket.delete, job=job))
 
     async def _start(self, record: JobRecord, revision: int, gateway: str, reason: str) -> JobRecord:
         """Starts a job in a new epoch; the first write fences the orchestrator that ran it before.
@@ -164,6 +261,7 @@ class JobRuns:
 
     def _take(self, run: JobRun) -> None:
         self.running[run.name], self._holders[run.name] = run, run.holding
+        self.arrays.take(run.job.store.record)
 
     async def _drive(self, run: JobRun) -> None:
         """Drives a job to its end. A parked job gets a new run, in the next epoch."""
@@ -182,6 +280,7 @@ class JobRuns:
             del self.running[run.name], self._holders[run.name]
             await self._term.mesh.nudge()  # jobs behind it in the queue look again
             self.ended[run.name] = run.job.store.record
+            self.arrays.take(run.job.store.record)
             self.queue.job_ended(run.job.store.record)
             while len(self.ended) > self._term.ended_kept:
                 del self.ended[next(iter(self.ended))]
@@ -205,6 +304,10 @@ class JobRuns:
         for job in self._former_records.keys() - records.keys():
             log.error("job record lost: the job goes on from the record in memory", job=job)
             records[job] = (self._former_records[job], 0)
+        half = half_submitted(record for record, _ in records.values())
+        for job in half:
+            del records[job]
+        await self._remove(half)
         for record, revision in sorted(records.values(), key=lambda entry: entry[0].submitted_at):
             if record.command:
                 self._remember((record.user, record.command)).set_result(record)
@@ -217,6 +320,7 @@ class JobRuns:
         while True:
             if record.state in ENDED:
                 self.ended[record.job] = record
+                self.arrays.take(record)
                 self.queue.job_ended(record)
                 return
             try:
@@ -276,6 +380,63 @@ class JobRuns:
         await self._term.mesh.nudge()  # one that was held in the queue may start
         return run.job.store.record
 
+    async def order_array(self, message: OrderArray, envelope: Envelope) -> JobArray:
+        """Gives one order to all members that can take it, to those that wait first: they need not start.
+
+        Those that go on come first when they are resumed, so that none of the others takes their slots.
+
+        Raises:
+            NotFound: there is no such array.
+            Conflict: no member can take the order; the text is that of the first.
+        """
+        order = partial(self._order_member, message, envelope)
+        if message.action == "resume":
+            await self._term.candidate.confirmed()
+        members = self.arrays.jobs(message.array)
+        if not members:
+            raise NotFound(f"no array {message.array}: `dmsc jobs` lists them")
+        jobs = [job for job in members if job in self.running]
+        waiting = [job for job in jobs if self.running[job].holding.waiting is not None]
+        begun = [job for job in jobs if job not in set(waiting)]
+        refusals: list[DmscError] = []
+        for group in (begun, waiting) if message.action == "resume" else (waiting, begun):
+            for batch in _batches(group):
+                answers = await asyncio.gather(*map(order, batch))
+                refusals += [answer for answer in answers if answer is not None]
+        if len(refusals) == len(jobs):
+            raise refusals[0] if refusals else Conflict(f"array {message.array} has already ended")
+        found = self._array(message.array)
+        records = [self.running[job].job.store.record for job in members if job in self.running]
+        taken = {
+            "cancel": found.states.get(JobState.CANCELLED, 0)
+            + sum(record.ends_as is JobState.CANCELLED and record.state not in ENDED for record in records),
+            "park": sum(bool(record.held) for record in records),
+            "resume": sum(not record.held for record in records),
+        }[message.action]
+        note = f"{_OUTCOMES[message.action]}: {taken} of {found.size} jobs"
+        return found.model_copy(update={"note": note})
+
+    async def _order_member(self, message: OrderArray, envelope: Envelope, job: str) -> DmscError | None:
+        """Returns why the member can't take the order; None if it did."""
+        user, reason = message.user, message.reason
+        try:
+            if message.action == "cancel":
+                await self.cancel(CancelJob(job=job, user=user, reason=reason), envelope)
+            elif message.action == "park":
+                await self.park(ParkJob(job=job, user=user, reason=reason), envelope)
+            else:
+                shape = {"stages": message.stages, "replicas": message.replicas, "quota": message.quota}
+                await self.unpark(ResumeJob(job=job, user=user, **shape), envelope)
+        except (Conflict, NotFound, OverQuota, BadInput) as error:
+            return error
+        return None
+
+    def _array(self, array: str) -> JobArray:
+        found = array_of(array, self.records())
+        if found is None:
+            raise NotFound(f"no array {array}: `dmsc jobs` lists them")
+        return found
+
     def _unended(self, job: str) -> JobRun:
         """The job's run; it may wait, but has no end yet."""
         run = self.running.get(job)
@@ -301,7 +462,8 @@ class JobRuns:
         if message.job is not None and message.job not in self.queue.builds.members:
             if (build := self.queue.builds.ended.get(message.job)) is not None:
                 raise Conflict(f"build {message.job} has already ended: {build.state}")
-            self._unended(message.job)
+            if message.job not in self.arrays:
+                self._unended(message.job)
         return await self.queue.status(
             {name: run.job.store.record for name, run in self.running.items()},
             message.job,
@@ -311,3 +473,7 @@ class JobRuns:
     def records(self) -> list[JobRecord]:
         records = [*self.ended.values(), *(run.job.store.record for run in self.running.values())]
         return sorted(records, key=lambda record: record.submitted_at)
+
+
+def _batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    return (items[start : start + AT_ONCE] for start in range(0, len(items), AT_ONCE))

@@ -6,6 +6,7 @@ import asyncio
 
 from bus.logs import get_logger
 from bus.subjects import ANALYSE, WRITE_SAMPLE
+from entities.orchestrator.job.shared_analyses import SharedAnalyses, analysis_key
 from entities.orchestrator.job_state.context import JobContext, eligible_nodes
 from entities.orchestrator.job_state.job_secrets import secrets_for
 from entities.orchestrator.planning.eligible_slots import refusal
@@ -22,8 +23,9 @@ log = get_logger("orchestrator")
 class ModelAnalysis:
     """Orders model work from agents of the job's clusters; results come back as messages of their own."""
 
-    def __init__(self, job: JobContext) -> None:
+    def __init__(self, job: JobContext, shared: SharedAnalyses) -> None:
         self._job = job
+        self._shared = shared
         self._times = job.times.run
         self._topology: asyncio.Future[ModelTopology] = asyncio.get_running_loop().create_future()
         self._sample: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -64,13 +66,25 @@ class ModelAnalysis:
     async def analyse(self) -> ModelTopology:
         """Has an agent analyse the model; tries the next agent where one does not answer.
 
-        A job that is another by now (`training.auto` was fixed) is analysed anew.
+        A job that is another by now (`training.auto` was fixed) is analysed anew. Members of an array with
+        the same model share one analysis.
 
         Raises:
             BadModel: the model can't be analysed.
             BadJob: no slot of the mesh is what the job requires.
             Unavailable: no node could do it, or the job's secrets can't be read; try again.
         """
+        name, place = self._job.name, self._job.store.record.array
+        if place is None:
+            return await self._analyse()
+        found = await self._shared.of(analysis_key(place.array, self._job.spec), self._analyse)
+        if found.job != name:
+            found = found.model_copy(update={"job": name})
+            self._topology = asyncio.get_running_loop().create_future()
+            self._topology.set_result(found)
+        return found
+
+    async def _analyse(self) -> ModelTopology:
         secrets = await secrets_for(self._job.bus, self._job.spec)
         user = self._job.store.record.user
         order = Analyse(job=self._job.name, spec=self._job.spec, secrets=secrets, user=user)

@@ -38,6 +38,7 @@ class Parking:
     Args:
         interrupt: ends the run where it stands; returns whether there was something to end.
         before: why the job was parked before this run; None: it was not, or was resumed.
+        in_queue: whether it waits for slots, so that there is nothing to end.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Parking:
         training: Training,
         interrupt: Callable[[], bool],
         before: Parked | None,
+        in_queue: Callable[[], bool],
     ) -> None:
         record = job.store.record
         self._job = job
@@ -53,6 +55,7 @@ class Parking:
         self._training = training
         self._interrupt = interrupt
         self._before = before
+        self._in_queue = in_queue
         self._resumed = asyncio.Event()
         self._deadline: asyncio.TimerHandle | None = None
         self._taking_over = record.epoch > 1 and record.state is not JobState.PARKED
@@ -71,18 +74,15 @@ class Parking:
         return record.loss_first is not None or record.state not in (JobState.QUEUED, JobState.ANALYSING)
 
     async def park(self, why: str) -> None:
-        """Parks the job; its slots are free in a moment.
-
-        Raises:
-            Conflict: the job has not begun.
-        """
-        record = self._job.store.record
-        if not self._has_begun:
-            raise Conflict(f"job {record.job} has not begun and holds nothing; `dmsc cancel` ends it")
+        """Parks the job; its slots are free in a moment. One that has not begun is held in the queue."""
         if self.hold_reason:
             return
         self._resumed.clear()
+        waits = not self._has_begun and self._in_queue()
         await written_down(self._job.store.note(now=True, held=why), self._times.order_kept_s)
+        if waits and self._in_queue():  # it got no slots meanwhile
+            self._job.queue.again()
+            return
         if not self._taking_over and not self._come_to_rest(why):
             self._break_off()
 

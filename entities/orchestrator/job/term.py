@@ -11,6 +11,7 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from entities.election.leadership import LeaderCandidate
 from entities.orchestrator.faults.fault_queue import FaultQueue
+from entities.orchestrator.job.shared_analyses import SharedAnalyses
 from entities.orchestrator.job_state.context import Claims
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.planner.planning_process import PlanningConfig
@@ -42,6 +43,7 @@ class TermContext:
     queue_rules: QueueRules
     """How waiting jobs are decided about."""
     claims: Claims = field(default_factory=dict)
+    analyses: SharedAnalyses = field(default_factory=SharedAnalyses)
     code_of_builds: dict[str, str] = field(default_factory=dict)
     """The objects' names of archives of code that builds of data sets need, by build."""
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
+from schemas.arrays import SubmitArray
 from schemas.errors import OverQuota
 from schemas.gateway_api import ResumeJob, ScaleJob, SubmitJob
 from schemas.job import JobRecord, JobSpec
-from schemas.quota import Quota, QuotaUse, asked_for, slots_of, used_by, wider_by
+from schemas.quota import Quota, QuotaUse, asked_for, asked_for_array, slots_of, used_by, wider_by
 
 
 class JobAdmission:
@@ -28,6 +29,19 @@ class JobAdmission:
             OverQuota: the user has as many jobs or slots as the quota allows.
         """
         self._check(message.quota, message.user, asked_for(message.spec))
+
+    def array(self, message: SubmitArray, specs: Iterable[JobSpec]) -> None:
+        """Checks the submission of an array.
+
+        Raises:
+            OverQuota: its members that may run at a time would be more than the quota allows.
+        """
+        try:
+            self._check(message.quota, message.user, asked_for_array(specs, message.limit))
+        except OverQuota as error:
+            raise OverQuota(
+                f"{error.text}; array.limit says how many run at a time", **error.fields
+            ) from None
 
     def scaling(self, message: ScaleJob, record: JobRecord) -> None:
         """Checks a change of replicas; an operator may widen another user's job beyond that user's quota.

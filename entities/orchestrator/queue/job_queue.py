@@ -46,6 +46,7 @@ from entities.queue.reservations import SlotReservation, assign, barred_for
 from entities.queue.scheduling import QueueSurroundings, decide
 from entities.queue.slot_pools import MeshSlot, SlotTable
 from entities.queue.tenant_shares import DecayedUse
+from schemas import names
 from schemas.data_set.builds import BuildRecord, is_build
 from schemas.errors import Conflict, DmscError
 from schemas.job import JobRecord, JobState
@@ -159,6 +160,8 @@ class JobQueue:
         self._slots = RegisteredSlots()
         self.reservations: Callable[[float], tuple[SlotReservation, ...]] = lambda now: ()
         """Slots that are kept for a time, as the core sees them."""
+        self.array_done: Callable[[str], bool | None] = lambda array: None
+        """Whether all members of an array are done; None: not certain yet."""
         self._entered = asyncio.Event()
         self._holds: Mapping[str, Hold] = {}
         """Why jobs wait, by the last decision."""
@@ -297,11 +300,12 @@ class JobQueue:
     async def _around(self, facts: SlotFacts) -> QueueSurroundings:
         """Slots, rules, and what has become of jobs that others wait for."""
         after = {other for job in facts.queue for other in job.request.after}
-        done = {
-            name: self._done(name)
+        fates = {
+            name: self.array_done(name) if names.is_array(name) else self._done(name)
             for name in after
             if name not in self._members and not (self.taking_over and not self.knows(name))
         }
+        done = {job: fate for job, fate in fates.items() if fate is not None}
         now, rules = time.time(), self.rules
         around = QueueSurroundings(
             table=facts.table, rules=rules, reservations=self.reservations(now), done=done
@@ -323,13 +327,18 @@ class JobQueue:
     ) -> QueueStatus:
         """Who waits and why; of one job, when it is expected to start, and what would change that.
 
+        `job` may be an array: then all its waiting members are listed, and the first one is explained.
+
         Raises:
-            Conflict: the job does not wait for slots.
+            Conflict: the job, or each member of the array, does not wait for slots.
         """
         facts, now = await self._facts(), time.time()
         waiting = {each.request.job: each for each in facts.queue}
         known: dict[str, JobRecord | BuildRecord] = {**records, **self.builds.records()}
-        if job is not None and job not in waiting:
+        asked = {name for name, each in waiting.items() if job in (name, each.request.array)}
+        if job is not None and not asked and names.is_array(job):
+            raise Conflict(f"no job of array {job} waits for slots: dmsc jobs {job} lists them")
+        if job is not None and not asked:
             record = known[job]
             waits = f"build {job} does not wait for lanes"
             if isinstance(record, JobRecord):
@@ -339,12 +348,13 @@ class JobQueue:
         decision = await asyncio.to_thread(decide, facts.queue, facts.running, around, now)
         explained = None
         if job is not None:
-            told = await asyncio.to_thread(explain, job, facts.queue, facts.running, around, now)
+            first = next(name for name in decision.order if name in asked)
+            told = await asyncio.to_thread(explain, first, facts.queue, facts.running, around, now)
             explained = QueueExplained(starts_at=told.starts_at, remedies=told.remedies)
         shown = (
             (position, name)
             for position, name in enumerate(decision.order, start=1)
-            if name in known and (job in (None, name))
+            if name in known and (job is None or name in asked)
         )
         places = [
             queue_place(position, waiting[name], known[name], decision.holds.get(name))
@@ -458,6 +468,8 @@ def _with_shares(
     now: float,
 ) -> QueueSurroundings:
     """With what each user's jobs and builds have used, and the slots that are each user's own."""
-    for record in (*jobs, *builds):
-        count_use(used, record, now)
+    for job in jobs:
+        count_use(used, job, now)
+    for build in builds:
+        count_use(used, build, now)
     return replace(around, quotas=guarantees(jobs), used_slot_s=used.at(now))

@@ -198,6 +198,8 @@ def job_request(record: JobRecord, spec: JobSpec, held: str = "", *, unfit: bool
         notice_s=asked.notice_s,
         apart=asked.apart,
         beside=asked.beside,
+        array="" if record.array is None else record.array.array,
+        array_limit=0 if record.array is None else record.array.limit or 0,
         **_sizes(record, spec),
         needs=SlotNeeds(
             clusters=tuple(sorted(spec.parallel.clusters)),
@@ -317,6 +319,7 @@ def queue_place(
         job=job.request.job,
         work=job.request.work.value,
         name=record.spec.name,
+        array=job.request.array,
         user=record.user,
         priority=job.request.priority,
         slots=job.request.least_slots,

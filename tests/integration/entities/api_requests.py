@@ -61,6 +61,7 @@ def beyond_schemas(case: Case) -> list[Any]:
         return [negative_data_rejection, positive_data_acceptance]
     fitting = (
         ("POST", "/v1/jobs"),
+        ("POST", "/v1/arrays"),
         ("POST", "/v1/data/builds"),
         ("PUT", "/v1/feeds/{name}"),
         ("POST", "/v1/feeds/{name}/records"),

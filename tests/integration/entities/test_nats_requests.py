@@ -134,15 +134,17 @@ async def test_a_request_that_is_said_again_through_another_gateway_is_not_done_
         sender=client.sender,
         body={},
     )
-    answers = await asyncio.gather(*(one.jobs.answer(request, envelope) for one in (gateway, west, gateway)))
+    answers = await asyncio.gather(
+        *(one.nats_door.answer(request, envelope) for one in (gateway, west, gateway))
+    )
     assert [answer.note for answer in answers] == ["1 taken"] * 3
     with pytest.raises(Refused):
-        await west.jobs.answer(request.model_copy(update={"token": "vera"}), envelope)
+        await west.nats_door.answer(request.model_copy(update={"token": "vera"}), envelope)
     other = request.model_copy(update={"observations": (Observation(**LINK | {"what": "rack"}),)})
     with pytest.raises(BadInput, match="it came with another request before"):
-        await west.jobs.answer(other, envelope)
+        await west.nats_door.answer(other, envelope)
     last = envelope.model_copy(update={"id": "script-2"})
-    await west.jobs.answer(other, last)
+    await west.nats_door.answer(other, last)
     await heard.until(lambda one: one.what == "rack")
     assert [one.what for one in heard.messages] == ["link", "rack"]
 

@@ -28,6 +28,7 @@ from bus.messaging import streams
 from bus.messaging.key_value import Change
 from bus.server.embedded import EmbeddedServer
 from bus.subject_row import Subject
+from schemas.arrays import JobArray
 from schemas.envelope import EntityKind
 from schemas.errors import NoResponders, Overloaded, Unavailable
 from schemas.gateway_api import DoorRequest, JobList, MeshStatus
@@ -191,11 +192,11 @@ class Witness:
             units = self.processes.setdefault(record.job, {})
             units.setdefault(record.sid, set()).add(record.endpoint.pid)
 
-    async def ask(self, action: str, **fields: object) -> JobList | MeshStatus:
+    async def ask(self, action: str, **fields: object) -> JobList | JobArray | MeshStatus:
         request = DoorRequest(token=TOKEN, action=action, **fields)
         row = subjects.DOOR
         answer = await self.bus.command(row, request, deadline_s=PATIENCE_S, action=action.split(".")[1])
-        assert isinstance(answer, JobList | MeshStatus)
+        assert isinstance(answer, JobList | JobArray | MeshStatus)
         return answer
 
     async def ready(self) -> MeshStatus:

@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from bus.server.embedded import EmbeddedServer
+from schemas.arrays import JobArray
 from schemas.gateway_api import MeshStatus
 from schemas.job import JobEvent, JobSpec, JobState
 from schemas.job_file.parallel import ReplicaRange
-from schemas.job_file.queue import QueueSpec
+from schemas.job_file.queue import ArraySpec, QueueSpec
 from tests.integration.mesh.conftest import padded, tiny_job
 from tests.integration.mesh.expected_weights import check_weights_at
 from tests.integration.mesh.own_mesh import OwnMesh, Witness
@@ -134,6 +135,35 @@ async def test_a_job_shrinks_for_others_and_grows_into_what_they_leave(witness: 
     assert any("grows to 4 replicas into idle slots" in event.text for event in seen)
     last = [event.result for event in seen if event.result is not None][-1]
     assert len(last.shares) == 4, last.shares
+
+
+async def test_an_array_keeps_its_limit_over_a_new_leader_and_others_wait_for_all_of_it(
+    own: OwnMesh, witness: Witness
+) -> None:
+    """All four slots are free; the orchestrator that took the array dies while its first job runs."""
+    seeds = [{"training.seed": seed} for seed in (1, 2, 1)]
+    spec = padded(of_slots("seeds", 1, 8), pad_ms=25.0)
+    spec = spec.model_copy(update={"array": ArraySpec(members=tuple(seeds), limit=1)})
+    array = await witness.ask("job.submit", spec=spec)
+    assert isinstance(array, JobArray)
+    after = of_slots("after", 1).model_copy(update={"queue": QueueSpec(after=(array.array,))})
+    last = await witness.submit(after)
+    await said(witness, last, f"starts after {array.array} is done")
+    await said(witness, array.members[1].job, f"array {array.array} has 1 running, its limit")
+    await witness.until_step(array.members[0].job, 1)
+    own.kill("smo-1")
+    own.start("smo-1")
+    over = 0.0
+    for member in array.members:
+        await done(witness, member.job)
+        taken = [step.at async for step in steps(witness, member.job)]
+        assert min(taken) > over, "two ran at a time"
+        over = max(taken)
+    await done(witness, last)
+    assert await ran(witness, last) > over
+    found = [(await witness.record(member.job)).weights for member in array.members]
+    first, other, again = (None if weights is None else weights.sha256 for weights in found)
+    assert first == again != other
 
 
 async def until_working(client: Witness, job: str, replicas: int) -> None:

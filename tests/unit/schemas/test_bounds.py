@@ -96,6 +96,8 @@ ALLOWED: dict[str, set[str]] = {
     "parallel.standbys": {"zero"},
     "parallel.standbys[0]": {"zero"},
     "quota.guaranteed_slots": {"zero"},
+    "array.count": set(),
+    "array.limit": set(),
     "queue.priority": {"zero", "negative"},
     "queue.deadline_s": set(),
     "queue.wall_time_s": set(),

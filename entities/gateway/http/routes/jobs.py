@@ -1,4 +1,4 @@
-"""Jobs: submit, list, read, scale, move, park, resume, cancel, follow their events; who waits for slots."""
+"""Jobs and arrays: submit, list, read, scale, move, park, resume, cancel, follow; who waits for slots."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ from entities.gateway.http.requests import (
     Reason,
     answer,
     body_of,
+    named,
     parse,
 )
 from entities.gateway.http.sse.format import first_sequence, job_line
 from entities.gateway.http.sse.response import STREAM, EventStream
+from schemas.arrays import JobArray
+from schemas.base import TOKEN_PATTERN
 from schemas.errors import Ack, BadJob
 from schemas.gateway_api import JobLoad
 from schemas.job import JobRecord, JobSpec, JobState
@@ -30,6 +33,8 @@ from schemas.job_file.parallel import MOST_INSTANCES, MOST_STAGES
 from schemas.pages import JobPage
 from schemas.plans import PlanBody, PlanMade
 from schemas.queue import QueueStatus, ReservationName, Reservations, ReservationSpec
+
+ArrayId = Annotated[str, Path(json_schema_extra={"pattern": TOKEN_PATTERN}), named("array")]
 
 
 def jobs(context: HttpContext) -> APIRouter:
@@ -138,6 +143,57 @@ def jobs(context: HttpContext) -> APIRouter:
             lambda: operations.cache.has_ended(job),
         )
         return context.stream(request, bearer, "job.read", job, records)
+
+    return router
+
+
+def arrays(context: HttpContext) -> APIRouter:
+    """The routes below `/v1/arrays`. Each member is a job as well, below `/v1/jobs`."""
+    router = APIRouter(prefix="/v1/arrays", tags=["arrays"])
+    operations = context.arrays
+
+    @router.post("", status_code=201, response_model=JobArray, openapi_extra=body_of(JobSpec))
+    async def submit(bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
+        """Submit all jobs of a JobSpec with `array`, or none of them."""
+        text = await context.body(keyed)
+        operation = operations.submit(bearer, parse(JobSpec, text, BadJob), key=keyed.key)
+        return await context.command(
+            keyed, bearer, operation, text, HTTPStatus.CREATED, lambda made: f"/v1/arrays/{made.array}"
+        )
+
+    @router.get("/{array}", response_model=JobArray)
+    async def read(array: ArrayId, bearer: HttpBearer) -> Response:
+        """The array: its members by index, and how many are in which state."""
+        return answer(await bearer.run(operations.read(array)))
+
+    @router.post("/{array}/cancel", response_model=JobArray)
+    async def cancel(
+        array: ArrayId, bearer: HttpBearer, keyed: IdempotencyKey, reason: Reason = ""
+    ) -> Response:
+        """Cancel all its jobs that have not ended."""
+        why = reason or "asked for over HTTP"
+        return await context.command(keyed, bearer, operations.order(array, "cancel", why))
+
+    @router.post("/{array}/park", response_model=JobArray)
+    async def park(
+        array: ArrayId, bearer: HttpBearer, keyed: IdempotencyKey, reason: Reason = ""
+    ) -> Response:
+        """Park its running jobs, and hold the waiting ones, until they are resumed."""
+        return await context.command(keyed, bearer, operations.order(array, "park", reason))
+
+    @router.post("/{array}/resume", response_model=JobArray)
+    async def resume(
+        array: ArrayId,
+        bearer: HttpBearer,
+        keyed: IdempotencyKey,
+        stages: Annotated[int | None, Query(ge=1, le=MOST_STAGES, description="default: as before")] = None,
+        replicas: Annotated[
+            int | None, Query(ge=1, le=MOST_INSTANCES, description="default: as before")
+        ] = None,
+    ) -> Response:
+        """Resume its parked and held jobs, in another shape if one is given."""
+        order = operations.order(array, "resume", stages=stages, replicas=replicas)
+        return await context.command(keyed, bearer, order)
 
     return router
 

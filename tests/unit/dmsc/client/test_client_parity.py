@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from dmsc import AsyncClient, Client
+from dmsc.client.array_calls import ArrayCalls
 from dmsc.client.code_calls import CodeCalls
 from dmsc.client.data.data_calls import DataCalls
 from dmsc.client.data.feed_calls import FeedCalls
@@ -33,7 +34,7 @@ def public(kind: type) -> dict[str, inspect.Signature]:
 
 
 def test_the_same_methods_with_the_same_arguments() -> None:
-    parts = (CodeCalls, DataCalls, FeedCalls, TrainCalls, AsyncClient)
+    parts = (ArrayCalls, CodeCalls, DataCalls, FeedCalls, TrainCalls, AsyncClient)
     blocking = public(Client)
     waiting = {name: method for part in parts for name, method in public(part).items()}
     assert blocking.keys() == waiting.keys()

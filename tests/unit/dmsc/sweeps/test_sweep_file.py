@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from dmsc.sweeps.sweep_file import ParameterRange, Sweep, load_sweep
-from dmsc.sweeps.trials import trials_of
+from dmsc.sweeps.trials import array_spec, trials_of
+from schemas.arrays import member_specs
 from schemas.errors import BadJob
 from tests.builders.jobs import document
 
@@ -63,10 +64,6 @@ def test_another_file_is_another_sweep_but_not_another_width(tmp_path: Path) -> 
     first = sweep(tmp_path)
     assert sweep(tmp_path, max_parallel=9).digest == first.digest
     assert sweep(tmp_path, parameters={LR: [0.1, 0.3]}).digest != first.digest
-    assert first.trial_of(first.job_name(7)) == 7
-    assert [first.trial_of(name) for name in ("tiny", "lr-ffffff-t007", f"{first.job_name(7)}0")] == [
-        None
-    ] * 3
 
 
 def test_a_sweep_has_the_code_of_its_folder_wherever_that_lies(tmp_path: Path) -> None:
@@ -155,5 +152,24 @@ def test_a_bad_trial_is_one_line(tmp_path: Path, keys: dict[str, Any], line: str
 
 def test_too_many_combinations(tmp_path: Path) -> None:
     parameters = {LR: [n / 1e4 for n in range(1, 200)], "training.seed": list(range(99))}
-    with pytest.raises(BadJob, match="19,701 combinations; a sweep has at most 10,000"):
+    with pytest.raises(BadJob, match="19,701 combinations; a sweep has at most 1,000"):
         trials_of(sweep(tmp_path, parameters=parameters))
+
+
+def test_all_trials_are_one_array(tmp_path: Path) -> None:
+    found = sweep(tmp_path, max_parallel=3)
+    trials = trials_of(found)
+    spec = array_spec(found, trials)
+    assert spec.array is not None
+    assert (spec.name, spec.array.limit) == (found.array_name, 3)
+    assert member_specs(spec) == tuple(trial.spec for trial in trials)
+
+
+def test_trials_have_their_code_in_common(tmp_path: Path) -> None:
+    with pytest.raises(BadJob, match="code: members have their code in common"):
+        trials_of(sweep(tmp_path, parameters={"code": ["here", "there"]}))
+
+
+def test_a_base_has_no_array_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(BadJob, match="a sweep makes its own"):
+        sweep(tmp_path, base=document(array={"count": 2}))

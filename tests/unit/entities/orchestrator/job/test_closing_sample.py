@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from entities.orchestrator.job.model_analysis import ModelAnalysis
+from entities.orchestrator.job.shared_analyses import SharedAnalyses
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import SampleWritten
 from schemas.errors import Ack
@@ -47,7 +48,7 @@ async def sample_of(weights_bytes: int, monkeypatch: Any) -> tuple[str, list[flo
     there = node(slots=2)
     slots = tuple(slot.model_copy(update={"memory_bytes": ROOM // 2}) for slot in there.slots)
     await mesh.node(there.model_copy(update={"slots": slots}))
-    bus.work = ModelAnalysis(job_context(bus=bus, mesh=mesh))
+    bus.work = ModelAnalysis(job_context(bus=bus, mesh=mesh), SharedAnalyses())
     manifest: Any = SimpleNamespace(bytes=weights_bytes, url="/weights")
     return await bus.work.write_sample(manifest), bus.given_s
 

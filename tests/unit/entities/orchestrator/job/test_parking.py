@@ -24,6 +24,7 @@ class Job:
         self.record: JobRecord = job_record("j", state, **{"loss_first": 4.0} | fields)
         self.training = state is JobState.RUNNING
         self.parks = ""
+        self.in_queue = False
         self.goes_on: list[str] = []
         self.times = JobTimes()
         self.interrupted = asyncio.Event()
@@ -34,11 +35,11 @@ class Job:
     def parking(self, before: Parked | None = None, rest_s: float = 60.0) -> Parking:
         one: Any = self
         instances: Any = SimpleNamespace(patience_s=lambda least_s: rest_s)
-        queue = SimpleNamespace(goes_on=self.goes_on.append)
+        queue = SimpleNamespace(goes_on=self.goes_on.append, again=lambda: None)
         job = job_context(
             self.record, store=one, mesh=one, instances=instances, times=self.times, queue=queue
         )
-        return Parking(job, one, self.interrupt, before)
+        return Parking(job, one, self.interrupt, before, lambda: self.in_queue)
 
     async def note(self, *, now: bool = False, **figures: Any) -> None:
         self.record = self.record.model_copy(update=figures)
@@ -122,11 +123,23 @@ async def test_one_that_is_being_brought_back_is_left_off_at_once() -> None:
 
 
 @pytest.mark.parametrize("state", [JobState.QUEUED, JobState.ANALYSING])
-async def test_one_that_has_not_begun_is_not_parked(state: JobState) -> None:
+async def test_one_that_has_not_begun_is_held_in_the_queue(state: JobState) -> None:
     job = Job(state, loss_first=None)
-    with pytest.raises(Conflict, match="has not begun"):
-        await job.parking().park("parked by olga")
+    job.in_queue = True
+    parking = job.parking()
+    await parking.park("parked by olga")
+    assert (job.record.held, job.record.state) == ("parked by olga", state)
+    assert not job.interrupted.is_set(), "there is nothing to end"
+    await parking.resume("resumed by olga")
     assert job.record.held == ""
+
+
+@pytest.mark.parametrize("state", [JobState.QUEUED, JobState.ANALYSING])
+async def test_one_that_got_its_slots_just_now_is_left_off(state: JobState) -> None:
+    job = Job(state, loss_first=None)
+    await job.parking().park("parked by olga")
+    assert job.record.held == "parked by olga"
+    assert job.interrupted.is_set()
 
 
 async def test_what_a_person_parked_waits_for_a_person() -> None:
