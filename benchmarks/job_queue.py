@@ -170,7 +170,7 @@ def main() -> None:
         sys.exit(f"{error.text}; --data names the folder that has jobs/")
     for order in QueueOrder:
         decision_times(sheet, order, arguments.seed, arguments.rounds)
-    print(f"{sheet.missed} of {len(sheet.figures)} missed; written to {arguments.out}", file=sys.stderr)
+    print(sheet.summary, file=sys.stderr)
 
 
 if __name__ == "__main__":

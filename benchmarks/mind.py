@@ -96,7 +96,7 @@ async def measure(options: argparse.Namespace) -> None:
     found = list(overall(gains, changes))
     sheet.add(*found)
     print(*map(line, found), sep="\n")
-    print(f"{sheet.missed} of {len(sheet.figures)} missed; written to {options.out}", file=sys.stderr)
+    print(sheet.summary, file=sys.stderr)
 
 
 def main() -> None:
