@@ -122,7 +122,7 @@ def main() -> None:
         ended = asyncio.run(measure(options, sheet))
     except asyncio.CancelledError:  # by Ctrl-C or SIGTERM
         sys.exit(f"interrupted; what was measured so far is in {options.out}")
-    print(f"{sheet.missed} of {len(sheet.figures)} missed; written to {options.out}", file=sys.stderr)
+    print(sheet.summary, file=sys.stderr)
     sys.exit(0 if ended else 1)
 
 

@@ -175,7 +175,7 @@ def main() -> None:
         decision_times(sheet, order, arguments.seed, arguments.rounds)
     for order in QueueOrder:
         asyncio.run(loop_held(sheet, order, arguments.seed))
-    print(f"{sheet.missed} of {len(sheet.figures)} missed; written to {arguments.out}", file=sys.stderr)
+    print(sheet.summary, file=sys.stderr)
 
 
 if __name__ == "__main__":

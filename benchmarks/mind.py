@@ -5,7 +5,7 @@
 A scenario is a mesh with emulated slots, a padded job, and a script by a seed: what becomes of which slot and
 when (`mind_sections/scenarios.py`). Slowness belongs to the slot (ADR-0098). Each round runs the same script
 three times, in turn, every other round in reverse: `off`, `on`, `off again`. `on` are modules by name, those
-of `dmsc up` if none is named, and the job's automation; `off` is no module, and automation off. Figures are
+of ADR-0097 if none is named, and the job's automation; `off` is no module, and automation off. Figures are
 steps per second from the script's beginning until half its length after its end:
 
     on ÷ off         paired by round, geometric mean with its 95 % bounds; off again ÷ off beside it
@@ -96,7 +96,7 @@ async def measure(options: argparse.Namespace) -> None:
     found = list(overall(gains, changes))
     sheet.add(*found)
     print(*map(line, found), sep="\n")
-    print(f"{sheet.missed} of {len(sheet.figures)} missed; written to {options.out}", file=sys.stderr)
+    print(sheet.summary, file=sys.stderr)
 
 
 def main() -> None:
@@ -113,8 +113,6 @@ def main() -> None:
     parser.add_argument("--only", type=some_of(SCENARIOS), default=tuple(SCENARIOS), metavar="NAMES")
     parser.add_argument("--modules", type=some_of(BUILT_IN), default=DEFAULT_POLICIES, metavar="NAMES")
     options = parser.parse_args()
-    if not options.modules:
-        parser.error(f"no module runs by default; name some: --modules {next(iter(BUILT_IN))}")
     configure_logging(level="error")
     with measuring():
         asyncio.run(measure(options))

@@ -43,7 +43,7 @@ def main() -> None:
     sheet = Sheet[Row](arguments.out)
     bench = Bench(data=arguments.data, seed=arguments.seed, sheet=sheet, solver_s=arguments.solver_s)
     whole = run_sections(arguments.only, SECTIONS, bench)
-    print(f"{sheet.missed} of {len(sheet.figures)} missed; written to {arguments.out}", file=sys.stderr)
+    print(sheet.summary, file=sys.stderr)
     sys.exit(0 if whole else 1)
 
 

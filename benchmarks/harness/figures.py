@@ -86,5 +86,12 @@ class Sheet(Generic[F]):
         self._file.write_text(body + "\n", encoding="utf-8")
 
     @property
+    def summary(self) -> str:
+        """How many of how many missed their bar, and where they are."""
+        if not self.figures:
+            return "no figure was measured"
+        return f"{self.missed} of {len(self.figures)} missed; written to {self._file}"
+
+    @property
     def missed(self) -> int:
         return sum(figure.kept is False for figure in self.figures)

@@ -12,6 +12,10 @@ from typing import Protocol
 
 from benchmarks.harness.emptiness import told
 
+EXTRA = "bench-policies"
+"""Whatever sections need beside DMSC."""
+OURS = ("benchmarks", "bus", "dmsc", "entities", "policies", "schemas", "workers")
+
 
 class SectionTable(Protocol):
     """What sections add their figures to."""
@@ -38,6 +42,11 @@ def run_sections(names: Sequence[str], modules: Mapping[str, str], bench: Sectio
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", r"(Mean of empty slice|Degrees of freedom <= 0)")
                 section.run(bench)
+        except ModuleNotFoundError as error:
+            if (package := (error.name or "").partition(".")[0]) in OURS:
+                raise
+            whole = False
+            print(f"{name}: {package} is not installed: pip install 'dmsc[{EXTRA}]'", file=sys.stderr)
         except Exception as error:
             whole = False
             if (line := told(error)) is not None:

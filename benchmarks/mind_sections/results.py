@@ -67,27 +67,33 @@ def rates(runs: Sequence[MindRun], first: str, second: str) -> PairedRatio:
 def figures_of(name: str, runs: Sequence[MindRun]) -> Iterator[Figure]:
     """What one scenario came to."""
     gain, beside = rates(runs, ON, OFF), rates(runs, AGAIN, OFF)
-    possible = paired([(run.possible, run.under) for run in of_mode(runs, OFF)]).mean
     least = NOT_SLOWER_CALM if name == "calm" else NOT_SLOWER
     bound = gain.mean if gain.low is None else gain.low
     bar = at_least(bound, least)
     note = f"off again ÷ off {beside}; {len(of_mode(runs, ON))} pairs"
     yield Figure(section=name, name="on ÷ off", value=gain.mean, note=f"{gain}; {note}")
     yield Figure(section=name, name="on ÷ off, at least", value=bound, bar=bar[0], kept=bar[1])
+    if SCENARIOS[name].bounded:
+        yield from _beside_possible(name, runs, gain.mean)
+    adopted = sum(len(run.adopted) for run in of_mode(runs, ON))
+    changes = [change for run in of_mode(runs, ON) for change in run.changes]
+    yield Figure(
+        section=name, name="suggestions adopted", value=float(adopted), note=f"{len(changes)} with a forecast"
+    )
+
+
+def _beside_possible(name: str, runs: Sequence[MindRun], gain: float) -> Iterator[Figure]:
+    """What a planner that knows the script could do, and the part of it that was done."""
+    possible = paired([(run.possible, run.under) for run in of_mode(runs, OFF)]).mean
     yield Figure(section=name, name="possible ÷ off", value=possible)
     if not SCENARIOS[name].deeds:
         routes = paired([(run.by_routes, run.under) for run in of_mode(runs, OFF)]).mean
         note = "the same plan, shared out as well as can be: what weights could gain"
         yield Figure(section=name, name="possible by routes ÷ off", value=routes, note=note)
     if possible >= GAP and not SCENARIOS[name].joins:
-        part = (gain.mean - 1.0) / (possible - 1.0)
+        part = (gain - 1.0) / (possible - 1.0)
         bar = at_least(part, CLOSED)
         yield Figure(section=name, name="part of the gap closed", value=part, bar=bar[0], kept=bar[1])
-    adopted = sum(len(run.adopted) for run in of_mode(runs, ON))
-    changes = [change for run in of_mode(runs, ON) for change in run.changes]
-    yield Figure(
-        section=name, name="suggestions adopted", value=float(adopted), note=f"{len(changes)} with a forecast"
-    )
 
 
 def overall(gains: dict[str, float], changes: Sequence[ChangeFigure]) -> Iterator[Figure]:

@@ -26,10 +26,9 @@ from schemas.errors import DmscError
 from schemas.job import JobSpec
 from schemas.policy import PolicyDecision
 
-CALM_S = 10.0
-"""Measured before the script begins: modules see some steps by then."""
-FIRST_STEPS = 3
-"""Left out: links are built, and routes are learnt."""
+CALM_S = 12.0
+"""Before the script begins: modules see some steps by then. The second half is measured: until then links are
+built, routes are learnt, and the queue gives a job the replicas that it may have."""
 TAIL = 1.5
 """Measured span in lengths of the script."""
 JOINED_SLOTS = 2
@@ -168,8 +167,9 @@ async def run_once(bench: MindBench, mode: str, number: int, names: Sequence[str
         ends = begins + bench.measured_s
         await asyncio.sleep(max(0.0, ends - time.time()))
         first = followed[name].ended_at
-        some(first, f"steps of {name} in its calm", least=FIRST_STEPS + 2)
-        before = followed[name].rate(first[FIRST_STEPS - 1], begins)
+        calm = [at for at in first if begins - CALM_S / 2 <= at <= begins]
+        some(calm, f"steps of {name} in its calm", remedy="a shorter --pad-ms makes more", least=2)
+        before = (len(calm) - 1) / (calm[-1] - calm[0])
         under = sum(each.rate(begins, ends) for each in followed.values())
         if not under > 0:
             raise NothingMeasured(f"no step of {name} while its script ran")

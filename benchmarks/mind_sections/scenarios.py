@@ -44,6 +44,11 @@ class Scenario:
     deeds: tuple[tuple[float, Deed], ...] = ()
     joins: bool = False
 
+    @property
+    def bounded(self) -> bool:
+        """Whether the best plan of one job bounds what can be done: two jobs fill each other's pauses."""
+        return all(deed != "second job" for _, deed in self.deeds)
+
 
 def _victim(seed: int, of: int = 4) -> Slot:
     """A slot that the job uses: it is placed in the first ones."""

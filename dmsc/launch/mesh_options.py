@@ -21,8 +21,8 @@ from dmsc.console.options import (
 )
 from dmsc.state.state_folder import default_state
 
-DEFAULT_POLICIES: tuple[str, ...] = ()
-"""The modules that `dmsc up` starts unless others are named (ADR-0097)."""
+DEFAULT_POLICIES = ("stage-rebalancing",)
+"""The modules that measured best (ADR-0097, a draft): what `make bench-mind` compares with none."""
 
 
 @dataclass(frozen=True, kw_only=True)

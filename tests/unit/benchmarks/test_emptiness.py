@@ -144,6 +144,19 @@ def test_a_log_of_another_period_meets_no_bar(
     assert not logged
 
 
+def test_a_package_that_is_missing_is_told_in_a_line_and_nothing_is_summed_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    monkeypatch.delitem(sys.modules, "benchmarks.policy_sections.optimum", raising=False)
+    monkeypatch.delitem(sys.modules, SECTIONS["splits"], raising=False)
+    sheet = Sheet[Row](tmp_path / "out.json")
+    assert not run_sections(["splits"], SECTIONS, Bench(data=tmp_path, seed=0, sheet=sheet))
+    remedy = "splits: scipy is not installed: pip install 'dmsc[bench-policies]'"
+    assert capsys.readouterr().err.splitlines() == [remedy]
+    assert sheet.summary == "no figure was measured"
+
+
 def test_the_exit_code_says_it(tmp_path: Path) -> None:
     file = tmp_path / FILE
     file.parent.mkdir(parents=True)

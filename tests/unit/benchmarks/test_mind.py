@@ -130,6 +130,7 @@ def test_a_scenario_says_what_was_closed_of_the_gap() -> None:
     assert found["part of the gap closed"].value == pytest.approx(math.sqrt(1.56) * 2 - 2)
     assert found["on ÷ off, at least"].kept is False  # two pairs bound little
     assert "part of the gap closed" not in {figure.name for figure in figures_of("join", runs)}
+    assert "possible ÷ off" not in {figure.name for figure in figures_of("two-jobs", runs)}
 
 
 def test_forecasts_stand_beside_what_came_of_them() -> None:
