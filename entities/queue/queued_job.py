@@ -24,6 +24,8 @@ class Replicas:
 
 
 ONE = Replicas()
+NO_PREFERENCE = 1 << 30
+"""The position of jobs that a suggested order does not name: behind those that it names."""
 GROWTH = 0.8
 """What a replica beyond `want` adds where nobody knows, of what each of `want` contributes."""
 
@@ -38,7 +40,8 @@ class JobRequest:
     `after`: jobs that have to be done first. `unfit`: it is held because the mesh is too small.
     `array`, `array_limit`: of jobs with the same name of an array that many run at a time (0: no limit).
     `apart`, `beside`: jobs on whose nodes it must not, or must, run.
-    `notice_s`: how long before a park it is told.
+    `notice_s`: how long before a park it is told. `preference`: its position in an order that was suggested,
+    which counts within its class.
     """
 
     job: str
@@ -61,6 +64,7 @@ class JobRequest:
     apart: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     notice_s: float = 0.0
+    preference: int = NO_PREFERENCE
     conditional: bool = field(init=False, default=False)
     """Whether more than room may keep it from starting; a fast answer for most jobs."""
     local: bool = field(init=False, default=False)

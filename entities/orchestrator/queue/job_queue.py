@@ -36,7 +36,7 @@ from entities.orchestrator.queue.slot_holder import SeenHolders, SlotHolder
 from entities.queue.decision import Cause, Hold, QueueDecision
 from entities.queue.explanation import explain
 from entities.queue.queue_rules import QueueOrder, QueueRules
-from entities.queue.queued_job import JobRequest, predicted_s
+from entities.queue.queued_job import JobRequest, QueuedJob, predicted_s
 from entities.queue.reservations import SlotReservation, assign, barred_for
 from entities.queue.scheduling import QueueSurroundings, decide
 from entities.queue.slot_pools import MeshSlot, SlotTable
@@ -137,6 +137,7 @@ class JobQueue:
         self._slots = RegisteredSlots()
         self.reservations: Callable[[float], tuple[SlotReservation, ...]] = lambda now: ()
         """Slots that are kept for a time, as the core sees them."""
+        self._suggested: dict[str, int] = {}
         self._entered = asyncio.Event()
         self._holds: Mapping[str, Hold] = {}
         """Why jobs wait, by the last decision."""
@@ -257,6 +258,17 @@ class JobQueue:
                 claimants.add(run.name)
         return claimants
 
+    def no_growth(self, job: str) -> str:
+        """Why a job gets no more slots now, whatever a suggestion says; empty if it may."""
+        for run in self._holders.values():
+            if run.name == job:
+                continue
+            if run.finds_room:
+                return f"job {run.name} replaces an instance first"
+            if (waiting := run.waiting) is not None and not waiting.request.held:
+                return f"job {run.name} waits for slots"
+        return ""
+
     def goes_on(self, job: str) -> None:
         """A person has resumed a job: it parks no more, if it was to."""
         self._orders.forget(job)
@@ -353,7 +365,22 @@ class JobQueue:
         self._orders.mark(seen.holding)
         nodes = self._mesh.nodes.values()
         table = self._slots.table(nodes, self._mesh.cordons.places())
-        return slot_facts(table, busy_slots(nodes), seen.waiting, seen.holding.values())
+        waiting = [self._preferred(job) for job in seen.waiting] if self._suggested else seen.waiting
+        return slot_facts(table, busy_slots(nodes), waiting, seen.holding.values())
+
+    def _preferred(self, job: QueuedJob) -> QueuedJob:
+        place = self._suggested.get(job.request.job)
+        return job if place is None else replace(job, request=replace(job.request, preference=place))
+
+    def suggest_order(self, jobs: Sequence[str]) -> None:
+        """From now on these come first within their class, in this order; empty: as the rules say."""
+        self._suggested = {job: place for place, job in enumerate(jobs)}
+        self.again()
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """The jobs that wait for slots."""
+        return tuple(run.name for run in self._holders.values() if run.waiting is not None)
 
     def _carry_out(self, decision: QueueDecision, local: Collection[str]) -> None:
         """Has jobs park and change their size, and places those that start.
