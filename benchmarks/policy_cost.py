@@ -42,9 +42,13 @@ from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.policy.arbitration import ArbitrationConfig
 from entities.orchestrator.policy.module_reputation import ReputationConfig
 from entities.orchestrator.policy.policy_service import PolicyService
+from entities.orchestrator.queue.job_queue import JobQueue
+from entities.orchestrator.queue.mesh_slots import queue_rules
+from schemas.automation import Automation, AutomationSpec
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, DmscError
 from schemas.job import JobEvent
+from schemas.job_file.parallel import ParallelSpec
 from schemas.module_status import ModuleAnswer, ModuleQuestion
 from schemas.names import MESH
 from schemas.policy import ModuleLifecycle, ModuleState, PolicySuggestion, SetWeights
@@ -52,6 +56,7 @@ from schemas.registry import Endpoint, Heartbeat, InstanceState, ServiceRecord
 from schemas.signals import CommunicationPolicy, NodeRegistration, StagePolicy
 from schemas.step import Member
 from schemas.telemetry import InstanceSample, LinkSample
+from schemas.usage import JobUsage
 
 STAGES = 4
 ROUTED = 1_000
@@ -197,7 +202,7 @@ class Journal:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self.record = SimpleNamespace(user="")
+        self.record = SimpleNamespace(user="", automated=Automation.ACT, usage=JobUsage())
 
     async def tell(self, kind: str, text: str) -> None:
         event = JobEvent.model_validate({"job": "bench", "kind": kind, "at": time.time(), "text": text})
@@ -229,14 +234,18 @@ async def orchestrate(bus: Bus, living: list[ServiceRecord]) -> tuple[PolicyServ
             policies=communication,
             instances=SimpleNamespace(deployed=True, lost=set(), stages=lambda: stages),
             store=Journal(bus),
+            spec=SimpleNamespace(parallel=ParallelSpec(), automation=AutomationSpec()),
         ),
+        holding=SimpleNamespace(replicas=1),
+        actions=SimpleNamespace(freed=list),
+        placements=(),
         training=SimpleNamespace(standbys=SimpleNamespace(revise=lambda: None)),
         step=0,
     )
     standing = ReputationConfig(rate_per_s=1e6, burst=1_000_000)
     config = ArbitrationConfig(cooldown_s=0.0, standing=standing)
     runs = {"bench": cast(JobRun, run)}
-    desk = PolicyService(bus, runs, lambda sid: True, always, config)
+    desk = PolicyService(bus, runs, view, JobQueue(view, {}, {}, queue_rules()), always, config)
     await bus.subscribe(subjects.SUGGESTION, desk.suggestion)
     await bus.serve(subjects.MODULE_LIFECYCLE, desk.lifecycle)
     communication.issue(

@@ -24,7 +24,7 @@ from benchmarks.harness.jobs import digest, job
 from benchmarks.harness.meshes import mesh, new_folder
 from benchmarks.harness.processes import modules
 from dmsc.client.client import Client
-from schemas.stage_move import MoveState, StageMove
+from schemas.changes import ChangeState, JobChange
 
 MICROBATCHES = 12
 LOOK_AT = 5
@@ -40,7 +40,7 @@ class Round:
     before: float
     bound_after: float
     after: float
-    move: StageMove
+    move: JobChange
 
 
 def spec(*, rebalance: bool, pad_ms: float, steps: int) -> dict[str, Any]:
@@ -68,12 +68,12 @@ def moved(client: Client, options: argparse.Namespace) -> tuple[Round, str]:
     """One job with a move in it; its figures, and the SHA-256 of its weights."""
     name = client.submit(spec(rebalance=True, pad_ms=options.pad_ms, steps=options.steps)).job
     bound_before = bound_after = 0.0
-    move: StageMove | None = None
+    move: JobChange | None = None
     for event in client.events(name):
         if event.result is not None and event.result.step == LOOK_AT:
             bound_before = bound(client, name)
-        if event.move is not None and event.move.state in (MoveState.BETTER, MoveState.NO_BETTER):
-            move = move or event.move
+        if event.change is not None and event.change.state in (ChangeState.BETTER, ChangeState.NO_BETTER):
+            move = move or event.change
             bound_after = bound_after or bound(client, name)
     sha256 = digest(client.wait(name, timeout_s=END_S))
     if move is None or move.before_s is None or move.after_s is None:

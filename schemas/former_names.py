@@ -38,6 +38,7 @@ FORMER = {
     "policies.view": "policies.kit.view",
     "schemas.door": "schemas.gateway_api",
     "schemas.kept": "schemas.stored_values",
+    "schemas.stage_move": "schemas.changes",
     "workers.balancers": "workers.routing.balancers",
     "workers.expected_completion": "workers.routing.expected_completion",
 }
@@ -49,6 +50,7 @@ FORMER_CLASSES = {
     "bus.streams": {"Recorded": "StreamRecord"},
     "policies.instance_store": {"Stored": "StoredRow"},
     "schemas.kept": {"kept": "read_stored"},
+    "schemas.stage_move": {"MoveForecast": "Forecast", "MoveState": "ChangeState", "StageMove": "JobChange"},
 }
 """A module's former name → former and present names of its classes and functions that were renamed."""
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from schemas.alert import Alert
+from schemas.automation import Automation
 from schemas.base import CallerSpan, Message, Part, Token
 from schemas.cluster import Cordon, NodeStatus
 from schemas.fault import FaultRecord
@@ -21,13 +22,13 @@ from schemas.signals import ComputeEntry, QosReport, Role
 from schemas.unreadable import UnreadableNote
 
 
-class DoorRequest(Message, wire="door.request", version=(1, 2)):
+class DoorRequest(Message, wire="door.request", version=(1, 3)):
     """A client's request over NATS, with the fields that its action needs."""
 
     token: Secret
     action: str = Field(
         description="job.submit | job.list | job.read | job.cancel | job.park | job.resume | mesh.read | "
-        "policy.list | policy.order | policy.ask | observation.write"
+        "policy.list | policy.order | policy.ask | policy.automation | observation.write"
     )
     job: Token | None = None
     spec: JobSpec | None = None
@@ -35,6 +36,7 @@ class DoorRequest(Message, wire="door.request", version=(1, 2)):
     order: OrderBody | None = None
     question: QuestionBody | None = Field(None, description="for policy.ask")
     observations: tuple[Observation, ...] = Field((), max_length=1000)
+    mode: Automation | None = Field(None, description="for policy.automation: switch to it")
 
 
 DOOR_KEY = "door.key"

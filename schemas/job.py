@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -14,7 +15,9 @@ from pydantic import (
 )
 
 from schemas.alert import Alert
+from schemas.automation import Automation, AutomationSpec
 from schemas.base import CallerSpan, Message, Part, Seconds, Time, Token
+from schemas.changes import JobChange
 from schemas.job_file.code import CodeSpec
 from schemas.job_file.data import DataSpec
 from schemas.job_file.initial_weights import InitialWeightsField
@@ -28,7 +31,6 @@ from schemas.job_file.training import LossScaleSpec, TrainingSpec
 from schemas.marks import HOLDS_URL, HOLDS_USER_VALUES, Url
 from schemas.recipe_progress import RecipeProgress
 from schemas.routing import RoutingSpec
-from schemas.stage_move import StageMove
 from schemas.stored_values import breaks_rules, read_stored
 from schemas.task_graph import TaskGraph
 from schemas.usage import JobUsage
@@ -60,6 +62,7 @@ class JobSpec(Part):
     plan: PlanSpec = PlanSpec()
     queue: QueueSpec = QueueSpec()
     array: ArraySpec | None = Field(None, description="many jobs of this file, submitted together")
+    automation: AutomationSpec = AutomationSpec()
     recovery: RecoverySpec = RecoverySpec()
     routing: RoutingSpec = RoutingSpec()
     initial_weights: Annotated[InitialWeightsField | None, HOLDS_URL] = Field(
@@ -336,7 +339,7 @@ class ArrayPlace(Part):
     values: Annotated[Values, HOLDS_USER_VALUES] = Field({}, description="what it has of its own")
 
 
-class JobRecord(Message, wire="job.record", version=(1, 20)):
+class JobRecord(Message, wire="job.record", version=(1, 21)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -379,7 +382,8 @@ class JobRecord(Message, wire="job.record", version=(1, 20)):
     code_failures: tuple[CodeFailure, ...] = Field(
         (), description="those that `recovery` counts, oldest first"
     )
-    moves: tuple[StageMove, ...] = Field((), description="instances that changed their stage, the last 16")
+    changes: tuple[JobChange, ...] = Field((), description="that altered its speed, the last 16")
+    automation: Automation | None = Field(None, description="as a person switched it; none: as its file says")
     cuts: tuple[NodeCut, ...] = Field((), description="cuts between nodes that the job met, oldest first")
     alerts: tuple[Alert, ...] = Field((), description="those that are not over; `step` says since when")
     ends_as: JobState | None = Field(
@@ -390,6 +394,18 @@ class JobRecord(Message, wire="job.record", version=(1, 20)):
     usage: JobUsage = JobUsage()
     resumed_held_s: float = Field(0.0, ge=0, description="of `usage`, before a person last resumed it")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _moves_of_former_versions(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping) or "moves" not in value:
+            return value
+        return {"changes" if key == "moves" else key: item for key, item in value.items()}
+
+    @property
+    def automated(self) -> Automation:
+        """How far the job lets itself be changed; the mesh's mode may be lower."""
+        return self.automation or Automation(self.spec.automation.mode)
+
     @property
     def last_step(self) -> int:
         """The step before which training ends, as far as that is certain."""
@@ -397,7 +413,7 @@ class JobRecord(Message, wire="job.record", version=(1, 20)):
         return steps if stopped_at is None else min(steps, stopped_at)
 
 
-class JobEvent(Message, wire="job.event", version=(1, 7)):
+class JobEvent(Message, wire="job.event", version=(1, 8)):
     """An event of a job, in order on the stream `JOBS`. The live view and the loss curve read it."""
 
     job: Token
@@ -413,7 +429,7 @@ class JobEvent(Message, wire="job.event", version=(1, 7)):
         "weights",
         "sample",
         "skipped",
-        "rebalancing",
+        "change",
         "alert",
     ]
     at: Time
@@ -425,10 +441,17 @@ class JobEvent(Message, wire="job.event", version=(1, 7)):
     instances: tuple[LiveInstanceView, ...] | None = None
     plan_s: Seconds | None = None
     skipped_step: int | None = None
-    move: StageMove | None = None
+    change: JobChange | None = None
     alert: Alert | None = None
     validation_step: int | None = None
     validation_loss: float | None = None
     metrics: dict[str, float] = {}
     weights: WeightsManifest | None = None
     sample: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _moves_of_former_versions(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping) or value.get("kind") != "rebalancing":
+            return value
+        return {"change" if key == "move" else key: item for key, item in value.items()} | {"kind": "change"}

@@ -3,14 +3,45 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
 
 from pydantic import Field
 
 from schemas import names
-from schemas.base import Message, Part, Time, Token
+from schemas.actions import (
+    Action,
+    AvoidInstance,
+    ExpectFailures,
+    MoveInstance,
+    NoAction,
+    SetWeights,
+    scope_of,
+)
+from schemas.base import Message, Time, Token
 from schemas.marks import EnvelopeId
-from schemas.stage_move import MoveForecast
+
+__all__ = [
+    "MODULE_TRANSITIONS",
+    "Action",
+    "AvoidInstance",
+    "DirectModule",
+    "ExpectFailures",
+    "ModuleLifecycle",
+    "ModuleOp",
+    "ModuleOrder",
+    "ModuleRecord",
+    "ModuleStanding",
+    "ModuleState",
+    "MoveInstance",
+    "NoAction",
+    "PolicyDecision",
+    "PolicyScore",
+    "PolicySuggestion",
+    "PolicySwitch",
+    "PromoteModule",
+    "RollBackModule",
+    "SetWeights",
+    "scope_of",
+]
 
 
 class ModuleState(StrEnum):
@@ -88,62 +119,7 @@ class DirectModule(Message, wire="policy.direct"):
     user: str
 
 
-class SetWeights(Part):
-    """Spread one stage's microbatches by these relative weights (SID → weight ≥ 0)."""
-
-    action: Literal["set_weights"] = "set_weights"
-    stage: int
-    weights: dict[str, float]
-
-
-class AvoidInstance(Part):
-    """Send nothing to this instance while the suggestion is valid."""
-
-    action: Literal["avoid_instance"] = "avoid_instance"
-    sid: Token
-
-
-class MoveInstance(Part):
-    """Have this instance leave its stage; its slot then hosts an instance of `stage`, with a peer's state."""
-
-    action: Literal["move_instance"] = "move_instance"
-    sid: Token
-    stage: int
-    forecast: MoveForecast
-
-
-class ExpectFailures(Part):
-    """Expect a failure of the job every `between_s` seconds.
-
-    The `auto` interval between checkpoints follows from it and from their cost.
-    """
-
-    action: Literal["expect_failures"] = "expect_failures"
-    between_s: float
-
-
-class NoAction(Part):
-    """An observation without a suggested action; kept on the stream, never adopted."""
-
-    action: Literal["none"] = "none"
-    note: str = ""
-
-
-Action = SetWeights | AvoidInstance | MoveInstance | ExpectFailures | NoAction
-
-
-def scope_of(action: Action) -> str:
-    """The scope of an action: `stage 1`, `instance x`, or the whole `job`."""
-    match action:
-        case SetWeights(stage=stage):
-            return f"stage {stage}"
-        case AvoidInstance(sid=sid) | MoveInstance(sid=sid):
-            return f"instance {sid}"
-        case ExpectFailures() | NoAction():
-            return "job"
-
-
-class PolicySuggestion(Message, wire="policy.suggestion", version=(1, 3)):
+class PolicySuggestion(Message, wire="policy.suggestion", version=(1, 4)):
     """A module's suggestion: action, confidence, reason, and how long it is valid.
 
     `scope` is the part of the job that it concerns, by `scope_of`. `input_revision` is the last step that the
@@ -162,16 +138,20 @@ class PolicySuggestion(Message, wire="policy.suggestion", version=(1, 3)):
     owner: Token = Field(names.MESH, description="as in the module's lifecycle")
 
 
-class PolicyDecision(Message, wire="policy.decision"):
-    """The orchestrator's answer on the stream: adopted or declined, always with the reason."""
+class PolicyDecision(Message, wire="policy.decision", version=(1, 1)):
+    """The orchestrator's answer on the stream: adopted or declined, always with the reason.
+
+    `suggested`: what its own loop suggested, which is on no other subject.
+    """
 
     module: Token
     version: str
     job: Token
-    suggestion: EnvelopeId = Field(description="envelope id of the suggestion")
+    suggestion: EnvelopeId = Field(description="envelope id of the suggestion; empty: of its own loop")
     adopted: bool
     reason: str
     policy_revision: int | None = None
+    suggested: PolicySuggestion | None = None
 
 
 class PolicyScore(Message, wire="policy.score", version=(1, 1)):

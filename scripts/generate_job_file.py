@@ -29,6 +29,16 @@ UNSAID = 1 << 20
 REFERENCE = "#/$defs/"
 
 EXAMPLES = {
+    "automation": """
+automation:
+  mode: advise          # off, advise, act
+  objective: cost
+  budget: {cost: 20.0}
+""",
+    "automation.budget": """
+automation:
+  budget: {time: 86400, carbon: 5000}
+""",
     "": """
 name: tiny
 model: {factory: "workers.models.gpt:byte_gpt", args: {layers: 2, width: 64, heads: 2, context: 128}}

@@ -62,7 +62,7 @@ _OPEN = (
         "$KV.reservations.*",
         "$KV.steps.*",
     ),
-    *("$KV.modules.*", "$KV.standings.>", "$KV.jobs.*", "$KV.datasets.*", "$KV.feeds.>"),
+    *("$KV.automation.*", "$KV.modules.*", "$KV.standings.>", "$KV.jobs.*", "$KV.datasets.*", "$KV.feeds.>"),
     "$KV.builds.*",
 )
 _MEETING = tuple(
@@ -215,6 +215,7 @@ _STREAMS = (
     ),
     *(
         "KV_link_secrets",
+        "KV_automation",
         "KV_modules",
         "KV_registry",
         "KV_revocations",

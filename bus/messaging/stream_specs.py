@@ -63,7 +63,7 @@ STREAMS = _streams()
 KEEPS_PREVIOUS = frozenset(
     {
         *("jobs", "users", "revocations", "cordons", "modules", "standings", "link_secrets", "secrets"),
-        *("datasets", "builds", "data_sets", "reservations"),
+        *("datasets", "builds", "data_sets", "reservations", "automation"),
     }
 )
 """Buckets whose values exist nowhere else. Their streams keep earlier values, in case the newest can't be

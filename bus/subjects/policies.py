@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from bus.subject_row import Names, Subject
 from bus.subjects.table import CLIENT, FM, MG, MI, MIC, RECORDS_BYTES, SMO, SR
-from schemas import module_status, observation, policy, task_graph, telemetry
+from schemas import automation, module_status, observation, policy, task_graph, telemetry
 from schemas.errors import Ack
 
 __all__ = [
+    "AUTOMATION_QUERY",
     "DIRECT_MODULE",
     "INSTANCE_SAMPLE",
     "JOB_TOPOLOGY",
+    "MESH_AUTOMATION",
     "MODULE_LIFECYCLE",
     "MODULE_ORDER",
     "MODULE_QUERY",
@@ -25,6 +27,7 @@ __all__ = [
     "PROMOTE_MODULE",
     "ROLL_BACK_MODULE",
     "SUGGESTION",
+    "SWITCH_AUTOMATION",
 ]
 
 INSTANCE_SAMPLE = Subject(
@@ -184,4 +187,31 @@ MODULE_QUESTION = Subject(
     FM,
     "what would you do now? `version` is one, or `active`",
     reply=module_status.ModuleAnswer,
+)
+SWITCH_AUTOMATION = Subject(
+    "switch automation",
+    "policy.command.automation",
+    automation.SwitchAutomation,
+    MG,
+    SMO,
+    "the mesh or a job is changed by itself so far: off, advise, act",
+    reply=automation.AutomationStatus,
+)
+AUTOMATION_QUERY = Subject(
+    "automation query",
+    "policy.command.knobs",
+    automation.AutomationQuery,
+    MG,
+    SMO,
+    "how far is it automated, and who holds which knob?",
+    reply=automation.AutomationStatus,
+)
+MESH_AUTOMATION = Subject(
+    "mesh automation",
+    "{scope}",
+    automation.MeshAutomation,
+    SMO,
+    SMO,
+    "how far the mesh changes jobs by itself",
+    bucket="automation",
 )

@@ -22,6 +22,7 @@ from dmsc.client.code_calls import JOBS
 from dmsc.client.data.data_calls import DataCalls
 from dmsc.client.data.feed_calls import FeedCalls
 from dmsc.client.gateway_requests import Gateways, OnProgress
+from dmsc.client.policy_calls import PolicyCalls
 from dmsc.client.train_calls import TrainCalls
 from dmsc.client.weights_check import check_file, check_weights
 from dmsc.state.settings import find_gateway
@@ -33,8 +34,6 @@ from schemas.errors import NotFound, Unavailable
 from schemas.fault import FaultRecord
 from schemas.gateway_api import Cordons, JobLoad, MeshStatus, TapScope
 from schemas.job import ENDED, JobEvent, JobRecord, JobSpec, WeightsManifest
-from schemas.module_status import ModuleAnswer, ModuleStatus
-from schemas.observation import Observation
 from schemas.pages import (
     CheckpointPage,
     ClusterPage,
@@ -46,12 +45,10 @@ from schemas.pages import (
     JobPage,
     NodePage,
     NodeView,
-    PolicyPage,
     Readiness,
     RoutePage,
 )
 from schemas.plans import PlanBody, PlanMade
-from schemas.policy import ModuleLifecycle, PolicySwitch
 from schemas.queue import QueueStatus, Reservations, ReservationSpec, SlotsReserved
 from schemas.registry import ServiceRecord
 from schemas.usage import Prices
@@ -62,7 +59,7 @@ Job = str | Path | Mapping[str, Any] | JobSpec
 Fault = Literal["kill", "freeze", "resume"]
 
 
-class AsyncClient(ArrayCalls, TrainCalls, DataCalls, AccessCalls, FeedCalls):
+class AsyncClient(ArrayCalls, TrainCalls, DataCalls, AccessCalls, FeedCalls, PolicyCalls):
     """Sends requests to a mesh's gateways from a coroutine; use it with `async with`.
 
     Args:
@@ -322,59 +319,6 @@ class AsyncClient(ArrayCalls, TrainCalls, DataCalls, AccessCalls, FeedCalls):
         """Record on the audit stream, as an operator, that a fault was injected from outside the mesh."""
         body = {"victim": victim, "fault": fault}
         await self._gateways.ask("POST", "/v1/chaos/outside", body, key=idempotency_key)
-
-    # --- functional modules ---------------------------------------------------------------------------------
-
-    async def promote_policy(self, module: str, version: str, *, reason: str = "") -> PolicySwitch:
-        """Make a running version of a module the active one; the former one continues in shadow."""
-        return await self._post(
-            PolicySwitch, f"/v1/policies/{segment(module)}/promote", version=version, reason=reason
-        )
-
-    async def roll_back_policy(self, module: str, *, reason: str = "") -> PolicySwitch:
-        """Make the previously active version active again. Raises `Conflict` if nothing was promoted."""
-        path = f"/v1/policies/{segment(module)}/rollback"
-        return await self._post(PolicySwitch, path, reason=reason)
-
-    async def policies(self) -> list[ModuleStatus]:
-        """The running functional modules with their states and counts, by name and version."""
-        pages = self._gateways.pages("/v1/policies", PolicyPage)
-        return [module async for page in pages for module in page.modules]
-
-    async def order_policy(
-        self,
-        module: str,
-        op: str,
-        *,
-        version: str | None = None,
-        jobs: Sequence[str] = (),
-        reason: str = "",
-    ) -> ModuleLifecycle:
-        """Order a module to activate, shadow, drain, enable or disable (the latter two for `jobs`).
-
-        An order may be repeated. Returns the module's state afterwards. Raises `NotFound` if the module does
-        not run, and `Conflict` if the order is not possible now.
-        """
-        body = {"op": op, "version": version, "jobs": list(jobs), "reason": reason}
-        return await self._post(ModuleLifecycle, f"/v1/policies/{segment(module)}/orders", body)
-
-    async def ask_policy(
-        self,
-        module: str,
-        job: str,
-        *,
-        version: str | None = None,
-        inputs: Sequence[Observation] = (),
-    ) -> ModuleAnswer:
-        """Ask a module what it would suggest for a job now. The answer is not adopted."""
-        observations = [observation.model_dump(mode="json") for observation in inputs]
-        body = {"job": job, "version": version, "inputs": observations}
-        return await self._post(ModuleAnswer, f"/v1/policies/{segment(module)}/questions", body)
-
-    async def observe(self, *observations: Observation) -> None:
-        """Send observations from outside the mesh to functional modules."""
-        bodies = [observation.model_dump(mode="json", exclude={"user"}) for observation in observations]
-        await self._gateways.ask("POST", "/v1/observations", {"observations": bodies})
 
     # --- what happens to a job ------------------------------------------------------------------------------
 

@@ -147,6 +147,7 @@ class Client:
     policies = _called(AsyncClient.policies)
     order_policy = _called(AsyncClient.order_policy)
     ask_policy = _called(AsyncClient.ask_policy)
+    automation = _called(AsyncClient.automation)
     observe = _called(AsyncClient.observe)
 
     events = _iterated(AsyncClient.events)

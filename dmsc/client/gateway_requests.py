@@ -21,7 +21,7 @@ import httpx
 from pydantic import BaseModel
 
 from dmsc.client import http_protocol
-from dmsc.client.sse import EventParser
+from dmsc.client.http_protocol import EventParser
 from schemas.base import Message
 from schemas.errors import InProgress, Overloaded, Unavailable
 from schemas.pages import Page

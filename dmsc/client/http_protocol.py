@@ -7,13 +7,13 @@ import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypedDict, TypeVar
 
 import httpx
 
 from bus.nats import tls_trust
-from dmsc.client.sse import EventParser
 from dmsc.version import __version__
 from schemas.base import Message
 from schemas.errors import (
@@ -222,3 +222,46 @@ def write_index(folder: Path, manifest: WeightsManifest) -> Path:
     path = folder / INDEX_NAME
     path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
     return path
+
+
+# --- server-sent events ------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class ServerEvent:
+    """One event. `id` is the stream's last id so far, as text."""
+
+    id: str
+    event: str
+    data: str
+
+
+class EventParser:
+    """Takes the lines of a stream one by one, and returns an event when it is complete."""
+
+    def __init__(self) -> None:
+        self.last_id = ""
+        self._event = ""
+        self._data: list[str] = []
+
+    def feed(self, line: str) -> ServerEvent | None:
+        """Take one line without its line end.
+
+        A blank line completes an event. Comments, which begin with `:`, only keep the connection alive.
+        """
+        if not line:
+            return self._complete()
+        if line.startswith(":"):
+            return None
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "id" and "\0" not in value:
+            self.last_id = value
+        elif field == "event":
+            self._event = value
+        elif field == "data":
+            self._data.append(value)
+        return None
+
+    def _complete(self) -> ServerEvent | None:
+        data, event = self._data, self._event or "message"
+        self._data, self._event = [], ""
+        return ServerEvent(self.last_id, event, "\n".join(data)) if data else None

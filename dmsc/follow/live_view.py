@@ -33,7 +33,7 @@ _marks = {
     "policy": "[cyan]⇄[/]",
     "checkpoint": "[blue]▪[/]",
     "skipped": "[yellow]↷[/]",
-    "rebalancing": "[cyan]⇆[/]",
+    "change": "[cyan]⇆[/]",
     "alert": "[yellow]![/]",
     "warning": "[yellow]![/]",
 }

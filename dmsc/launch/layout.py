@@ -19,6 +19,8 @@ USER_KEY = "user_key"
 """The file in the state folder with the key that signs users' tokens."""
 AUDIT = "audit"
 """The folder in the state folder with the authorizer's audit records."""
+NONE = "none"
+"""The policy that stands for no module at all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +102,7 @@ def lay_out(
             may_leave=True,
             users_code=".py" in source,
         )
-        for index, source in enumerate(options.policies)
+        for index, source in enumerate(modules_of(options))
     ]
     return [
         *agents,
@@ -112,6 +114,19 @@ def lay_out(
         ),
         *modules,
     ]  # agents come first: they load torch and take longest
+
+
+def modules_of(options: MeshOptions) -> tuple[str, ...]:
+    """The policies that the mesh runs.
+
+    Raises:
+        BadInput: `none` beside others.
+    """
+    if NONE not in options.policies:
+        return options.policies
+    if others := [source for source in options.policies if source != NONE]:
+        raise BadInput(f"--policy none starts no module: leave out --policy {others[0]}, or none")
+    return ()
 
 
 def _labels(options: MeshOptions, cluster: str) -> tuple[str, ...]:
@@ -168,6 +183,8 @@ def _control_plane(
 
     allowed = option_words(options, "allow_urls")
     network = option_words(options, "topology")
+    if NONE in options.policies:
+        network = (*network, "--automation", "off")
     pairs = list(zip(options.clusters, http_ports, strict=True))
     several = {"service-registry": options.registries, "orchestrator": options.orchestrators}
     apart = [entity for entity, count in several.items() if options.separate or count > 1]

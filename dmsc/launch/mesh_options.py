@@ -107,7 +107,12 @@ class MeshOptions:
     ] = 1  # likewise
     separate: Annotated[bool, option("--separate", "Run each entity in a process of its own.")] = False
     policies: Annotated[
-        tuple[str, ...], option("--policy NAME|FILE", "A policy to run as functional module; repeatable.")
+        tuple[str, ...],
+        option(
+            "--policy NAME|FILE|none",
+            "A policy to run as functional module; repeatable. none: no module, and no job is changed by "
+            "itself (automation off).",
+        ),
     ] = ()
     tls: Annotated[
         bool, option("--tls", "Encrypt the bus and the gateways, with a CA made in the state folder.")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dmsc.process.run_options import RunOptions
     from dmsc.state.settings import BusAddress
     from entities.cluster.config import ClusterConfig
+    from schemas.automation import Automation
 
 
 class Entity(Protocol):
@@ -191,6 +192,7 @@ def _orchestrator(options: RunOptions) -> ServicePart:
         node=node_name(),
         lease=LeadershipLeaseConfig(lease_s=lease_s(options.replicas)),
         arbitration=ArbitrationConfig(precedence=ranks),
+        automation=_automation(options.automation),
         peak_tflops=options.peak_tflops,
         queue=queue_rules(options.queue_order, options.queue_cool_down, options.queue_half_life),
         planning=PlanningConfig(program="dmsc.planning"),
@@ -202,6 +204,14 @@ def _orchestrator(options: RunOptions) -> ServicePart:
         make=lambda bus: Orchestrator(bus, config),
         stop_order=0,
     )
+
+
+def _automation(text: str) -> Automation:
+    from schemas.automation import Automation as Mode
+
+    if text not in list(Mode):
+        raise BadInput(f"--automation {text}: give one of {', '.join(Mode)}")
+    return Mode(text)
 
 
 def _broker(sid: str) -> ServicePart:

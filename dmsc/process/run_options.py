@@ -105,6 +105,13 @@ class RunOptions:
         ),
     ] = ""
     topology: TopologyOption = None
+    automation: Annotated[
+        str,
+        option(
+            "--automation off|advise|act $DMSC_AUTOMATION",
+            "For the orchestrator: how far jobs are changed without a person, until one switches it.",
+        ),
+    ] = "act"
     queue_order: Annotated[
         str,
         option(

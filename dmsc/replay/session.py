@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from bus.recording.run_record import Frame
 from bus.subjects import POLICY_DECISION, SUGGESTION
-from entities.orchestrator.policy.arbitration import ArbitrationState, arbitrate, lapse, register
+from entities.orchestrator.policy.arbitration import arbitrate, lapse, register
+from entities.orchestrator.policy.arbitration_state import ArbitrationState
 from entities.orchestrator.policy.suggestion_rules import JobFacts
 from policies.kit.engine import Engine, EngineConfig, Event, PolicyProblem
 from policies.kit.policy import Policy, Suggestions
@@ -181,7 +182,7 @@ class Rules:
     ) -> PolicyDecision | None:
         weights = self._weights.setdefault(view.job, {})
         lapsed, self._state = lapse(self._state, {view.job: self._facts(view)}, now)
-        weights.update({ended.stage: ended.weights for ended in lapsed})
+        weights.update({ended.stage: ended.weights for ended in lapsed if ended.stage is not None})
         outcome, self._state = arbitrate(self._state, suggestion, self._facts(view), now)
         if outcome.adopted and outcome.stage is not None and outcome.weights is not None:
             weights[outcome.stage] = outcome.weights

@@ -80,6 +80,11 @@ class NatsDoor:
             "policy.ask": lambda: modules.ask(
                 _module(request), _given(request, request.question, "ask", "its body")
             ),
+            "policy.automation": lambda: (
+                modules.automation(request.job)
+                if request.mode is None
+                else modules.automate(request.job, request.mode)
+            ),
             "observation.write": lambda: modules.observe(bearer, request.observations),
         }
         if request.action not in operations:

@@ -32,6 +32,7 @@ from entities.orchestrator.nodes.cordon_service import CordonService
 from entities.orchestrator.nodes.draining import Draining
 from entities.orchestrator.planning.plan_requests import MeshNetwork
 from entities.orchestrator.policy.arbitration import ArbitrationConfig
+from entities.orchestrator.policy.automation_service import AutomationService
 from entities.orchestrator.policy.policy_service import PolicyService
 from entities.orchestrator.policy.promotion_rules import PromotionConfig
 from entities.orchestrator.policy.promotion_service import PromotionService
@@ -40,6 +41,7 @@ from entities.orchestrator.queue.mesh_slots import queue_rules
 from entities.orchestrator.queue.plan_service import PlanService
 from entities.planner.planning_process import PlanningConfig
 from entities.queue.queue_rules import QueueRules
+from schemas.automation import Automation
 from schemas.base import Message
 from schemas.cluster import AnalysisFailed, NodeStatus, SampleWritten
 from schemas.envelope import EntityKind, Envelope
@@ -81,6 +83,8 @@ class OrchestratorConfig:
     confirm_s: float = 2.0
     """How long a command that ends a job's work waits until it is known that this one leads."""
     lease: LeadershipLeaseConfig = field(default_factory=LeadershipLeaseConfig)
+    automation: Automation = Automation.ACT
+    """The mesh's mode, until a person switches it."""
     arbitration: ArbitrationConfig = field(default_factory=ArbitrationConfig)
     promotion: PromotionConfig = field(default_factory=PromotionConfig)
     queue: QueueRules = field(default_factory=queue_rules)
@@ -123,7 +127,12 @@ class Leader:
             queue_rules=config.queue,
         )
         self._claims = term.claims
-        self._jobs = JobRuns(term, former_records, lambda job: self._policies.forget(job))
+        self._jobs = JobRuns(
+            term,
+            former_records,
+            forget=lambda job: self._policies.forget(job),
+            set_by_person=lambda *setting: self._policies.set_by_person(*setting),
+        )
         self._builds = Builds(term, self._jobs, config.builds)
         self._runs = self._jobs.running
         self._plans = PlanService(
@@ -131,8 +140,9 @@ class Leader:
         )
         self._draining = Draining(self.mesh, self._cordoning, self._runs, candidate.confirmed)
         self._policies = PolicyService(
-            bus, self._runs, self.mesh.runs, candidate.confirmed, config.arbitration
+            bus, self._runs, mesh, self._jobs.queue, candidate.confirmed, config.arbitration
         )
+        self._automation = AutomationService(bus, mesh, self._runs, self._policies, config.automation)
         self._promotions = PromotionService(
             bus, self._policies, self._runs, candidate.confirmed, config.promotion
         )
@@ -193,7 +203,7 @@ class Leader:
     ) -> None:
         """Reads what earlier leaders left, resumes their jobs, serves, and runs until cancelled."""
         assert self._tasks is not None
-        loads = (self._cordoning.load, self._policies.load, self._promotions.load)
+        loads = (self._cordoning.load, self._policies.load, self._promotions.load, self._automation.load)
         for load in (*loads, self._jobs.reservations.load, self._sealing.start):
             await insistently(load)
         queue = self._jobs.queue
@@ -246,6 +256,8 @@ class Leader:
             (subjects.PROMOTE_MODULE, self._promotions.promote),
             (subjects.ROLL_BACK_MODULE, self._promotions.roll_back),
             (subjects.MODULE_QUERY, self._policies.query),
+            (subjects.SWITCH_AUTOMATION, self._automation.switch),
+            (subjects.AUTOMATION_QUERY, self._automation.query),
             (subjects.SUBMIT, self._jobs.submit),
             (subjects.SUBMIT_ARRAY, self._jobs.submit_array),
             (subjects.RESUME, self._jobs.unpark),

@@ -15,8 +15,8 @@ from entities.queue.queue_rules import QueueOrder, QueueRules
 from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob, predicted_s
 from entities.queue.tenant_shares import TenantShares
 
-Rank = tuple[int, float, int, int, float, str]
-"""Owner of a reservation that holds, class, urgent, begun, submitted at, id: lower comes first."""
+Rank = tuple[int, float, int, int, int, float, str]
+"""Owner of a reservation that holds, class, urgent, begun, suggested, submitted at, id: lower comes first."""
 
 
 class QueueRanking:
@@ -50,7 +50,7 @@ class QueueRanking:
         elif order is QueueOrder.LAS:
             level = float(max(0, self._service_level(job.attained_slot_s) - self._aged(job)))
             begun = 1
-        return reserved, level, urgent, begun, request.submitted_at, request.job
+        return reserved, level, urgent, begun, request.preference, request.submitted_at, request.job
 
     def _in_shares(self, ranked: Sequence[tuple[Rank, QueuedJob]]) -> Iterator[QueuedJob]:
         by_tenant: defaultdict[str, list[QueuedJob]] = defaultdict(list)

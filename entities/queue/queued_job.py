@@ -32,6 +32,8 @@ class Replicas:
 
 
 ONE = Replicas()
+NO_PREFERENCE = 1 << 30
+"""The position of jobs that a suggested order does not name: behind those that it names."""
 GROWTH = 0.8
 """What a replica beyond `want` adds where nobody knows, of what each of `want` contributes."""
 
@@ -47,6 +49,7 @@ class JobRequest:
     `array`, `array_limit`: of jobs with the same name of an array that many run at a time (0: no limit).
     `apart`, `beside`: jobs on whose nodes it must not, or must, run.
     `notice_s`: how long before a park it is told. A replica of preparation is one unit at a time, in a lane.
+    `preference`: its position in an order that was suggested, which counts within its class.
     """
 
     job: str
@@ -70,6 +73,7 @@ class JobRequest:
     apart: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     notice_s: float = 0.0
+    preference: int = NO_PREFERENCE
     account: str = field(init=False, default="")
     """Whose shares and use count: the tenant's; of lanes, which are another resource, one beside that."""
     conditional: bool = field(init=False, default=False)

@@ -100,8 +100,8 @@ class StageRebalancing(Policy):
         """The last steps in a row that the same instances did."""
         steps: list[StepResult] = []
         for event in reversed(view.events):
-            if event.move is not None:
-                break  # steps before a move do not describe the present
+            if event.change is not None:
+                break  # steps before a change do not describe the present
             if event.result is None:
                 continue
             if steps and event.result.shares.keys() != steps[0].shares.keys():

@@ -28,19 +28,25 @@ from bus.subject_row import Subject
 from policies.kit.inference import Inference
 from policies.kit.store_reads import StoreRead
 from policies.kit.view import JobView
-from schemas.base import Message, is_token
-from schemas.envelope import EntityKind
-from schemas.policy import (
+from schemas.actions import (
     Action,
     AvoidInstance,
+    CheckpointNow,
     ExpectFailures,
+    Migrate,
     MoveInstance,
     NoAction,
-    PolicySuggestion,
+    Scale,
+    SetAlgorithm,
+    SetQueueOrder,
     SetWeights,
+    SetWindow,
     scope_of,
 )
-from schemas.stage_move import MoveForecast
+from schemas.base import Message, is_token
+from schemas.changes import Forecast
+from schemas.envelope import EntityKind
+from schemas.policy import PolicySuggestion
 from schemas.store import Scalar, StoreQuery, StoreTable
 
 Suggestions = PolicySuggestion | Sequence[PolicySuggestion] | None
@@ -186,7 +192,7 @@ class Policy:
         view: JobView,
         sid: str,
         stage: int,
-        forecast: MoveForecast,
+        forecast: Forecast,
         *,
         reason: str,
         confidence: float = 0.8,
@@ -194,6 +200,87 @@ class Policy:
     ) -> PolicySuggestion:
         """Suggests that this instance leave its stage, and that its slot host one of `stage` instead."""
         action = MoveInstance(sid=sid, stage=stage, forecast=forecast)
+        return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
+
+    def migrate(
+        self,
+        view: JobView,
+        sid: str,
+        forecast: Forecast,
+        *,
+        node: str | None = None,
+        reason: str,
+        confidence: float = 0.8,
+        valid_s: float = 30.0,
+    ) -> PolicySuggestion:
+        """Suggests that this instance leave its slot for another one, of `node` (an agent's SID) if named."""
+        action = Migrate(sid=sid, node=node, forecast=forecast)
+        return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
+
+    def scale(
+        self,
+        view: JobView,
+        replicas: int,
+        forecast: Forecast,
+        *,
+        reason: str,
+        confidence: float = 0.8,
+        valid_s: float = 600.0,
+    ) -> PolicySuggestion:
+        """Suggests so many replicas of each stage, within `parallel.replicas: {min, want, max}`."""
+        action = Scale(replicas=replicas, forecast=forecast)
+        return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
+
+    def set_window(
+        self,
+        view: JobView,
+        stage: int,
+        in_flight: int,
+        forecast: Forecast,
+        *,
+        reason: str,
+        confidence: float = 0.8,
+        valid_s: float = 600.0,
+    ) -> PolicySuggestion:
+        """Suggests how many microbatches a sender may have open at one receiver of a stage."""
+        action = SetWindow(stage=stage, in_flight=in_flight, forecast=forecast)
+        return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
+
+    def set_algorithm(
+        self,
+        view: JobView,
+        algorithm: str,
+        forecast: Forecast,
+        *,
+        reason: str,
+        confidence: float = 0.8,
+        valid_s: float = 600.0,
+    ) -> PolicySuggestion:
+        """Suggests one of the built-in routing algorithms (`schemas.routing.ALGORITHMS`)."""
+        action = SetAlgorithm(algorithm=algorithm, forecast=forecast)
+        return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
+
+    def checkpoint_now(
+        self, view: JobView, *, reason: str, confidence: float = 0.8, valid_s: float = 30.0
+    ) -> PolicySuggestion:
+        """Suggests a checkpoint at the end of the open step."""
+        action = CheckpointNow()
+        return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
+
+    def queue_order(
+        self,
+        view: JobView,
+        jobs: Sequence[str],
+        *,
+        reason: str,
+        confidence: float = 0.8,
+        valid_s: float = 60.0,
+    ) -> PolicySuggestion:
+        """Suggests in which order waiting jobs should start, as far as the queue's classes allow it.
+
+        Jobs that it does not name come behind those of their class that it names.
+        """
+        action = SetQueueOrder(jobs=tuple(jobs))
         return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
 
     def expect_failures(

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from schemas.stage_move import MoveForecast
+from schemas.changes import Forecast
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +86,7 @@ class Proposal:
     service_ms: float
     bound_before: float
     bound_after: float
-    forecast: MoveForecast
+    forecast: Forecast
 
 
 def best_move(situation: Situation, limits: MoveLimits) -> Proposal | str:
@@ -176,7 +176,7 @@ def _doubt(situation: Situation) -> str:
     return ""
 
 
-def _objection(forecast: MoveForecast, limits: MoveLimits) -> str:
+def _objection(forecast: Forecast, limits: MoveLimits) -> str:
     """Why a move is not worth it; empty if it is."""
     if forecast.improvement < limits.min_improvement:
         return f"the best move would save {max(0.0, forecast.improvement):.0%} of a step"
@@ -247,11 +247,10 @@ def _proposal(
     factor = min(1.0, situation.step_s / model_before_s)  # scales a model above the measured step to it
     step_after_s = situation.step_s - factor * (model_before_s - model_after_s)
     rate = situation.bytes_per_s if _sound(situation.bytes_per_s) else limits.assumed_bytes_per_s
-    forecast = MoveForecast(
-        step_before_s=situation.step_s,
-        step_after_s=step_after_s,
+    forecast = Forecast.of(
+        situation.step_s,
+        step_after_s,
         cost_s=limits.start_s + situation.stages[taker].state_bytes / rate,
-        gain_s=(situation.step_s - step_after_s) * situation.steps_left,
         steps_left=situation.steps_left,
     )
     return Proposal(

@@ -22,8 +22,17 @@ from bus.subjects import FAULT_VERDICT
 from policies.kit.engine import Event, Result
 from policies.kit.view import JobView, Observations, topic
 from policies.numerics.stage_balance import StageSituation, Worker
-from policies.scoring.scores import Worth, avoidance_worth, move_worth, move_worth_by_model, weights_worth
+from policies.scoring.scores import (
+    Worth,
+    avoidance_worth,
+    change_worth,
+    checkpoint_worth,
+    move_worth_by_model,
+    weights_worth,
+)
+from schemas.actions import CheckpointNow, Migrate, Scale, SetAlgorithm, SetWindow, forecast_of
 from schemas.base import Message
+from schemas.changes import OPEN_CHANGES, Forecast, JobChange
 from schemas.fault import FaultVerdict
 from schemas.job import ENDED, JobEvent
 from schemas.policy import (
@@ -35,7 +44,6 @@ from schemas.policy import (
     SetWeights,
 )
 from schemas.registry import InstanceState
-from schemas.stage_move import OPEN_MOVES, StageMove
 
 NEEDS: tuple[Subject, ...] = (FAULT_VERDICT,)
 """Rows that scoring takes in besides those of every module."""
@@ -74,7 +82,7 @@ class _OpenSuggestion:
     until: float
     adopted: bool = False
     fault: str = ""
-    move: StageMove | None = None
+    change: JobChange | None = None
     ended: bool = False
 
 
@@ -138,10 +146,8 @@ class Scoreboard:
                         self._take_job_event(entry, message, at)
 
     def _take_job_event(self, entry: _OpenSuggestion, event: JobEvent, at: float) -> None:
-        action, move = entry.suggestion.action, event.move
-        moved = None if move is None or at < entry.at else (move.sid, move.to_stage)
-        if isinstance(action, MoveInstance) and moved == (action.sid, action.stage):
-            entry.move = move
+        if event.change is not None and at >= entry.at and _is_of(event.change, entry.suggestion):
+            entry.change = event.change
         if event.state in ENDED:
             entry.ended, entry.until = True, min(entry.until, at)
 
@@ -155,8 +161,12 @@ class Scoreboard:
         foreseen = False
         for entry in self._open:
             action = entry.suggestion.action
-            if isinstance(action, AvoidInstance) and action.sid == verdict.sid and at <= entry.until:
+            if at > entry.until:
+                continue
+            if isinstance(action, AvoidInstance) and action.sid == verdict.sid:
                 entry.fault, foreseen = f"had a fault: {verdict.reason}", True
+            elif isinstance(action, CheckpointNow) and entry.suggestion.job == job:
+                entry.fault = f"{verdict.sid} had a fault: {verdict.reason}"
         if not foreseen and len(faults.missed) < self._config.faults_kept:
             view = self._observations.jobs.get(job)
             step = 0 if view is None else view.step
@@ -186,7 +196,7 @@ class Scoreboard:
     def _is_due(self, entry: _OpenSuggestion, now: float) -> bool:
         if entry.ended:
             return True
-        if entry.move is not None and entry.move.state in OPEN_MOVES:
+        if entry.change is not None and entry.change.state in OPEN_CHANGES:
             return now >= entry.at + self._config.move_s
         return now >= entry.until
 
@@ -215,7 +225,7 @@ class Scoreboard:
 
     # --- by kind of action ----------------------------------------------------------------------------
     def _worth(self, entry: _OpenSuggestion) -> Worth:
-        if entry.until - entry.at < self._config.least_known_s and not entry.fault and entry.move is None:
+        if entry.until - entry.at < self._config.least_known_s and not entry.fault and entry.change is None:
             return Worth(None, f"only followed for {max(0.0, entry.until - entry.at):.1f} s")
         action = entry.suggestion.action
         match action:
@@ -227,14 +237,39 @@ class Scoreboard:
                 peers = [time for other, time in times.items() if other != sid]
                 return avoidance_worth(sid, entry.fault, times.get(sid), peers)
             case MoveInstance(sid=sid, stage=stage, forecast=forecast):
-                measured = move_worth(forecast, entry.move)
-                if measured is not None:
-                    return measured
-                if entry.move is not None:
-                    return Worth(None, "carried out, but its effect is not known")
+                if entry.change is not None:
+                    return _measured(forecast, entry.change)
                 stages, microbatches = _stages(entry)
                 return move_worth_by_model(forecast, stages, sid, stage, microbatches)
+            case CheckpointNow():
+                return checkpoint_worth(entry.fault)
+        if (promised := forecast_of(action)) is not None:
+            if entry.change is not None:
+                return _measured(promised, entry.change)
+            return Worth(None, "not carried out: nothing was measured")
         return Worth(None, f"there is no score for {action.action}")
+
+
+def _is_of(change: JobChange, suggestion: PolicySuggestion) -> bool:
+    """Whether a job's change is what this suggestion wanted."""
+    if change.by != suggestion.module or change.takes_back:
+        return False
+    match suggestion.action:
+        case MoveInstance(sid=sid, stage=stage):
+            return (change.kind, change.sid, change.to_stage) == ("move", sid, stage)
+        case Migrate(sid=sid):
+            return (change.kind, change.sid) == ("migrate", sid)
+        case Scale():
+            return change.kind == "scale"
+        case SetWindow(stage=stage):
+            return (change.kind, change.to_stage) == ("window", stage)
+        case SetAlgorithm():
+            return change.kind == "algorithm"
+    return False
+
+
+def _measured(forecast: Forecast, change: JobChange) -> Worth:
+    return change_worth(forecast, change) or Worth(None, "carried out, but its effect is not known")
 
 
 def _times(entry: _OpenSuggestion, stage: int, *, fresh: bool = False) -> dict[str, float]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from policies.numerics.stage_balance import StageSituation, improvement
-from schemas.stage_move import MoveForecast, MoveState, StageMove
+from schemas.changes import ChangeState, Forecast, JobChange, JobObjective
 
 TOLERANCE = 0.01
 """Share of the best time below which differences are noise of the measurement and count as none."""
@@ -86,8 +86,10 @@ def avoidance_worth(sid: str, fault: str, time: float | None, peers: Sequence[fl
     return Worth(1.0 if ratio >= SLOW else 0.0, text if ratio >= SLOW else f"{text}, and had no fault")
 
 
-def move_worth(forecast: MoveForecast, carried_out: StageMove | None) -> Worth | None:
-    """Scores a move by the measured gain: 1 for the whole forecast, 0.5 for no gain, 0 if it failed.
+def change_worth(forecast: Forecast, carried_out: JobChange | None) -> Worth | None:
+    """Scores a change by the measured gain: 1 for the whole forecast, 0.5 for no gain, 0 if it failed.
+
+    The gain is the saved share of what the forecast's objective counts (`Forecast.measured_saving`).
 
     Returns:
         None if it was not carried out, or if its effect is not known.
@@ -95,21 +97,27 @@ def move_worth(forecast: MoveForecast, carried_out: StageMove | None) -> Worth |
     if carried_out is None:
         return None
     match carried_out.state:
-        case MoveState.FAILED:
+        case ChangeState.FAILED:
             return Worth(0.0, "carried out, and failed")
-        case MoveState.BETTER | MoveState.NO_BETTER:
+        case ChangeState.BETTER | ChangeState.NO_BETTER:
             before, after = carried_out.before_s, carried_out.after_s
             if before is None or after is None:
                 return None
-            gain = 1.0 - after / before
-            forecast_text = f"{forecast.improvement:.0%} less was forecast"
+            gain = forecast.measured_saving(before, after)
+            of = "" if forecast.objective is JobObjective.TIME else f" {forecast.objective}"
+            forecast_text = f"{forecast.saving:.0%} less{of} was forecast"
             text = f"a step took {before:.3f} s, then {after:.3f} s; {forecast_text}"
-            return Worth(_part(gain, forecast.improvement), text)
+            return Worth(_part(gain, forecast.saving), text)
     return None
 
 
+def checkpoint_worth(fault: str) -> Worth:
+    """1 if a fault followed while the suggestion was valid, else 0: the checkpoint was for nothing."""
+    return Worth(1.0, fault) if fault else Worth(0.0, "no fault followed")
+
+
 def move_worth_by_model(
-    forecast: MoveForecast, stages: Mapping[int, StageSituation], sid: str, to_stage: int, microbatches: int
+    forecast: Forecast, stages: Mapping[int, StageSituation], sid: str, to_stage: int, microbatches: int
 ) -> Worth:
     """Scores a move that was not carried out by the modelled gain, for the service times measured then.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from schemas.changes import Forecast, JobChange
 from schemas.policy import Action, PolicyDecision, PolicyScore, PolicySuggestion
-from schemas.stage_move import MoveForecast, StageMove
 
 
 def suggestion(action: Action, **more: Any) -> PolicySuggestion:
@@ -46,14 +46,14 @@ def score(version: str, value: float | None, number: int, **more: Any) -> Policy
     return PolicyScore(version=version, score=value, **(fields | more))
 
 
-def forecast(**more: Any) -> MoveForecast:
+def forecast(**more: Any) -> Forecast:
     """Of a move that is worth it."""
-    return MoveForecast(
+    return Forecast(
         **{"step_before_s": 1.0, "step_after_s": 0.8, "cost_s": 1.0, "gain_s": 10.0, "steps_left": 50} | more
     )
 
 
-def stage_move(**more: Any) -> StageMove:
+def stage_move(**more: Any) -> JobChange:
     """A replica of stage 0 goes to stage 1."""
     fields = {"sid": "j-s0-r1", "newcomer": "j-s1-r1", "from_stage": 0, "to_stage": 1, "step": 3, "by": "m"}
-    return StageMove(**(fields | more))
+    return JobChange(**(fields | more))

@@ -12,7 +12,8 @@ import pytest
 
 from bus import subjects
 from bus.subject_row import Subject
-from entities.orchestrator.planning.stage_moves import StageMembers, StageMoves
+from entities.orchestrator.membership.stage_moves import StageMembers, direction, impossible
+from entities.orchestrator.planning.change_account import ChangeAccount
 from policies.built_in.stage_rebalancing import StageRebalancing
 from policies.kit.engine import Engine, EngineConfig, Event
 from policies.numerics.stage_balance import (
@@ -24,9 +25,9 @@ from policies.numerics.stage_balance import (
     makespan_ms,
 )
 from schemas.base import Message
+from schemas.changes import ChangeState, JobChange
 from schemas.job import JobEvent, JobState, StepResult
 from schemas.policy import MoveInstance, PolicySuggestion
-from schemas.stage_move import MoveState, StageMove
 from tests.builders.telemetry import sample
 
 MICROBATCHES = 48
@@ -49,7 +50,7 @@ class Pipeline:
         self.costs, self.slots, self.noise = costs, slots, noise
         self.overhead_s, self.move_s = overhead_s, move_s
         self.engine = Engine(StageRebalancing(), EngineConfig())
-        self.moves = StageMoves()
+        self.moves = ChangeAccount()
         self.now = 0.0
         self.step = 0
         self.arrives: tuple[float, str, float] | None = None
@@ -115,7 +116,7 @@ class Pipeline:
         self.tell(kind="step", result=result, total_steps=STEPS)
         news = self.moves.decided(result)
         if news is not None:
-            self.tell(kind="rebalancing", move=news)
+            self.tell(kind="change", change=news)
         self.step += 1
         for suggestion in self.engine.decide(self.now).suggestions:
             self.engine.published(suggestion, f"s{self.step}", self.now)
@@ -128,17 +129,21 @@ class Pipeline:
             working={stage: self.stage(stage) for stage in range(len(self.costs))},
             coming=() if self.arrives is None else (self.arrives[1],),
         )
-        why = self.moves.impossible(move.sid, move.stage, crew)
-        if why or self.moves.unwise(move.sid, move.stage, move.forecast, crew):
-            return
         here = int(move.sid[3])
+        ways = direction(here, move.stage), direction(move.stage, here)
+        why = impossible(move.sid, move.stage, crew) or self.moves.obstacle()
+        if why or self.moves.unwise("move", *ways, move.forecast):
+            return
         self._number += 1
         newcomer = f"j-s{move.stage}-r{self._number}"
         self.carried_out.append((here, move.stage))
         began = self.moves.begin(
-            StageMove(
+            JobChange(
                 sid=move.sid,
-                newcomer=newcomer,
+                what=f"{move.sid} → {newcomer}",
+                direction=ways[0],
+                reverse=ways[1],
+                newcomers=(newcomer,),
                 from_stage=here,
                 to_stage=move.stage,
                 step=self.step,
@@ -146,7 +151,7 @@ class Pipeline:
                 forecast=move.forecast,
             )
         )
-        self.tell(kind="rebalancing", move=began)
+        self.tell(kind="change", change=began)
         self.arrives = (self.now + self.move_s, newcomer, self.slots.pop(move.sid))
         assert all(self.stage(stage) for stage in range(len(self.costs)))
 
@@ -186,7 +191,7 @@ def test_moves_find_a_shape_that_no_move_improves_and_then_stop(seed: int) -> No
     assert pipeline.carried_out or not wrong, note
     assert not pipeline.could_be_better(), note
     assert all((there, here) not in pipeline.carried_out for here, there in pipeline.carried_out), note
-    assert all(move.state is MoveState.BETTER for move in pipeline.moves.history), note
+    assert all(move.state is ChangeState.BETTER for move in pipeline.moves.history), note
     pipeline.run(60)
     assert len(pipeline.carried_out) == count, note
 

@@ -205,6 +205,70 @@ def order(
 
 
 @app.command()
+def automation(
+    job: Annotated[
+        str | None, argument("[JOB]", "A job's id; without it the mesh.", show_default=False)
+    ] = None,
+    mode: Annotated[
+        str | None,
+        argument(
+            "[off|advise|act]",
+            "off: nothing is changed by itself; advise: only told; act. Without it the mode is shown.",
+            show_default=False,
+        ),
+    ] = None,
+    mesh: GatewayQuery = GatewayQuery(),
+) -> None:
+    """Show or switch how far the mesh, or one job, is changed without a person.
+
+    The lower one of both modes holds. `act` for a job also releases what persons have set of it.
+
+    Example: dmsc policy automation j3f2a1c advise
+    """
+    modes = ("off", "advise", "act")
+    if job in modes and mode is None:
+        job, mode = None, job
+    if mode is not None and mode not in modes:
+        raise bad_input(f"{mode}: off, advise or act")
+    status = mesh.ask(lambda client: client.automation(job, mode))
+    if status.job is None:
+        mesh.show(status, f"mesh: {status.mesh}")
+        return
+    lower = f", the mesh's is {status.mesh}" if status.mesh is not status.asked else ""
+    budget = ", ".join(f"{objective} {most:g}" for objective, most in status.budget.items())
+    mesh.show(
+        status,
+        f"{status.job}: {status.holds} (its own mode is {status.asked}{lower}); objective {status.objective}"
+        + (f", budget {budget}" if budget else ""),
+    )
+
+
+@app.command()
+def knobs(
+    job: Annotated[str, argument("JOB", "A job's id.")],
+    mesh: GatewayQuery = GatewayQuery(),
+) -> None:
+    """List who has set which knob of a job (weights, windows, replicas, places, …), to what, and why.
+
+    Example: dmsc policy knobs j3f2a1c
+    """
+    status = mesh.ask(lambda client: client.automation(job))
+    rows = [
+        (
+            knob.name,
+            knob.value,
+            knob.holder,
+            f"{knob.confidence:.2f}",
+            f"{knob.held_s:.0f} s",
+            "until released" if knob.left_s is None else f"{knob.left_s:.0f} s",
+            knob.reason,
+        )
+        for knob in status.knobs
+    ]
+    mesh.show_table(status, ("knob", "value", "holder", "confidence", "held for", "left", "reason"), rows)
+
+
+@app.command()
 def ask(
     module: ModuleArgument,
     job: Annotated[str, argument("JOB", "A job's id.")],

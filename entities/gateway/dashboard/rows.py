@@ -11,13 +11,24 @@ from dataclasses import dataclass, field
 from math import exp, inf, isfinite
 from typing import Any
 
+from schemas.actions import (
+    Action,
+    AvoidInstance,
+    CheckpointNow,
+    ExpectFailures,
+    Migrate,
+    MoveInstance,
+    NoAction,
+    SetWeights,
+    knob_of,
+    value_of,
+)
 from schemas.cluster import Cordon, NodeStatus, Slot
 from schemas.data_plane import RouteEntry
 from schemas.fault import FaultRecord
 from schemas.gateway_api import JobSummary
 from schemas.job import StepResult
 from schemas.module_status import ModuleStatus
-from schemas.policy import Action, AvoidInstance, ExpectFailures, MoveInstance, NoAction, SetWeights
 from schemas.queue import QueuePlace, SlotsReserved
 from schemas.registry import ServiceRecord
 from schemas.telemetry import InstanceSample, LinkFigures, NodeSample
@@ -365,5 +376,10 @@ def describe(action: Action) -> str:
             return f"move {sid} to stage {stage}"
         case ExpectFailures(between_s=between_s):
             return f"expect a failure every {between_s:.0f} s"
+        case Migrate(sid=sid):
+            return f"{sid} leaves its slot for {value_of(action)}"
+        case CheckpointNow():
+            return "a checkpoint now"
         case NoAction(note=note):
             return note or "no wish"
+    return f"{knob_of(action)}: {value_of(action)}"

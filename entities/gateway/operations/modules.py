@@ -14,6 +14,7 @@ from bus.connection import Bus
 from entities.gateway.operations.access_client import Bearer
 from entities.gateway.operations.backends import Backends
 from entities.gateway.operations.operation import Operation
+from schemas.automation import Automation, AutomationQuery, AutomationStatus, SwitchAutomation
 from schemas.errors import Ack, NoResponders, NotFound
 from schemas.module_status import (
     ACTIVE,
@@ -56,6 +57,28 @@ class ModuleOperations:
         """The modules that run, with their state and counts."""
         return self._backends.operation(
             "mesh.read", "policies", subjects.MODULE_QUERY, lambda _: ModuleQuery(), self._times.order_s
+        )
+
+    def automation(self, job: str | None) -> Operation[AutomationStatus]:
+        """How far the mesh, or a job, is changed by itself; of a job also who holds its knobs."""
+        action, resource = ("mesh.read", "automation") if job is None else ("job.read", job)
+        return self._backends.operation(
+            action,
+            resource,
+            subjects.AUTOMATION_QUERY,
+            lambda _: AutomationQuery(job=job),
+            self._times.order_s,
+        )
+
+    def automate(self, job: str | None, mode: Automation) -> Operation[AutomationStatus]:
+        """Switches the mesh, or a job."""
+
+        def message(access: AccessDecision) -> SwitchAutomation:
+            return SwitchAutomation(mode=mode, job=job, user=access.user)
+
+        action, resource = ("mesh.change", "automation") if job is None else ("job.change", job)
+        return self._backends.operation(
+            action, resource, subjects.SWITCH_AUTOMATION, message, self._times.order_s
         )
 
     def order(self, module: str, body: OrderBody) -> Operation[ModuleLifecycle]:

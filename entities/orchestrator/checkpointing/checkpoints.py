@@ -89,6 +89,7 @@ class Checkpoints:
         self._losses: deque[float] = deque(maxlen=TREND_STEPS)
         self._risk_answered = False
         self._expected: tuple[float, float, str] | None = None  # between failures, until when, by whom
+        self._asked_by = ""
 
     # --- when ---------------------------------------------------------------------------------------------
     def committed(self, result: StepResult) -> None:
@@ -99,6 +100,18 @@ class Checkpoints:
     def expect(self, between_s: float, valid_s: float, by: str) -> None:
         """A functional module expects a failure every `between_s` seconds; that is valid for `valid_s` s."""
         self._expected = (between_s, time.monotonic() + valid_s, by)
+
+    def ask(self, by: str) -> None:
+        """A checkpoint is due at the end of the open step.
+
+        Raises:
+            Conflict: the job wants none, or one is being written.
+        """
+        if not self._job.spec.training.checkpoint_every:
+            raise Conflict("training.checkpoint_every is 0: the job wants no checkpoints")
+        if self._busy:
+            raise Conflict("a checkpoint is being written")
+        self._asked_by = by
 
     def due(self, step: int) -> bool:
         """Whether the loop has to stop at this boundary and call `at_boundary`."""
@@ -117,6 +130,8 @@ class Checkpoints:
         self._rested_at = step
 
     def _choice(self, step: int) -> Choice:
+        if self._asked_by:
+            return Choice(not self._busy, 0, f"{self._asked_by} asks for it")
         if step == self._rested_at:
             return Choice(not self._busy, 0, "the job waits for records")
         return self._choose(step)
@@ -175,7 +190,7 @@ class Checkpoints:
         if not self.due(step) or not all(stages):
             return
         reason = self._choice(step).reason
-        self._tried = step
+        self._tried, self._asked_by = step, ""
         if self._busy and step >= self._job.store.record.last_step:
             assert self._writing is not None
             await asyncio.wait([self._writing])  # this is the last boundary: training need not go on

@@ -32,16 +32,17 @@ from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
 from entities.orchestrator.job_state.quarantine import Quarantine
 from entities.orchestrator.job_state.retry_limits import Parked, RetryLimits
+from entities.orchestrator.membership.job_actions import JobActions
 from entities.orchestrator.membership.job_shape import JobShape
 from entities.orchestrator.membership.slot_holding import SlotHolding
 from entities.orchestrator.planning.memory_fit import fixed_by_memory
 from entities.orchestrator.planning.shape_choice import with_shape
+from entities.orchestrator.planning.window_room import largest_windows
 from entities.orchestrator.queue.job_queue import JobQueue
 from schemas.errors import Conflict, DmscError, Fenced, NewerRecord, Unavailable
 from schemas.fault import FaultReport
 from schemas.job import JobRecord, JobState, WeightsManifest
 from schemas.registry import InstanceState, ServiceRecord
-from schemas.stage_move import MoveForecast
 from schemas.step import Member
 from schemas.task_graph import ModelTopology, Placement
 from schemas.training_length import length_text, samples_of, with_steps
@@ -108,6 +109,15 @@ class JobRun:
             placed_at=lambda: self._deployment.placed_at,
             leaving=lambda: self.training.changes.leaving,
             over=lambda: self.over,
+        )
+        self.actions = JobActions(
+            job,
+            self.training,
+            self.checkpoints,
+            self.holding,
+            largest_windows=lambda: largest_windows(
+                job.spec, job.instances.graph, self.model_analysis.known, job.instances.slot_memory()
+            ),
         )
         self.shape = JobShape(job, self.training.scale, lambda: self._deployment.forget_shape())
         self._reported: set[tuple[str, str, str]] = set()
@@ -177,13 +187,13 @@ class JobRun:
             return "not running now"
         return self.training.drain(sid)
 
-    def move(self, sid: str, stage: int, by: str, forecast: MoveForecast | None = None) -> str:
-        """See `Rebalancing.ask`."""
+    def move(self, sid: str, stage: int, by: str) -> str:
+        """A person has an instance change its stage; see `Rebalancing.ask`."""
         if self.job.store.record.state is not JobState.RUNNING:
             raise Conflict(
                 f"job {self.job.name} is {self.job.store.record.state}; only in a running one can move"
             )
-        return self.training.rebalancing.ask(sid, stage, by, forecast)
+        return self.training.rebalancing.ask(sid, stage, by)
 
     def present_record(self) -> JobRecord:
         """The job's record, with a changed graph that is not written yet."""

@@ -70,17 +70,24 @@ class JobRuns:
     """`running`: jobs that have not ended, by id, each with its own state and task; `ended`: the last others.
 
     `former_records`: the jobs of an earlier term of this process; one that the store has lost goes on from
-    there. `forget` is called with each job that has ended.
+    there. `forget` is called with each job that has ended, `set_by_person` with job, knob, value and user of
+    what a person sets.
     """
 
     def __init__(
-        self, term: TermContext, former_records: Mapping[str, JobRecord], forget: Callable[[str], None]
+        self,
+        term: TermContext,
+        former_records: Mapping[str, JobRecord],
+        *,
+        forget: Callable[[str], None],
+        set_by_person: Callable[[str, str, str, str], None],
     ) -> None:
         self.running: dict[str, JobRun] = {}
         self.ended: dict[str, JobRecord] = {}
         self._term = term
         self._former_records = former_records
         self._forget = forget
+        self._set_by_person = set_by_person
         self._holders: dict[str, SlotHolding] = {}
         self.queue = JobQueue(term.mesh, self._holders, self.ended, term.queue_rules)
         self.reservations = ReservationBook(
@@ -350,10 +357,15 @@ class JobRuns:
             note = run.shape.scale(message.stage, message.replicas, message.unit)
             if message.stage is None and not message.unit:
                 await run.shape.prefer(message.replicas)
+                run.holding.prefer(None)
+                self._set_by_person(message.job, "replicas", str(message.replicas), message.user)
             return Ack(note=note)
 
     async def change_stage(self, message: ChangeStage, envelope: Envelope) -> Ack:
-        return Ack(note=self._running(message.job).move(message.sid, message.stage, message.user))
+        note = self._running(message.job).move(message.sid, message.stage, message.user)
+        place = f"place of {message.sid}"
+        self._set_by_person(message.job, place, f"stage {message.stage}", message.user)
+        return Ack(note=note)
 
     async def cancel(self, message: CancelJob, envelope: Envelope) -> JobRecord:
         run = self.running.get(message.job)

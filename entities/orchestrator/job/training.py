@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from types import TracebackType
 
 from bus.logs import get_logger
 from entities import metrics
@@ -19,6 +18,7 @@ from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.instances import MemberLost
 from entities.orchestrator.job_state.quarantine import BadMicrobatch, skip_decision
 from entities.orchestrator.job_state.retry_limits import Parked, StepBroken, Unrecoverable
+from entities.orchestrator.membership.job_changes import JobChanges
 from entities.orchestrator.membership.membership_changes import MembershipChanges
 from entities.orchestrator.membership.rebalancing import Rebalancing
 from entities.orchestrator.monitoring.alerts import Alerts
@@ -66,7 +66,8 @@ class Training:
         self.standbys = Standbys(job, step_owner)
         self.failures = FailureHandling(job, step_owner, joining, self.standbys)
         self.changes = MembershipChanges(job, step_owner, joining, self.standbys, checkpoints)
-        self.rebalancing = Rebalancing(job, step_owner, joining, self.changes.part_with)
+        self.job_changes = JobChanges(job)
+        self.rebalancing = Rebalancing(job, step_owner, joining, self.job_changes, self.changes.part_with)
         self._partitions = NodePartitions(job, step_owner, replacement, self.failures)
         self._copies = PeerCopies(job, step_owner, joining)
         self._arrivals = Arrivals(job)
@@ -81,9 +82,7 @@ class Training:
         self._job.tasks.spawn(self._job.events.run())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         try:
             if self._step_owner.running:
                 await self._step_owner.close()
@@ -110,7 +109,7 @@ class Training:
         """See `MembershipChanges.scale`."""
         if self.rebalancing.under_way:
             raise Conflict(f"{self.rebalancing.under_way} is changing its stage: ask again in a moment")
-        self.rebalancing.disturbed()
+        self.job_changes.disturbed()
         said = self.changes.scale(stages, replicas)
         self._arrivals.wake()
         return said
@@ -136,7 +135,6 @@ class Training:
         return self._joining.replacement.finds_room()
 
     async def events_written(self) -> None:
-        """Returns once all events so far are on the job's stream."""
         await self._job.tasks.unless_failed(self._job.events.written())
 
     # --- beginning ------------------------------------------------------------------------------------
@@ -147,7 +145,7 @@ class Training:
             Fenced: another orchestrator leads this job.
         """
         await self._job.decisions.take()
-        self.rebalancing.disturbed()
+        self.job_changes.disturbed()
         self._step_owner.step, members = await self._restore(fresh=True)
         if self.step:
             await self._job.store.tell("recovery", text=f"resumed from the checkpoint of step {self.step}")
@@ -160,7 +158,7 @@ class Training:
         self._step_owner.step = resume_point.step
         self.failures.taken_over(resume_point.step)
         await self._job.store.note(replaced=self._job.decisions.replaced)
-        self.rebalancing.disturbed()
+        self.job_changes.disturbed()
         await self._open(resume_point)
         instances = self._job.instances
         aside = [member for member in instances.present() if instances.is_before_entry(member)]
@@ -310,7 +308,7 @@ class Training:
         self._step_owner.step, self._validated_at = version, -1
         text = f"{cause.text}: back after {time.monotonic() - began:.2f} s, all back to step {version}"
         self.failures.rolled_back(text)
-        self.rebalancing.disturbed()
+        self.job_changes.rolled_back(cause.stage if isinstance(cause, StageGone) else None)
         await self._job.store.tell("recovery", text=text)
         await self._job.store.move(
             JobState.RUNNING, f"step {version} of {length_text(self._job.store.record.last_step)}"
@@ -435,8 +433,9 @@ class Training:
         replaced = {"replaced": self._job.decisions.replaced}
         self._job.events.step(result, self.failures.counts | replaced)
         self._observe(result, ledger)
+        self.job_changes.decided(result, last=self._step_owner.at_end)
         self.changes.decided()
-        self.rebalancing.decided(result)
+        self.rebalancing.decided()
         self.standbys.revise()
 
     def _observe(self, result: StepResult, ledger: StepLedger) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 from entities.orchestrator.job_state.instances import JobInstances
 from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.quarantine import BadMicrobatch
-from entities.orchestrator.planning.stage_moves import in_words
+from entities.orchestrator.planning.change_account import in_words
 from schemas.alert import Alert
+from schemas.changes import JobChange
 from schemas.job import NodeCut, StepResult
-from schemas.stage_move import StageMove
 
 
 class EventWriter:
@@ -94,9 +94,10 @@ class EventWriter:
         event = {"kind": "skipped", "text": f"left out: {bad}", "skipped_step": bad.step}
         self._put(event, step=bad.step + 1)
 
-    def moved(self, move: StageMove, moves: tuple[StageMove, ...]) -> None:
-        """A move of an instance to another stage has changed. `moves`: all moves that the record holds."""
-        self._put({"kind": "rebalancing", "text": in_words(move), "move": move}, now=True, moves=moves)
+    def changing(self, change: JobChange, changes: tuple[JobChange, ...]) -> None:
+        """A change that alters the job's speed goes on. `changes`: all that the record holds."""
+        event = {"kind": "change", "text": in_words(change), "change": change}
+        self._put(event, now=True, changes=changes)
 
     def fault(self, text: str) -> None:
         self._put({"kind": "fault", "text": text})

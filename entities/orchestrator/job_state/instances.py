@@ -146,6 +146,15 @@ class JobInstances:
         """Where its units run, or are to run; empty before the deployment."""
         return () if self.deployed is None else self.deployed.placements
 
+    def slot_memory(self) -> dict[str, int]:
+        """Bytes of the slot in which each unit is placed; 0: not known."""
+        found = {}
+        for place in self.placements:
+            node = self._mesh.nodes.get(self._mesh.agent_of(place.cluster, place.node) or "")
+            slots = () if node is None else node.slots
+            found[place.sid] = next((slot.memory_bytes for slot in slots if slot.index == place.slot), 0)
+        return found
+
     def agent_of(self, sid: str) -> str | None:
         """The SID of the agent of a unit's node, if that is registered."""
         place = self.graph.placement(sid)

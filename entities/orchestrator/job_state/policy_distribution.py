@@ -91,6 +91,8 @@ class PolicyDistribution:
         reason: str,
         *,
         weights: tuple[int, Mapping[str, float]] | None = None,
+        window: tuple[int, int] | None = None,
+        algorithm: str | None = None,
         entry_gateway: str | None = None,
         ended: bool = False,
     ) -> int:
@@ -105,10 +107,16 @@ class PolicyDistribution:
                 stage.model_copy(update={"weights": dict(weights[1])}) if stage.stage == weights[0] else stage
                 for stage in stages
             )
+        if window is not None:
+            stages = tuple(
+                stage.model_copy(update={"window": window[1]}) if stage.stage == window[0] else stage
+                for stage in stages
+            )
         policy = present.model_copy(
             update={
                 "revision": present.revision + 1,
                 "stages": stages,
+                "algorithm": algorithm or present.algorithm,
                 "reason": reason,
                 "entry_gateway": entry_gateway or present.entry_gateway,
                 "ended": ended,
@@ -116,6 +124,10 @@ class PolicyDistribution:
         )
         self.issue(policy)
         return policy.revision
+
+    def windows(self) -> dict[int, int]:
+        """Of each stage, as `StagePolicy.window`."""
+        return {stage.stage: stage.window for stage in self.policy.stages} if self.policy else {}
 
     def weights(self) -> dict[int, dict[str, float]]:
         return {stage.stage: dict(stage.weights) for stage in self.policy.stages} if self.policy else {}

@@ -51,6 +51,7 @@ class DrainOrder:
             self._requested.discard(sid)
             if not self._obstacle(sid, stages, replaced) and self._is_to_go(sid):
                 return self._job.instances.members[sid]
+            self._replacement.stay(sid)  # one that was to migrate is not asked for again
         return None
 
     def _needs_rest(self, sid: str, stages: Stages) -> bool:

@@ -6,7 +6,7 @@ steps: then nothing is computed twice, and nothing is lost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bus.logs import get_logger
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
@@ -43,6 +43,8 @@ class MembershipChanges:
         self._drain_order = DrainOrder(job, joining.replacement)
         self._leaving: set[str] = set()  # units that will leave the job
         self._going: set[str] = set()  # units whose instance is being ended
+        self.on_hand_over: Callable[[str], None] = lambda sid: None
+        """Called with each unit whose instance leaves its slot now, for another to take its place."""
 
     @property
     def leaving(self) -> frozenset[str]:
@@ -95,6 +97,19 @@ class MembershipChanges:
             return "the job is being brought back"
         return self._drain_order.ask(sid, self._step_owner.stages, self._joining.coming)
 
+    def migrate(self, sid: str, agent: str | None) -> str:
+        """Has an instance leave its slot for another one once the open step is decided; returns an obstacle.
+
+        Args:
+            sid: its unit.
+            agent: the node agent in whose slots it is to go on; None: any.
+        """
+        replacement = self._joining.replacement
+        replacement.send_away(sid, agent)
+        if why := self.drain(sid):
+            replacement.stay(sid)
+        return why
+
     @property
     def need_rest(self) -> bool:
         """Whether an instance is to leave that can do so only while training rests."""
@@ -140,6 +155,7 @@ class MembershipChanges:
             return  # the job's events say why; the drain asks again
         log.info("hand-over by checkpoint", job=self._job.name, sid=member.sid, step=step)
         self._job.instances.mark_lost(member)
+        self.on_hand_over(member.sid)
         self._joining.bring(member.sid, member)
         raise StageGone(stage, why)
 
@@ -170,6 +186,7 @@ class MembershipChanges:
         """Has a member leave its node; a new incarnation takes its place."""
         log.info("hand-over", job=self._job.name, sid=member.sid, step=self._step_owner.step)
         self.part_with(member)
+        self.on_hand_over(member.sid)
         self._joining.bring(member.sid, member)
         self._job.events.recovery(f"{member.sid} leaves its node: another takes its place")
 

@@ -2,7 +2,8 @@
 
 The instance leaves its stage like a replica that `scale` removes: it owns nothing of the next step, so
 nothing is lost. Its slot then hosts a new process of the other stage, which takes the state from a peer and
-joins like any newcomer. `planning.stage_moves` decides which move is allowed, and judges its effect.
+joins like any newcomer. `planning.stage_moves` says which move is possible, the account of changes which one
+is worth it, and what came of it.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from dataclasses import dataclass
 
 from bus.logs import get_logger
 from entities.orchestrator.job_state.context import JobContext
+from entities.orchestrator.membership.job_changes import JobChanges
+from entities.orchestrator.membership.stage_moves import StageMembers, direction, impossible
 from entities.orchestrator.planning.scaling import added_replicas, with_units, without_units
-from entities.orchestrator.planning.stage_moves import StageMembers, StageMoves, in_words
 from entities.orchestrator.recovery.joining import JoiningMembers
 from entities.orchestrator.step.step_owner import StepOwner
+from schemas.automation import OWN_LOOP
+from schemas.changes import Forecast, JobChange
 from schemas.errors import Conflict, DmscError
-from schemas.job import StepResult
-from schemas.stage_move import MoveForecast, StageMove
 from schemas.step import Member
 from schemas.task_graph import TaskUnit
 
@@ -32,7 +34,8 @@ class MoveRequest:
     sid: str
     stage: int
     by: str
-    forecast: MoveForecast | None
+    forecast: Forecast | None
+    takes_back: bool = False
 
 
 class Rebalancing:
@@ -43,18 +46,19 @@ class Rebalancing:
         job: JobContext,
         step_owner: StepOwner,
         joining: JoiningMembers,
+        changes: JobChanges,
         part_with: Callable[[Member], None],
     ) -> None:
         self._job = job
         self._step_owner = step_owner
         self._joining = joining
         self._part_with = part_with
-        self._moves = StageMoves(list(job.store.record.moves))
+        self._changes = changes
         self._request: MoveRequest | None = None
         self.under_way = ""
         """The instance that is leaving for another stage, until the newcomer is one of the units; else ''."""
 
-    def ask(self, sid: str, stage: int, by: str, forecast: MoveForecast | None = None) -> str:
+    def ask(self, sid: str, stage: int, by: str, forecast: Forecast | None = None) -> str:
         """Has an instance change its stage once the open step is decided; returns that in words.
 
         Args:
@@ -66,23 +70,26 @@ class Rebalancing:
         Raises:
             Conflict: the move is impossible or not worth it; the text says why.
         """
-        why = self._obstacle(sid, stage)
-        if not why and forecast is not None:
-            why = self._moves.unwise(sid, stage, forecast, self._crew())
-            if not self._job.spec.parallel.rebalance:
-                why = "the job says parallel.rebalance: false"
-        if not why and self._request is not None:
-            why = f"{self._request.sid} is about to move to stage {self._request.stage}"
-        if why:
+        if why := self.objection(sid, stage, forecast):
             raise Conflict(f"{sid} does not move to stage {stage}: {why}")
         self._request = MoveRequest(sid=sid, stage=stage, by=by, forecast=forecast)
         return f"{sid} will leave for stage {stage} at the end of this step"
 
-    def decided(self, result: StepResult) -> None:
-        """A step was decided: its figures count for the last move, and a requested move begins."""
-        change = self._moves.decided(result, last=self._step_owner.at_end)
-        if change is not None:
-            self._tell(change)
+    def objection(self, sid: str, stage: int, forecast: Forecast | None) -> str:
+        """Why this move is impossible now or, with a forecast, not worth it; empty if it can begin."""
+        why = self._obstacle(sid, stage)
+        if not why and forecast is not None:
+            here = self._crew().stage_of(sid)
+            there, back = direction(here, stage), direction(stage, here)
+            why = self._changes.account.unwise("move", there, back, forecast)
+            if not self._job.spec.parallel.rebalance:
+                why = "the job says parallel.rebalance: false"
+        if not why and self._request is not None:
+            why = f"{self._request.sid} is about to move to stage {self._request.stage}"
+        return why
+
+    def decided(self) -> None:
+        """A step was decided: a requested move begins."""
         request, self._request = self._request, None
         if request is None or self._step_owner.at_end:
             return
@@ -92,16 +99,10 @@ class Rebalancing:
             return
         self._begin(request)
 
-    def disturbed(self) -> None:
-        """The members changed for another reason: the time of steps no longer says anything about a move."""
-        change = self._moves.undo()
-        if change is not None:
-            self._tell(change)
-
     def _obstacle(self, sid: str, stage: int) -> str:
         if not self._step_owner.running:
             return "the job is being brought back"
-        why = self._moves.impossible(sid, stage, self._crew())
+        why = impossible(sid, stage, self._crew()) or self._changes.account.obstacle()
         if not why and not self._joining.replacement.is_open(sid):
             why = f"{sid}'s slot is cordoned, or its node is not there"
         if not why:
@@ -126,21 +127,33 @@ class Rebalancing:
         member, unit = self._job.instances.members[request.sid], graph.unit(request.sid)
         working = sum(not other.standby for other in graph.stage(request.stage))
         (newcomer,) = added_replicas(graph, request.stage, working + 1)
-        move = self._moves.begin(
-            StageMove(
+        here, there = unit.stage, request.stage
+        self._changes.begin(
+            JobChange(
+                kind="move",
+                what=f"{request.sid} (stage {here}) → {newcomer.sid} (stage {there})",
+                direction=direction(here, there),
+                reverse=direction(there, here),
                 sid=request.sid,
-                newcomer=newcomer.sid,
-                from_stage=unit.stage,
-                to_stage=request.stage,
+                newcomers=(newcomer.sid,),
+                from_stage=here,
+                to_stage=there,
                 step=self._step_owner.step,
                 by=request.by,
                 forecast=request.forecast,
-            )
+                takes_back=request.takes_back,
+            ),
+            lambda change: self._take_back(newcomer.sid, here),
         )
-        self._tell(move)
         self.under_way = request.sid
         self._part_with(member)
         self._job.tasks.spawn(self._rehost(member, unit, newcomer))
+
+    def _take_back(self, sid: str, stage: int) -> None:
+        """Has the one that moved go back to its stage: steps have become longer."""
+        if why := self._obstacle(sid, stage):
+            raise Conflict(f"{sid} does not go back to stage {stage}: {why}")
+        self._request = MoveRequest(sid=sid, stage=stage, by=OWN_LOOP, forecast=None, takes_back=True)
 
     async def _rehost(self, member: Member, unit: TaskUnit, newcomer: TaskUnit) -> None:
         """Ends the member, then has its slot host the newcomer.
@@ -161,9 +174,7 @@ class Rebalancing:
     def _go_back(self, newcomer: TaskUnit, unit: TaskUnit, why: DmscError) -> None:
         """The newcomer can't be started: the slot hosts the former unit again."""
         log.warning("move failed", job=self._job.name, sid=newcomer.sid, reason=str(why))
-        change = self._moves.fail()
-        if change is not None:
-            self._tell(change)
+        self._changes.fail()
         self._job.events.fault(f"{newcomer.sid}: {why}; {unit.sid} comes back")
         self._job.instances.members.pop(newcomer.sid, None)
         self._swap(newcomer, unit)
@@ -175,7 +186,3 @@ class Rebalancing:
         place = graph.placement(out.sid).model_copy(update={"sid": into.sid})
         graph = with_units(without_units(graph, {out.sid}), (into,))
         self._job.instances.graph = graph.model_copy(update={"placements": (*graph.placements, place)})
-
-    def _tell(self, move: StageMove) -> None:
-        log.info("rebalancing", job=self._job.name, move=in_words(move))
-        self._job.events.moved(move, self._moves.recorded)

@@ -13,6 +13,7 @@ from entities.orchestrator.queue.mesh_slots import (
     job_request,
     ran_s,
     replicas_of,
+    with_preference,
     work_left_s,
 )
 from entities.queue.queued_job import ActiveJob, QueuedJob
@@ -79,6 +80,7 @@ class SlotHolding:
         self._over = over
         self._resized_at: float | None = None
         self._leaves_at = 0.0
+        self._preferred: int | None = None  # replicas, by a suggestion that was adopted
         self._ordered: tuple[TaskGraph | None, Sequence[Placement]] = None, ()
 
     @property
@@ -128,6 +130,8 @@ class SlotHolding:
         record, spec, now = self._job.store.record, self._job.spec, time.time()
         over, graph, placed_at = self._over(), self._job.instances.deployed, self._placed_at()
         request = job_request(record, spec)
+        if self._preferred is not None and graph is not None:
+            request = with_preference(request, self._preferred)
         resized_at, replicas = self._resized_at, request.replicas.want
         if graph is not None and spec.parallel.replica_range is not None:
             replicas = replicas_of(graph) - self._going(graph)
@@ -158,6 +162,16 @@ class SlotHolding:
         """Tells the job, in its record and its events, what becomes of its slots."""
         if not self._over() and self._job.instances.deployed is not None:  # else it holds none any more
             self._job.events.changed(text, reason=text)
+
+    def prefer(self, replicas: int | None) -> None:
+        """From now on the queue gives it no more replicas than these; None: what the job file says."""
+        self._preferred = replicas
+        self._job.queue.again()
+
+    @property
+    def replicas(self) -> int:
+        """Those that it has, or is told to have."""
+        return self.active.replicas
 
     def resize(self, replicas: int, why: str) -> bool:
         """Has it take or leave slots, to so many replicas; returns False if that can't be now."""

@@ -16,6 +16,7 @@ from bus.messaging.key_value import Change
 from entities.orchestrator.mesh.cordons import CordonBook
 from entities.orchestrator.mesh.node_links import NodeLinks
 from entities.orchestrator.planning.plan_requests import MeshNetwork
+from schemas.automation import Automation
 from schemas.cluster import Cordon, NodeStatus
 from schemas.envelope import EntityKind
 from schemas.errors import DmscError, Unavailable
@@ -64,6 +65,8 @@ class MeshView:
         self.links = NodeLinks()
         self.topology = MeshNetwork()
         """Of the operator; without one the network is what jobs have measured."""
+        self.automation = Automation.ACT
+        """How far jobs are changed without a person; a job's own mode may be lower."""
         self.quality: dict[tuple[str, str], QosReport] = {}
         self._lost_nodes: set[str] = set()
         self._conditions: dict[str, ClusterReport] = {}  # of instances that are not well, by SID

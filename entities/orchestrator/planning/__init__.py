@@ -15,5 +15,6 @@ eligible_slots.py the slots that a job may use, by what their nodes registered
 segmentation.py  where a model may be cut; `segment`: its cut without a mesh
 placement.py     `place`: a slot for each unit, or why there is none; `open_room`: what is free
 scaling.py       units added or removed with the number of replicas; weights of standbys
-stage_moves.py   `StageMoves`: which move between stages is allowed, and whether it was worth it
+change_account.py `ChangeAccount`: which change of a job is allowed, and whether it was worth it
+window_room.py   how large a stage's window may become
 """

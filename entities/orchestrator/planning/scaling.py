@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 
 from schemas.errors import BadInput
-from schemas.task_graph import TaskGraph, TaskUnit
+from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
 
 
 def added_replicas(graph: TaskGraph, stage: int, replicas: int) -> tuple[TaskUnit, ...]:
@@ -28,6 +28,11 @@ def removed_replicas(graph: TaskGraph, stage: int, replicas: int) -> tuple[TaskU
     if replicas < 1:
         raise BadInput(f"a stage needs at least 1 replica, not {replicas}; `dmsc cancel` ends a job")
     return _working(graph, stage)[replicas:]
+
+
+def working_units(graph: TaskGraph) -> frozenset[str]:
+    """The SIDs of the stages' working replicas."""
+    return frozenset(unit.sid for unit in graph.units if unit.kind is UnitKind.STAGE and not unit.standby)
 
 
 def with_units(graph: TaskGraph, added: tuple[TaskUnit, ...]) -> TaskGraph:

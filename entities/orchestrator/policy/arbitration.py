@@ -10,31 +10,46 @@ What is checked, in this order; the first that fails gives the reason:
 2. the job: running here, of the module's owner where it has one, and the suggestion neither expired nor
    derived from long ago;
 3. sense: known stage and instances, finite non-negative weights, someone left to do the work;
-4. worth: it is confident enough, changes something, and no suggestion of higher precedence or confidence was
-   adopted within the cool-down;
-5. shadow: a module in shadow gets the answer that it would have got, and nothing is adopted.
+4. worth: it is confident enough, changes something, the job's objective and budget allow it, and nobody of
+   the same or a higher rank holds the knob (`knobs`);
+5. shadow, or a job that is only advised: the module gets the answer that it would have got, and nothing is
+   adopted.
+
+The orchestrator's own loop suggests like a module (`own`): it is registered nowhere, and not limited in rate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from entities.orchestrator.policy import module_reputation
+from entities.orchestrator.policy.arbitration_state import ArbitrationState
+from entities.orchestrator.policy.knobs import ActiveSuggestion, as_weights, held_by, rank, taken
 from entities.orchestrator.policy.module_reputation import STRANGERS, Key, ModuleReputation, ReputationConfig
-from entities.orchestrator.policy.suggestion_rules import JobFacts, lag_of, nonsense_in, weights_in_force
+from entities.orchestrator.policy.suggestion_rules import (
+    JobFacts,
+    forbidden_by_job,
+    lag_of,
+    nonsense_in,
+    weights_in_force,
+)
 from schemas import names
-from schemas.errors import BadInput
-from schemas.policy import (
+from schemas.actions import (
+    Action,
     AvoidInstance,
-    ExpectFailures,
-    ModuleLifecycle,
-    ModuleState,
     MoveInstance,
     NoAction,
-    PolicySuggestion,
+    Scale,
+    SetAlgorithm,
     SetWeights,
+    SetWindow,
+    knob_of,
+    value_of,
 )
+from schemas.automation import Automation
+from schemas.errors import BadInput
+from schemas.policy import ModuleLifecycle, ModuleState, PolicySuggestion
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,8 +60,8 @@ class ArbitrationConfig:
     """0…1. Lower adopts more and worse suggestions."""
 
     cooldown_s: float = 5.0
-    """Seconds for which an adopted change of one (job, stage) stays: routes that change faster than queues
-    drain only oscillate. Another module with a higher precedence or confidence may still replace it."""
+    """Seconds for which adopted weights of one (job, stage) stay: routes that change faster than queues drain
+    only oscillate. Another module of higher rank may still replace them."""
 
     min_share_change: float = 0.01
     """A suggestion that moves at most this part of a stage's work is declined. The part is the sum over all
@@ -59,7 +74,7 @@ class ArbitrationConfig:
     """Seconds; a longer validity is reduced to this, so that suggestions of a dead module end."""
 
     precedence: Mapping[str, int] = field(default_factory=dict)
-    """Module name → rank, 0 if not named. Within a cool-down, rank is compared first, then confidence."""
+    """Module name → precedence, 0 if not named; it is compared before confidence."""
 
     standing: ReputationConfig = field(default_factory=ReputationConfig)
 
@@ -68,34 +83,6 @@ class ArbitrationConfig:
             raise BadInput(f"arbitration: min_confidence is {self.min_confidence}; give 0…1")
         if self.standing.burst < 1 or self.standing.rate_per_s <= 0:
             raise BadInput("arbitration: burst must be at least 1 and rate_per_s above 0")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ActiveSuggestion:
-    """An adopted suggestion, in force from `at` until `until`, with the weights that it sets."""
-
-    module: str
-    version: str
-    confidence: float
-    at: float
-    until: float
-    weights: Mapping[str, float]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ArbitrationState:
-    """The whole state of arbitration. It is never changed in place, so that a decision can be replayed.
-
-    The weights of a stage are `base`, replaced by adopted weights, and by 0 for each avoided instance.
-    `base`: the weights that the orchestrator itself had set before anything was adopted.
-    """
-
-    modules: Mapping[Key, ModuleReputation] = field(default_factory=dict)
-    base: Mapping[tuple[str, int], Mapping[str, float]] = field(default_factory=dict)
-    adopted: Mapping[tuple[str, int], ActiveSuggestion] = field(default_factory=dict)
-    promoted: Mapping[str, str] = field(default_factory=dict)
-    """Module → its promoted version; all other versions of it count as in shadow."""
-    avoided: Mapping[tuple[str, int, str], ActiveSuggestion] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +101,7 @@ class Outcome:
     stage: int | None = None
     weights: Mapping[str, float] | None = None
     revision: int | None = None
-    passed_on: MoveInstance | ExpectFailures | None = None
+    passed_on: Action | None = None
     valid_s: float = 0.0
     answer: bool = True
     suspended: bool = False
@@ -122,12 +109,13 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lapse:
-    """The validity of an adopted suggestion has ended: the stage gets these weights."""
+    """The validity of an adopted suggestion has ended: the stage gets these weights, or the knob is free."""
 
     job: str
-    stage: int
-    weights: Mapping[str, float]
     reason: str
+    stage: int | None = None
+    weights: Mapping[str, float] = field(default_factory=dict)
+    knob: str = ""
 
 
 def register(
@@ -140,39 +128,6 @@ def register(
     return replace(state, modules=module_reputation.register(state.modules, lifecycle, now, config))
 
 
-def withdraw(
-    state: ArbitrationState, module: str, version: str, now: float, jobs: Collection[str] | None = None
-) -> ArbitrationState:
-    """Ends the validity of this version's adopted suggestions for these jobs (None: all): they lapse next."""
-
-    def ended(job: str, entry: ActiveSuggestion) -> ActiveSuggestion:
-        ours = (entry.module, entry.version) == (module, version) and (jobs is None or job in jobs)
-        return replace(entry, until=min(entry.until, now)) if ours else entry
-
-    return replace(
-        state,
-        adopted={key: ended(key[0], entry) for key, entry in state.adopted.items()},
-        avoided={key: ended(key[0], entry) for key, entry in state.avoided.items()},
-    )
-
-
-def not_carried_out(state: ArbitrationState, suggestion: PolicySuggestion) -> ArbitrationState:
-    """Notes that the job's run declined an adopted suggestion: it does not count as adopted."""
-    key = (suggestion.module, suggestion.version)
-    standing = state.modules[key]
-    return _keep(state, key, replace(standing, adopted=standing.adopted - 1))
-
-
-def forget_job(state: ArbitrationState, job: str) -> ArbitrationState:
-    """Drops all adopted suggestions for a job that ended."""
-    return replace(
-        state,
-        base={key: entry for key, entry in state.base.items() if key[0] != job},
-        adopted={key: entry for key, entry in state.adopted.items() if key[0] != job},
-        avoided={key: entry for key, entry in state.avoided.items() if key[0] != job},
-    )
-
-
 def arbitrate(
     state: ArbitrationState,
     suggestion: PolicySuggestion,
@@ -182,6 +137,7 @@ def arbitrate(
     sid: str | None = None,
     received_at: float | None = None,
     config: ArbitrationConfig | None = None,
+    own: bool = False,
 ) -> tuple[Outcome, ArbitrationState]:
     """Adopts or declines one suggestion.
 
@@ -193,11 +149,15 @@ def arbitrate(
         sid: the sender's name on the bus; None: unknown.
         received_at: when it arrived, by the same clock; default `now`. The validity begins then.
         config: limits.
+        own: the orchestrator's own loop suggests it.
 
     Returns:
         The outcome with its reason, and the new state.
     """
     config = config or ArbitrationConfig()
+    if own:
+        nonsense, myself = nonsense_in(suggestion, facts), ModuleReputation(state=ModuleState.ACTIVE)
+        return _judge(state, suggestion, myself, facts, now, received_at, nonsense, config)
     key = (suggestion.module, suggestion.version)
     known = state.modules.get(key)
     if known is None or known.owner != suggestion.owner or (sid is not None and known.sid not in (None, sid)):
@@ -244,16 +204,23 @@ def lapse(
     for (job, stage, sid), entry in state.avoided.items():
         if entry.until <= now:
             reasons.setdefault((job, stage), []).append(f"{entry.module} no longer avoids {sid}")
-    if not reasons:
+    free = [(key, entry) for key, entry in state.held.items() if entry.until <= now]
+    if not reasons and not free:
         return [], state
     state = replace(
         state,
+        held={key: entry for key, entry in state.held.items() if entry.until > now},
         adopted={key: entry for key, entry in state.adopted.items() if entry.until > now},
         avoided={key: entry for key, entry in state.avoided.items() if entry.until > now},
     )
     lapses = [
         Lapse(job=job, stage=stage, weights=_table(state, job, stage, facts[job]), reason="; ".join(why))
         for (job, stage), why in reasons.items()
+        if job in facts
+    ]
+    lapses += [
+        Lapse(job=job, knob=knob, reason=f"{knob}: what {entry.module} set lapsed")
+        for (job, knob), entry in free
         if job in facts
     ]
     in_force = {*state.adopted, *((job, stage) for job, stage, _ in state.avoided)}
@@ -289,6 +256,11 @@ def _judge(
         ), state
     if isinstance(suggestion.action, NoAction):
         return _no("an observation, nothing to adopt"), state
+    if facts.automation is Automation.OFF:
+        return _no(
+            f"automation of job {job} is off: nothing is adopted (`dmsc policy automation {job} act`, "
+            "`dmsc policy automation act`)"
+        ), state
     if nonsense:
         return _no(nonsense), state
     if age > suggestion.valid_s:
@@ -297,35 +269,73 @@ def _judge(
         return _no(f"derived from step {suggestion.input_revision}, the job is at {facts.step}"), state
     if suggestion.confidence < config.min_confidence:
         least = f"{config.min_confidence:.2f}"
-        stage = None if isinstance(suggestion.action, ExpectFailures) else _stage(suggestion, facts)
-        return _no(f"confidence {suggestion.confidence:.2f} is below {least}", stage), state
-    if isinstance(suggestion.action, MoveInstance | ExpectFailures):
-        valid_s = min(suggestion.valid_s, config.max_valid_s) - age
-        return _pass_on(suggestion, suggestion.action, standing, valid_s), state
-    return _weigh(state, suggestion, standing, facts, now, age, config)
+        text = f"confidence {suggestion.confidence:.2f} is below {least}"
+        return _no(text, _stage(suggestion, facts)), state
+    if forbidden := forbidden_by_job(suggestion, facts):
+        return _no(forbidden), state
+    watched = standing.state is ModuleState.SHADOW
+    held_back = "in shadow" if watched else "advice" if facts.automation is Automation.ADVISE else ""
+    if isinstance(suggestion.action, SetWeights | AvoidInstance):
+        return _weigh(state, suggestion, held_back, facts, now, age, config)
+    return _pass_on(state, suggestion, held_back, facts, now, age, config)
 
 
 def _pass_on(
+    state: ArbitrationState,
     suggestion: PolicySuggestion,
-    action: MoveInstance | ExpectFailures,
-    standing: ModuleReputation,
-    valid_s: float,
-) -> Outcome:
-    """Passes a move or an expectation of failures on to the job's run, which judges its worth.
+    held_back: str,
+    facts: JobFacts,
+    now: float,
+    age: float,
+    config: ArbitrationConfig,
+) -> tuple[Outcome, ArbitrationState]:
+    """Passes an action on to the job's run, which judges its worth (`membership.job_actions`)."""
+    action, stage = suggestion.action, _stage(suggestion, facts)
+    valid_s = min(suggestion.valid_s, config.max_valid_s) - age
+    knob = (suggestion.job, knob_of(action))
+    holder = state.held.get(knob)
+    if conflict := taken(suggestion, holder, now, config.precedence):
+        return _no(conflict, stage), state
+    fresh = held_by(suggestion, now, now + valid_s)
+    if _changes_nothing(action, facts):
+        text = f"would change nothing: {knob[1]} is {value_of(action)} already"
+        if held_back or holder is None or holder.module != suggestion.module:
+            return _no(text, stage), state
+        renewed = replace(state, held={**state.held, knob: replace(fresh, at=holder.at)})
+        return _no(f"{text}; what holds is renewed", stage), renewed
+    if held_back:
+        outcome = Outcome(
+            adopted=False,
+            reason=f"{held_back}, would have been passed on: {suggestion.reason}",
+            stage=stage,
+            passed_on=action,
+        )
+        return outcome, state
+    outcome = Outcome(
+        adopted=True,
+        reason=f"passed on: {suggestion.reason}",
+        stage=stage,
+        passed_on=action,
+        valid_s=valid_s,
+    )
+    return outcome, replace(state, held={**state.held, knob: fresh}) if knob[1] else state
 
-    See `planning.stage_moves` and `checkpointing.checkpoint_schedule`.
-    """
-    stage = action.stage if isinstance(action, MoveInstance) else None
-    if standing.state is ModuleState.SHADOW:
-        return _no(f"in shadow, would have been passed on: {suggestion.reason}", stage)
-    reason = f"adopted: {suggestion.reason}"
-    return Outcome(adopted=True, reason=reason, stage=stage, passed_on=action, valid_s=valid_s)
+
+def _changes_nothing(action: Action, facts: JobFacts) -> bool:
+    match action:
+        case Scale(replicas=replicas):
+            return facts.replicas == replicas
+        case SetWindow(stage=stage, in_flight=in_flight):
+            return facts.windows.get(stage) == in_flight
+        case SetAlgorithm(algorithm=algorithm):
+            return facts.algorithm == algorithm
+    return False
 
 
 def _weigh(
     state: ArbitrationState,
     suggestion: PolicySuggestion,
-    standing: ModuleReputation,
+    held_back: str,
     facts: JobFacts,
     now: float,
     age: float,
@@ -333,26 +343,20 @@ def _weigh(
 ) -> tuple[Outcome, ArbitrationState]:
     """Decides whether a sensible suggestion is worth a change of routes, and computes the new weights."""
     stage = _stage(suggestion, facts)
-    adoption = ActiveSuggestion(
-        module=suggestion.module,
-        version=suggestion.version,
-        confidence=suggestion.confidence,
-        at=now,
-        until=now - age + min(suggestion.valid_s, config.max_valid_s),
-        weights=_weights(suggestion),
-    )
+    assert stage is not None
+    until = now - age + min(suggestion.valid_s, config.max_valid_s)
+    adoption = held_by(suggestion, now, until, as_weights(suggestion))
     before = weights_in_force(facts, stage)
     changed = _adopt(state, suggestion, stage, adoption, before)
     after = _table(changed, suggestion.job, stage, facts)
     shares_before, shares_after = _shares(before), _shares(after)
     changes = [abs(shares_after.get(sid, 0.0) - share) for sid, share in shares_before.items()]
-    shadow = standing.state is ModuleState.SHADOW
     moved = sum(changes) / 2
     if moved <= config.min_share_change:
         least = f"{config.min_share_change:.0%}"
         text = f"would change nothing: at most {least} of the work of stage {stage} would go elsewhere"
         entry = _in_force(state, suggestion, stage)
-        if shadow or entry is None or entry.module != suggestion.module:
+        if held_back or entry is None or entry.module != suggestion.module:
             return _no(text, stage), state
         renewed = replace(entry, until=adoption.until)
         return _no(f"{text}; what holds is renewed", stage), _adopt(state, suggestion, stage, renewed, before)
@@ -360,8 +364,8 @@ def _weigh(
     if conflict:
         return _no(conflict, stage), state
     summary = f"{moved:.0%} of the work of stage {stage} goes elsewhere; {suggestion.reason}"
-    if shadow:
-        return _no(f"in shadow, would have been adopted: {summary}", stage), state
+    if held_back:
+        return _no(f"{held_back}, would have been adopted: {summary}", stage), state
     outcome = Outcome(
         adopted=True, reason=f"adopted: {summary}", stage=stage, weights=after, revision=facts.revision + 1
     )
@@ -371,43 +375,35 @@ def _weigh(
 def _conflict(
     state: ArbitrationState, suggestion: PolicySuggestion, stage: int, now: float, config: ArbitrationConfig
 ) -> str:
-    """Which module's change of this stage is too recent to be replaced by this one; empty if none is."""
+    """Who holds this knob, or whose change of this stage is too recent; empty if nobody."""
     where = (suggestion.job, stage)
+    holder = _in_force(state, suggestion, stage)
+    if held := taken(suggestion, holder, now, config.precedence):
+        return held
     adoptions = [adoption for key, adoption in state.adopted.items() if key == where]
     adoptions += [adoption for key, adoption in state.avoided.items() if key[:2] == where]
-    own = (config.precedence.get(suggestion.module, 0), suggestion.confidence)
+    own = rank(suggestion.module, suggestion.confidence, config.precedence)
     for other in adoptions:
         if now - other.at >= config.cooldown_s:
             continue
         rest = f"cool-down of stage {stage} for another {config.cooldown_s - (now - other.at):.1f} s"
         if other.module == suggestion.module:
             return rest
-        theirs = (config.precedence.get(other.module, 0), other.confidence)
+        theirs = rank(other.module, other.confidence, config.precedence)
         if own <= theirs:
-            figures = f"confidence {other.confidence:.2f} against {own[1]:.2f}"
+            figures = f"confidence {other.confidence:.2f} against {own[2]:.2f}"
             return f"{rest}: {other.module} prevails with {figures}"
     return ""
 
 
 # --- weights -----------------------------------------------------------------------------------------
-def _weights(suggestion: PolicySuggestion) -> dict[str, float]:
-    """The weights of one suggestion, scaled to a mean of 1.
-
-    An instance that the module does not know has weight 1, and so counts as an average one.
-    """
-    if isinstance(suggestion.action, SetWeights):
-        weights = suggestion.action.weights
-        mean = sum(weights.values()) / len(weights)
-        return {sid: round(weight / mean, 4) for sid, weight in weights.items()}
-    return {}
-
-
-def _stage(suggestion: PolicySuggestion, facts: JobFacts) -> int:
-    if isinstance(suggestion.action, SetWeights | MoveInstance):
-        return suggestion.action.stage
-    assert isinstance(suggestion.action, AvoidInstance)
-    sid = suggestion.action.sid
-    return next(stage for stage, sids in facts.active.items() if sid in sids)
+def _stage(suggestion: PolicySuggestion, facts: JobFacts) -> int | None:
+    match suggestion.action:
+        case SetWeights(stage=stage) | MoveInstance(stage=stage) | SetWindow(stage=stage):
+            return stage
+        case AvoidInstance(sid=sid):
+            return next(stage for stage, sids in facts.active.items() if sid in sids)
+    return None
 
 
 def _adopt(

@@ -11,28 +11,24 @@ from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from entities.orchestrator.job.job_run import JobRun
+from entities.orchestrator.mesh.mesh_view import MeshView
+from entities.orchestrator.policy import arbitration_state as in_force
 from entities.orchestrator.policy import module_reputation
-from entities.orchestrator.policy.arbitration import (
-    ArbitrationConfig,
-    ArbitrationState,
-    Outcome,
-    arbitrate,
-    forget_job,
-    lapse,
-    not_carried_out,
-    register,
-    withdraw,
-)
+from entities.orchestrator.policy.arbitration import ArbitrationConfig, Outcome, arbitrate, lapse, register
+from entities.orchestrator.policy.arbitration_state import ArbitrationState, withdraw
+from entities.orchestrator.policy.job_facts import job_facts
+from entities.orchestrator.policy.knobs import in_words, set_by_operator
 from entities.orchestrator.policy.module_reputation import Key, ModuleReputation
 from entities.orchestrator.policy.reputation_store import ReputationStore
-from entities.orchestrator.policy.suggestion_rules import JobFacts
+from entities.orchestrator.queue.job_queue import JobQueue
 from schemas import names
+from schemas.actions import Action, AvoidInstance, SetQueueOrder, SetWeights
+from schemas.automation import OPERATOR, OWN_LOOP, Knob
 from schemas.envelope import Envelope
 from schemas.errors import Ack, Conflict, DmscError
 from schemas.module_status import ModuleList, ModuleQuery, ModuleStatus
 from schemas.policy import (
     DirectModule,
-    ExpectFailures,
     ModuleLifecycle,
     ModuleOp,
     ModuleOrder,
@@ -42,6 +38,9 @@ from schemas.policy import (
 )
 
 log = get_logger("orchestrator")
+
+ORDER = "order of the queue"
+"""The knob of `SetQueueOrder`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,21 +58,24 @@ class PolicyTimes:
 class PolicyService:
     """Serves functional modules during one term.
 
-    `runs`: the running jobs by id; `alive`: whether the registry knows a module of this SID as running;
-    `confirmed` returns while this orchestrator leads.
+    `runs`: the running jobs by id; `queue`: where others wait; `confirmed` returns while this orchestrator
+    leads.
     """
 
     def __init__(
         self,
         bus: Bus,
         runs: Mapping[str, JobRun],
-        alive: Callable[[str], bool],
+        mesh: MeshView,
+        queue: JobQueue,
         confirmed: Callable[[], Awaitable[None]],
         config: ArbitrationConfig,
         times: PolicyTimes = PolicyTimes(),
     ) -> None:
         self._times = times
-        self._alive = alive
+        self._alive = mesh.runs
+        self._mesh = mesh
+        self._queue = queue
         self._bus = bus
         self._runs = runs
         self._confirmed = confirmed
@@ -89,15 +91,37 @@ class PolicyService:
 
     def forget(self, job: str) -> None:
         """Forgets a job that has ended."""
-        self._state = forget_job(self._state, job)
+        self._state = in_force.forget_job(self._state, job)
+
+    def end(self, job: str) -> None:
+        """Ends all that was adopted for a job, but for what a person has set."""
+        self._state = in_force.end_automation(self._state, job, time.monotonic())
+
+    def set_by_person(self, job: str, knob: str, value: str, user: str) -> None:
+        """A person has set this knob: no module changes it until a person releases it."""
+        holder = set_by_operator(value, user, time.monotonic())
+        self._state = in_force.hold(self._state, job, knob, holder)
+
+    def release(self, job: str) -> None:
+        """Releases what persons have set."""
+        for knob, holder in in_force.knobs(self._state, job).items():
+            if holder.module == OPERATOR:
+                self._state = in_force.hold(self._state, job, knob, None)
+
+    def knobs(self, job: str) -> tuple[Knob, ...]:
+        """Who holds which knob of a job, by name."""
+        now = time.monotonic()
+        return tuple(in_words(name, holder, now) for name, holder in in_force.knobs(self._state, job).items())
 
     # --- lifecycle ------------------------------------------------------------------------------------
     async def lifecycle(self, message: ModuleLifecycle, envelope: Envelope) -> Ack:
         """A module reports its state.
 
         Raises:
-            Conflict: another process of the same version runs.
+            Conflict: another process of the same version runs, or the name is taken.
         """
+        if message.module in (OWN_LOOP, OPERATOR):
+            raise Conflict(f"{message.module} is no name for a module: give it another one")
         known = self._state.modules.get((message.module, message.version))
         if (
             known is not None
@@ -232,33 +256,79 @@ class PolicyService:
     async def suggestion(self, message: PolicySuggestion, envelope: Envelope) -> None:
         """Adopts or declines a suggestion, carries it out, and answers the module with the reason."""
         await self._confirmed()
+        outcome, revision = await self._judged(message, sid=envelope.sender.name)
+        if outcome.suspended:
+            log.warning("module suspended", module=message.module, reason=outcome.reason)
+        if outcome.answer:
+            await self._answer(message, outcome, revision, envelope)
+
+    async def consider(self, message: PolicySuggestion) -> Outcome:
+        """Judges a suggestion of the orchestrator's own loop like any module's, and carries it out."""
+        await self._confirmed()
+        outcome, revision = await self._judged(message, own=True)
+        await self._answer(message, outcome, revision)
+        return outcome
+
+    async def _judged(
+        self, message: PolicySuggestion, *, sid: str | None = None, own: bool = False
+    ) -> tuple[Outcome, int | None]:
+        """The outcome of a suggestion that was carried out, and the revision of the policy that says so."""
         async with self._revising:
-            run = self._runs.get(message.job)
-            facts = _facts(run) if run is not None else None
+            run, before, revision = self._runs.get(message.job), self._state, None
+            facts = job_facts(run, self._mesh, self._queue) if run is not None else None
             outcome, self._state = arbitrate(
-                self._state, message, facts, time.monotonic(), sid=envelope.sender.name, config=self._config
+                before, message, facts, time.monotonic(), sid=sid, config=self._config, own=own
             )
-            if outcome.suspended:
-                log.warning("module suspended", module=message.module, reason=outcome.reason)
-            revision = None
+            if run is not None and outcome.passed_on is not None and not outcome.adopted:  # only judged
+                outcome = replace(outcome, reason=run.actions.objection(outcome.passed_on) or outcome.reason)
             if outcome.adopted and run is not None:
-                outcome, revision = _carry_out(run, message, outcome)
+                outcome, revision = self._carry_out(run, message, outcome)
                 if not outcome.adopted:
-                    self._state = not_carried_out(self._state, message)
+                    self._state = in_force.not_carried_out(self._state, message, before)
                 else:
                     text = f"{message.module} {message.version}: {outcome.reason}"
                     await run.job.store.tell("policy", text=text)
-        if outcome.answer:
-            decision = PolicyDecision(
-                module=message.module,
-                version=message.version,
-                job=message.job,
-                suggestion=envelope.id,
-                adopted=outcome.adopted,
-                reason=outcome.reason,
-                policy_revision=revision,
-            )
-            await self._bus.publish(subjects.POLICY_DECISION, decision, cause=envelope, module=message.module)
+        return outcome, revision
+
+    async def _answer(
+        self,
+        message: PolicySuggestion,
+        outcome: Outcome,
+        revision: int | None,
+        cause: Envelope | None = None,
+    ) -> None:
+        decision = PolicyDecision(
+            module=message.module,
+            version=message.version,
+            job=message.job,
+            suggestion="" if cause is None else cause.id,
+            adopted=outcome.adopted,
+            reason=outcome.reason,
+            policy_revision=revision,
+            suggested=message if cause is None else None,
+        )
+        await self._bus.publish(subjects.POLICY_DECISION, decision, cause=cause, module=message.module)
+
+    def _carry_out(
+        self, run: JobRun, suggestion: PolicySuggestion, outcome: Outcome
+    ) -> tuple[Outcome, int | None]:
+        """Carries an adopted suggestion out; the run may decline it. Returns the policy's new revision."""
+        action: Action = suggestion.action
+        if isinstance(action, SetWeights | AvoidInstance):
+            assert outcome.stage is not None
+            assert outcome.weights is not None
+            reason = f"{suggestion.module}: {suggestion.reason}"
+            revision = run.job.policies.revise(reason, weights=(outcome.stage, outcome.weights))
+            run.training.standbys.revise()
+            return outcome, revision
+        if isinstance(action, SetQueueOrder):
+            self._queue.suggest_order(action.jobs)
+            return outcome, None
+        try:
+            by = suggestion.module
+            return outcome, run.actions.carry_out(action, by, outcome.valid_s, suggestion.reason)
+        except Conflict as error:
+            return replace(outcome, adopted=False, reason=error.text), None
 
     async def lapses(self) -> None:
         """Takes back adopted suggestions whose validity has ended, until cancelled."""
@@ -266,15 +336,23 @@ class PolicyService:
             await asyncio.sleep(self._times.look_every_s)
             await self._confirmed()
             async with self._revising:
-                pairs = ((job, _facts(run)) for job, run in self._runs.items())
-                facts = {job: job_facts for job, job_facts in pairs if job_facts is not None}
+                for job, running in self._runs.items():
+                    for knob in running.actions.freed():
+                        self._state = in_force.hold(self._state, job, knob, None)
+                pairs = ((job, job_facts(each, self._mesh, self._queue)) for job, each in self._runs.items())
+                facts = {job: known for job, known in pairs if known is not None}
                 lapses, self._state = lapse(self._state, facts, time.monotonic())
                 for ended in lapses:
                     run = self._runs.get(ended.job)
                     if run is None:
                         continue
-                    run.job.policies.revise(ended.reason, weights=(ended.stage, ended.weights))
-                    run.training.standbys.revise()  # the former weights don't consider losses since then
+                    if ended.knob == ORDER:
+                        self._queue.suggest_order(())
+                    elif ended.stage is None:
+                        run.actions.release(ended.knob)
+                    else:
+                        run.job.policies.revise(ended.reason, weights=(ended.stage, ended.weights))
+                        run.training.standbys.revise()  # former weights don't consider losses since then
                     try:
                         await run.job.store.tell("policy", text=ended.reason)
                     except DmscError as error:
@@ -298,38 +376,4 @@ def _status(key: Key, standing: ModuleReputation, alive: bool, now: float) -> Mo
         crashes=standing.crashes,
         suspended_s=round(left_s, 1),
         reason=standing.suspended_for if left_s else standing.said,
-    )
-
-
-def _carry_out(run: JobRun, suggestion: PolicySuggestion, outcome: Outcome) -> tuple[Outcome, int | None]:
-    """Carries an adopted suggestion out; the run may decline a move. Returns the revision of new weights."""
-    move = outcome.passed_on
-    if isinstance(move, ExpectFailures):
-        run.checkpoints.expect(move.between_s, outcome.valid_s, suggestion.module)
-    elif move is not None:
-        try:
-            run.move(move.sid, move.stage, suggestion.module, move.forecast)
-        except Conflict as error:
-            return replace(outcome, adopted=False, reason=error.text), None
-    elif outcome.stage is not None and outcome.weights is not None:
-        reason = f"{suggestion.module}: {suggestion.reason}"
-        revision = run.job.policies.revise(reason, weights=(outcome.stage, outcome.weights))
-        run.training.standbys.revise()
-        return outcome, revision
-    return outcome, None
-
-
-def _facts(run: JobRun) -> JobFacts | None:
-    policy = run.job.policies.policy
-    if policy is None or policy.ended or run.job.instances.deployed is None:
-        return None
-    return JobFacts(
-        active={
-            stage: [member.sid for member in members if member not in run.job.instances.lost]
-            for stage, members in enumerate(run.job.instances.stages())
-        },
-        weights=run.job.policies.weights(),
-        revision=policy.revision,
-        step=run.step,
-        user=run.job.store.record.user,
     )

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from schemas.policy import (
+from schemas.actions import (
     AvoidInstance,
     ExpectFailures,
+    Migrate,
     MoveInstance,
-    PolicySuggestion,
+    Scale,
+    SetAlgorithm,
+    SetQueueOrder,
     SetWeights,
+    SetWindow,
+    forecast_of,
     scope_of,
 )
+from schemas.automation import Automation
+from schemas.changes import Forecast, JobObjective
+from schemas.policy import PolicySuggestion
+from schemas.routing import ALGORITHMS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,6 +30,8 @@ class JobFacts:
     """What the orchestrator knows of a running job: active SIDs and weights by stage, policy revision, step.
 
     A SID that `weights` does not name has weight 1 (as in `StagePolicy`). `user` submitted the job.
+    `automation` is the lower one of the job's mode and the mesh's; `replica_range`: least and most replicas
+    of each stage, None: not known; `used`: so far, in the objectives' units, as far as known.
     """
 
     active: Mapping[int, Collection[str]]
@@ -28,6 +39,16 @@ class JobFacts:
     revision: int
     step: int | None = None
     user: str = ""
+    windows: Mapping[int, int] = field(default_factory=dict)
+    algorithm: str = ""
+    replicas: int = 1
+    replica_range: tuple[int, int] | None = None
+    waiting: Collection[str] | None = None
+    """Jobs that wait for slots; None: not known."""
+    automation: Automation = Automation.ACT
+    objective: JobObjective = JobObjective.TIME
+    budget: Mapping[JobObjective, float] = field(default_factory=dict)
+    used: Mapping[JobObjective, float] = field(default_factory=dict)
 
 
 def weights_in_force(facts: JobFacts, stage: int) -> dict[str, float]:
@@ -42,6 +63,9 @@ def nonsense_in(suggestion: PolicySuggestion, facts: JobFacts | None) -> str:
         return f"valid for {suggestion.valid_s} s"
     if suggestion.scope not in ("", scope_of(suggestion.action)):
         return f"its scope is {suggestion.scope}, its action concerns {scope_of(suggestion.action)}"
+    forecast = forecast_of(suggestion.action)
+    if forecast is not None and (why := _against_itself(forecast)):
+        return why
     if facts is None:
         return ""
     match suggestion.action:
@@ -55,6 +79,26 @@ def nonsense_in(suggestion: PolicySuggestion, facts: JobFacts | None) -> str:
         case ExpectFailures(between_s=between_s):
             if not (math.isfinite(between_s) and between_s > 0):
                 return f"a failure every {between_s} s"
+        case Migrate(sid=sid):
+            if not any(sid in sids for sids in facts.active.values()):
+                return f"unknown instance {sid}"
+        case Scale(replicas=replicas):
+            least, most = facts.replica_range or (1, replicas)
+            if least == most != replicas:
+                return "the job has no range of replicas: parallel.replicas: {min, want, max} gives one"
+            if not least <= replicas <= most:
+                return f"{replicas} replicas are outside of the job's range, {least} to {most}"
+        case SetWindow(stage=stage):
+            if stage not in facts.active:
+                return f"unknown stage {stage}"
+        case SetAlgorithm(algorithm=algorithm):
+            if algorithm not in ALGORITHMS:
+                return f"algorithm {algorithm}: give one of {', '.join(ALGORITHMS)}"
+        case SetQueueOrder(jobs=jobs):
+            if len(set(jobs)) < len(jobs):
+                return "the order names a job twice"
+            if strange := [job for job in jobs if facts.waiting is not None and job not in facts.waiting]:
+                return f"job {strange[0]} does not wait for slots"
         case MoveInstance(sid=sid, stage=stage):
             if stage not in facts.active:
                 return f"unknown stage {stage}"
@@ -83,3 +127,65 @@ def nonsense_in(suggestion: PolicySuggestion, facts: JobFacts | None) -> str:
 def lag_of(suggestion: PolicySuggestion, facts: JobFacts | None) -> int:
     """Steps between the job's present step and the step from which the suggestion was derived."""
     return 0 if facts is None or facts.step is None else facts.step - suggestion.input_revision
+
+
+def _against_itself(forecast: Forecast) -> str:
+    """Why a module's own objective forbids what it suggests; empty if it does not."""
+    objective = forecast.objective
+    if objective is JobObjective.TIME:
+        if forecast.saving <= 0:
+            return (
+                "its own objective time forbids it: by its forecast a step takes "
+                f"{forecast.step_after_s:.3f} s instead of {forecast.step_before_s:.3f} s"
+            )
+        return ""
+    use = forecast.uses.get(objective)
+    if use is None:
+        return (
+            f"its objective is {objective}, but its forecast lacks uses.{objective}: what a step uses of it"
+        )
+    if use.after >= use.before:
+        return (
+            f"its own objective {objective} forbids it: by its forecast a step uses {use.after:g} "
+            f"{objective.unit} instead of {use.before:g}"
+        )
+    return ""
+
+
+def forbidden_by_job(suggestion: PolicySuggestion, facts: JobFacts) -> str:
+    """Why the job's objective or budget forbids this; empty if they don't."""
+    forecast = forecast_of(suggestion.action)
+    if forecast is None:
+        return ""
+    uses = dict(forecast.uses)
+    grows = isinstance(suggestion.action, Scale) and suggestion.action.replicas > facts.replicas
+    if facts.objective is JobObjective.TIME:
+        if forecast.improvement < 0:
+            return (
+                f"the job's objective is time: a step would take {forecast.step_after_s:.3f} s instead of "
+                f"{forecast.step_before_s:.3f} s"
+            )
+    elif (use := uses.get(facts.objective)) is not None:
+        if use.after > use.before:
+            return (
+                f"the job's objective is {facts.objective}: a step would use {use.after:g} "
+                f"{facts.objective.unit} instead of {use.before:g}"
+            )
+    elif grows:
+        return f"the job's objective is {facts.objective}, and the forecast says nothing of it"
+    for objective, most in facts.budget.items():
+        used = facts.used.get(objective, 0.0)
+        if objective is JobObjective.TIME:
+            before, after = forecast.step_before_s, forecast.step_after_s
+        elif objective in uses:
+            before, after = uses[objective].before, uses[objective].after
+        elif grows:
+            return f"the job has a budget of {objective}, and the forecast says nothing of it"
+        else:
+            continue
+        in_all = used + after * forecast.steps_left
+        if after > before and in_all > most:
+            return (
+                f"the job would use {in_all:g} {objective.unit} in all; its budget of {objective} is {most:g}"
+            )
+    return ""

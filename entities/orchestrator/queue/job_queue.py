@@ -41,7 +41,7 @@ from entities.orchestrator.queue.slot_holder import QueueMember, SeenHolders, Sl
 from entities.queue.decision import Cause, Hold, QueueDecision
 from entities.queue.explanation import explain
 from entities.queue.queue_rules import QueueOrder, QueueRules
-from entities.queue.queued_job import JobRequest, predicted_s
+from entities.queue.queued_job import JobRequest, QueuedJob, predicted_s
 from entities.queue.reservations import SlotReservation, assign, barred_for
 from entities.queue.scheduling import QueueSurroundings, decide
 from entities.queue.slot_pools import MeshSlot, SlotTable
@@ -162,6 +162,7 @@ class JobQueue:
         """Slots that are kept for a time, as the core sees them."""
         self.array_done: Callable[[str], bool | None] = lambda array: None
         """Whether all members of an array are done; None: not certain yet."""
+        self._suggested: dict[str, int] = {}
         self._entered = asyncio.Event()
         self._holds: Mapping[str, Hold] = {}
         """Why jobs wait, by the last decision."""
@@ -292,6 +293,17 @@ class JobQueue:
         """Whether there is, or was lately, such a job or build."""
         return name in self._members or name in self._ended or name in self.builds.ended
 
+    def no_growth(self, job: str) -> str:
+        """Why a job gets no more slots now, whatever a suggestion says; empty if it may."""
+        for run in self._holders.values():
+            if run.name == job:
+                continue
+            if run.finds_room:
+                return f"job {run.name} replaces an instance first"
+            if (waiting := run.waiting) is not None and not waiting.request.held:
+                return f"job {run.name} waits for slots"
+        return ""
+
     def goes_on(self, job: str) -> None:
         """A person has resumed a job: it parks no more, if it was to."""
         self._orders.forget(job)
@@ -408,10 +420,25 @@ class JobQueue:
     async def _put_together(self, seen: SeenHolders) -> SlotFacts:
         self._orders.mark(seen.holding)
         nodes, table = list(self._mesh.nodes.values()), self.table
+        waiting = [self._preferred(job) for job in seen.waiting] if self._suggested else seen.waiting
         facts = await asyncio.to_thread(
-            slot_facts, table, busy_slots(nodes), seen.waiting, seen.holding.values()
+            slot_facts, table, busy_slots(nodes), waiting, seen.holding.values()
         )
         return self.builds.look(facts, self._orders.mark)
+
+    def _preferred(self, job: QueuedJob) -> QueuedJob:
+        place = self._suggested.get(job.request.job)
+        return job if place is None else replace(job, request=replace(job.request, preference=place))
+
+    def suggest_order(self, jobs: Sequence[str]) -> None:
+        """From now on these come first within their class, in this order; empty: as the rules say."""
+        self._suggested = {job: place for place, job in enumerate(jobs)}
+        self.again()
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """The jobs that wait for slots."""
+        return tuple(run.name for run in self._holders.values() if run.waiting is not None)
 
     async def _carry_out(self, decision: QueueDecision, local: Collection[str]) -> None:
         """Has jobs park and change their size, and places those that start.

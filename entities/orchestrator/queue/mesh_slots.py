@@ -211,6 +211,18 @@ def job_request(record: JobRecord, spec: JobSpec, held: str = "", *, unfit: bool
     )
 
 
+def with_preference(request: JobRequest, replicas: int) -> JobRequest:
+    """The same job, which a suggestion has so many replicas of: the queue gives it no more."""
+    within = request.replicas
+    if not within.least <= replicas <= within.most:  # its range is another one by now
+        return request
+    present = request.speed(replicas)
+    counts = range(within.least, replicas + 1)
+    speeds = tuple(request.speed(count) / present for count in counts) if request.speeds else ()
+    narrowed = Replicas(least=within.least, want=replicas, most=replicas)
+    return replace(request, replicas=narrowed, speeds=speeds)
+
+
 def _sizes(record: JobRecord, spec: JobSpec) -> dict[str, Any]:
     """How many slots the job takes with how many replicas, and how fast it is with them."""
     parallel = spec.parallel

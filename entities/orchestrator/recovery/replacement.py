@@ -39,6 +39,7 @@ class Replacement:
         self._placing = asyncio.Lock()
         self.homeless: dict[str, str] = {}
         """Units for which there is no room now, with the reason."""
+        self._sent_away: dict[str, tuple[Placement, str | None]] = {}
         self.cuts = job.store.record.cuts
         """Network partitions that the job has met; nodes that were given up get nothing (see `partition`)."""
 
@@ -67,6 +68,7 @@ class Replacement:
             try:
                 (started,) = await self._job.instances.start([unit], joins=True)
                 if self.node_of(sid) not in self._avoided():
+                    self.stay(sid)
                     return started
                 lost = started  # its node was given up during the start
                 self._job.instances.mark_lost(lost)
@@ -106,6 +108,14 @@ class Replacement:
     def finds_room(self) -> bool:
         """Whether there is room now for one of the units in `homeless`."""
         return any(not self.no_room([self._job.instances.graph.unit(sid)]) for sid in self.homeless)
+
+    def send_away(self, sid: str, agent: str | None) -> None:
+        """From now on the unit's present slot is closed to the job; it goes to this agent's, or any other."""
+        self._sent_away[sid] = (self._job.instances.graph.placement(sid), agent)
+
+    def stay(self, sid: str) -> None:
+        """Withdraws `send_away`."""
+        self._sent_away.pop(sid, None)
 
     def is_open(self, sid: str) -> bool:
         """Whether its node is registered, and its slot may host a new instance."""
@@ -155,6 +165,10 @@ class Replacement:
             agent = self._job.mesh.agent_of(cluster, node)
             if agent is not None:
                 closed.setdefault(agent, set()).add(None)
+        for left, _ in self._sent_away.values():
+            agent = self._job.mesh.agent_of(left.cluster, left.node)
+            if agent is not None:
+                closed.setdefault(agent, set()).add(left.slot)
         return closed
 
     async def end(self, member: Member) -> None:
@@ -183,6 +197,9 @@ class Replacement:
                     why = self._settle(unit)
                 if not why:
                     break
+                if unit.sid in self._sent_away:  # better where it was than nowhere
+                    self.stay(unit.sid)
+                    continue
                 self.homeless[unit.sid] = why
                 await self._job.store.reason(f"{unit.sid}: {why}")
                 await self._job.mesh.next_change()
@@ -231,6 +248,9 @@ class Replacement:
         for batch in [[unit] for unit in units] if has_rules(graph) else [units]:
             there = [*others, *placed]
             left = nodes_for(graph, batch[0], nodes, there) if has_rules(graph) else nodes
+            _, goal = self._sent_away.get(batch[0].sid, (None, None))
+            if goal is not None and not isinstance(left, str):
+                left = [node for node in left if node.sid == goal]
             if isinstance(left, str):
                 return NoRoom(f"{batch[0].sid}: {left} leaves it no node: waiting for one")
             found = place(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from schemas.changes import ChangeState, JobChange
 from schemas.job import JobSpec, JobState
-from schemas.stage_move import MoveState, StageMove
 from tests.integration.dmsc.command_line import running
 from tests.integration.mesh.conftest import Mesh, padded, tiny_job
 from tests.integration.mesh.expected_weights import undisturbed
@@ -13,7 +13,7 @@ from tests.patience import PATIENCE_S
 
 STEPS = 34
 MICROBATCHES = 4
-JUDGED = (MoveState.BETTER, MoveState.NO_BETTER)
+JUDGED = (ChangeState.BETTER, ChangeState.NO_BETTER)
 """Which of the two depends on what else the machine does meanwhile."""
 
 
@@ -32,7 +32,7 @@ def test_an_instance_moves_to_the_stage_that_holds_the_others_up(mesh: Mesh, tmp
     with running("policy", "run", "stage-rebalancing", "--state", str(mesh.state), cwd=tmp_path) as policy:
         policy.until("module ready")
         job = mesh.client.submit(shape("moved")).job
-        moves: list[StageMove] = []
+        moves: list[JobChange] = []
         texts: list[str] = []
         shares: list[dict[str, int]] = []
         asked = ""
@@ -40,31 +40,31 @@ def test_an_instance_moves_to_the_stage_that_holds_the_others_up(mesh: Mesh, tmp
             texts += [f"{event.kind}: {event.text}"] if event.text else []
             if event.result is not None:
                 shares.append(event.result.shares)
-            if event.move is None:
+            if event.change is None:
                 continue
-            moves.append(event.move)
-            if event.move.state in JUDGED and not asked:
+            moves.append(event.change)
+            if event.change.state in JUDGED and not asked:
                 asked = mesh.client.move(job, f"{job}-s1-r0", 0)
         record = mesh.client.wait(job, timeout_s=PATIENCE_S)
         said = policy.output
 
     story = "\n".join([*texts, said])
     assert record.state is JobState.DONE, story
-    assert [move.state for move in moves[:2]] == [MoveState.MOVING, MoveState.JOINED], story
+    assert [move.state for move in moves[:2]] == [ChangeState.UNDER_WAY, ChangeState.IN_EFFECT], story
     judged = moves[2]
     assert judged.state in JUDGED, story
     assert (judged.from_stage, judged.to_stage, judged.by) == (0, 1, "stage-rebalancing")
-    assert judged.newcomer == f"{job}-s1-r1"
+    assert judged.newcomers[0] == f"{job}-s1-r1"
     assert judged.forecast is not None
     assert judged.before_s is not None
     assert judged.after_s is not None
     assert judged.cost_s is not None
-    assert any(text.startswith("rebalancing: ") and "measured cost" in text for text in texts), story
+    assert any(text.startswith("change: ") and "measured cost" in text for text in texts), story
     assert asked == f"{job}-s1-r0 will leave for stage 0 at the end of this step"
-    by_hand = [move for move in moves if move.forecast is None]
+    by_hand = [move for move in moves if move.forecast is None and not move.takes_back]
     assert by_hand, story
-    assert (by_hand[0].sid, by_hand[0].newcomer) == (f"{job}-s1-r0", judged.sid)
-    assert record.moves[0] == judged
+    assert (by_hand[0].sid, by_hand[0].newcomers[0]) == (f"{job}-s1-r0", judged.sid)
+    assert record.changes[0] == judged
     assert record.recoveries == 0, story
     assert len(shares) == STEPS
     assert all(sum(share.values()) == 2 * MICROBATCHES for share in shares), "nothing lost, nothing twice"

@@ -34,6 +34,7 @@ NEVER = {"nan", "inf", "-inf", "vast"}
 
 TEXT_NUMBERS = ("mask_fraction", "span_tokens")
 ALLOWED: dict[str, set[str]] = {
+    **{f"automation.budget.{limit}": set() for limit in ("time", "cost", "energy", "carbon")},
     **{
         f"data{source}.{size}": set()
         for source in ("", ".mixture[0]")

@@ -11,6 +11,7 @@ from entities.gateway.http.context import HttpContext
 from entities.gateway.http.requests import (
     HttpBearer,
     IdempotencyKey,
+    JobId,
     ModuleName,
     PageAsked,
     Reason,
@@ -19,6 +20,7 @@ from entities.gateway.http.requests import (
     parse,
     read_body,
 )
+from schemas.automation import Automation, AutomationStatus
 from schemas.errors import Ack
 from schemas.module_status import ModuleAnswer, OrderBody, QuestionBody
 from schemas.observation import ObservationBatch
@@ -55,6 +57,28 @@ def policies(context: HttpContext) -> APIRouter:
         """Ask a module what it suggests for a job at this moment. The suggestion is not adopted."""
         body = parse(QuestionBody, await read_body(request, context.config.max_job_bytes))
         return answer(await bearer.run(operations.ask(module, body)))
+
+    @router.get("/automation", response_model=AutomationStatus)
+    async def automation(bearer: HttpBearer) -> Response:
+        """How far the mesh changes jobs by itself: off, advise or act."""
+        return answer(await bearer.run(operations.automation(None)))
+
+    @router.post("/automation", response_model=AutomationStatus)
+    async def automate(mode: Automation, bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
+        """Switch it. A job's own mode may be lower: then that one holds."""
+        return await context.command(keyed, bearer, operations.automate(None, mode))
+
+    @router.get("/jobs/{job}/automation", response_model=AutomationStatus)
+    async def job_automation(job: JobId, bearer: HttpBearer) -> Response:
+        """How far this job is changed by itself, for what objective, and who holds which of its knobs."""
+        return answer(await bearer.run(operations.automation(job)))
+
+    @router.post("/jobs/{job}/automation", response_model=AutomationStatus)
+    async def automate_job(
+        job: JobId, mode: Automation, bearer: HttpBearer, keyed: IdempotencyKey
+    ) -> Response:
+        """Switch it. `act` also releases the knobs that persons have set."""
+        return await context.command(keyed, bearer, operations.automate(job, mode))
 
     @router.post(
         "/observations", status_code=202, response_model=Ack, openapi_extra=body_of(ObservationBatch)

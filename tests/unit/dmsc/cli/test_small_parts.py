@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dmsc.client.sse import EventParser, ServerEvent
+from dmsc.client.http_protocol import EventParser, ServerEvent
 from dmsc.console.exit_codes import ExitCode, exit_code_of
 from dmsc.follow.follow import printable
 from dmsc.launch import ports

@@ -9,10 +9,10 @@ import pytest
 
 from bus import subjects
 from policies.built_in.stage_rebalancing import StageRebalancing
+from schemas.changes import ChangeState
 from schemas.job import JobState
 from schemas.policy import MoveInstance
 from schemas.signals import ComputeNotification
-from schemas.stage_move import MoveState
 from schemas.telemetry import LinkSample
 from tests.builders.policies import stage_move
 from tests.builders.policy_runs import PolicyRun
@@ -88,8 +88,8 @@ def test_another_crew_and_news_of_a_move_begin_the_evidence_anew() -> None:
     without = {sid: ms for sid, ms in SKEWED.items() if sid != "j_s0_r2"}
     for _ in range(6):  # the one that is missing is still sampled for a while: no decision
         assert run.second(**without) == []
-    move = stage_move(sid="j-s0-r2", step=9, state=MoveState.NO_BETTER)
-    run.event("rebalancing", move=move)
+    move = stage_move(sid="j-s0-r2", step=9, state=ChangeState.NO_BETTER)
+    run.event("change", change=move)
     for _ in range(7):
         assert run.second(**SKEWED) == []
     assert run.second(**SKEWED)

@@ -10,6 +10,7 @@ from policies.kit.engine import Event
 from policies.kit.view import Observations
 from policies.scoring.scoreboard import Scoreboard, ScoreboardConfig
 from schemas.base import Message
+from schemas.changes import ChangeState
 from schemas.job import JobEvent, JobState
 from schemas.policy import (
     AvoidInstance,
@@ -18,7 +19,6 @@ from schemas.policy import (
     PolicyScore,
     SetWeights,
 )
-from schemas.stage_move import MoveState
 from tests.builders.faults import fault_verdict
 from tests.builders.jobs import state_event
 from tests.builders.policies import decision, forecast, stage_move, suggestion
@@ -180,16 +180,16 @@ def test_a_move_waits_for_its_measured_effect() -> None:
     course.second()
     course.says(MoveInstance(sid=FAST, stage=1, forecast=forecast()), valid_s=5.0)
 
-    def told(state: MoveState, after_s: float | None = None) -> JobEvent:
+    def told(state: ChangeState, after_s: float | None = None) -> JobEvent:
         moved = stage_move(sid=FAST, state=state, before_s=1.0, after_s=after_s)
-        return JobEvent(job="j", kind="rebalancing", at=course.at, move=moved)
+        return JobEvent(job="j", kind="change", at=course.at, change=moved)
 
     course.second()
-    course.happens(told(MoveState.MOVING))
+    course.happens(told(ChangeState.UNDER_WAY))
     for _ in range(30):
         course.second()
     assert not course.scores, "it is under way"
-    course.happens(told(MoveState.BETTER, 0.9))
+    course.happens(told(ChangeState.BETTER, 0.9))
     course.second()
     assert [score.score for score in course.scores] == [0.75]
 

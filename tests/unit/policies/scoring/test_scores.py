@@ -12,13 +12,13 @@ from policies.numerics.stage_balance import StageSituation, Worker
 from policies.scoring.scores import (
     Judged,
     avoidance_worth,
+    change_worth,
     interval,
-    move_worth,
     move_worth_by_model,
     summarise,
     weights_worth,
 )
-from schemas.stage_move import MoveState
+from schemas.changes import ChangeState
 from tests.builders.policies import forecast, stage_move
 
 TIMES = st.dictionaries(
@@ -89,18 +89,21 @@ def test_avoiding_is_right_for_what_faults_or_is_slow() -> None:
 
 def test_a_move_is_worth_what_it_saved_of_what_was_forecast() -> None:
     def score(
-        before_s: float | None = None, after_s: float | None = None, *, state: MoveState = MoveState.BETTER
+        before_s: float | None = None,
+        after_s: float | None = None,
+        *,
+        state: ChangeState = ChangeState.BETTER,
     ) -> float | None:
-        worth = move_worth(FORECAST, stage_move(state=state, before_s=before_s, after_s=after_s))
+        worth = change_worth(FORECAST, stage_move(state=state, before_s=before_s, after_s=after_s))
         return None if worth is None else worth.score
 
     assert score(1.0, 0.8) == pytest.approx(1.0)
     assert score(1.0, 0.9) == pytest.approx(0.75)
-    assert score(1.0, 1.0, state=MoveState.NO_BETTER) == pytest.approx(0.5)
-    assert score(1.0, 1.5, state=MoveState.NO_BETTER) == 0
-    assert score(state=MoveState.FAILED) == 0
-    assert score(state=MoveState.UNDONE) is None
-    assert move_worth(FORECAST, None) is None
+    assert score(1.0, 1.0, state=ChangeState.NO_BETTER) == pytest.approx(0.5)
+    assert score(1.0, 1.5, state=ChangeState.NO_BETTER) == 0
+    assert score(state=ChangeState.FAILED) == 0
+    assert score(state=ChangeState.UNDONE) is None
+    assert change_worth(FORECAST, None) is None
 
 
 def test_a_move_that_was_not_made_is_judged_by_the_model() -> None:

@@ -28,6 +28,9 @@ class Place:
         self.full = ""
         self.lifted = False
 
+    def stay(self, sid: str) -> None:
+        """It migrates no more."""
+
     @property
     def units(self) -> tuple[TaskUnit, ...]:
         return self.graph.units

@@ -11,9 +11,10 @@ import pytest_asyncio
 
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
 from entities.orchestrator.job_state.retry_limits import Unrecoverable
+from entities.orchestrator.membership.job_changes import JobChanges
 from entities.orchestrator.membership.rebalancing import Rebalancing
+from schemas.changes import ChangeState, Forecast, JobChange
 from schemas.errors import Conflict
-from schemas.stage_move import MoveForecast, MoveState, StageMove
 from schemas.step import Member
 from schemas.task_graph import TaskUnit
 from tests.builders.graphs import graph, placement, unit
@@ -24,7 +25,7 @@ from tests.job_context import job_context
 A0, A1, B0, STANDBY = (
     Member(sid=sid, incarnation="i") for sid in ("j-s0-r0", "j-s0-r1", "j-s1-r0", "j-s1-r7")
 )
-FORECAST = MoveForecast(step_before_s=0.4, step_after_s=0.2, cost_s=1.0, gain_s=20.0, steps_left=100)
+FORECAST = Forecast(step_before_s=0.4, step_after_s=0.2, cost_s=1.0, gain_s=20.0, steps_left=100)
 
 
 def unit_of(member: Member) -> TaskUnit:
@@ -50,7 +51,8 @@ class Job:
         self.closed: set[str] = set()
         self.unfit: dict[int, str] = {}
         self.done: list[str] = []
-        self.moves: list[StageMove] = []
+        self.moves: list[JobChange] = []
+        self.changes: JobChanges
         self.ended = asyncio.Event()
         self.brought = asyncio.Event()
         self.given_up: Callable[[Unrecoverable], None] | None = None
@@ -87,7 +89,7 @@ class Job:
     def fault(self, text: str) -> None:
         self.done.append(f"fault {text}")
 
-    def moved(self, move: StageMove, moves: tuple[StageMove, ...]) -> None:
+    def changing(self, move: JobChange, moves: tuple[JobChange, ...]) -> None:
         assert moves[-1] == move
         self.moves.append(move)
 
@@ -96,7 +98,8 @@ class Job:
             sids = {member.sid: 3 for stage in self.stages for member in stage}
             result = step_result(self.step, step_s=0.4, shares=sids)
             self.step += 1
-            rebalancing.decided(result)
+            self.changes.decided(result, last=self.at_end)
+            rebalancing.decided()
 
 
 @pytest_asyncio.fixture
@@ -110,7 +113,8 @@ def rebalancing(job: Job, tasks: GuardedTasks, *, allowed: bool = True) -> Rebal
     parallel = record.spec.parallel.model_copy(update={"rebalance": allowed})
     record = record.model_copy(update={"spec": record.spec.model_copy(update={"parallel": parallel})})
     context = job_context(record, instances=place, events=place, tasks=tasks)
-    return Rebalancing(context, place, place, job.part_with)
+    job.changes = JobChanges(context)
+    return Rebalancing(context, place, place, job.changes, job.part_with)
 
 
 async def test_it_leaves_when_the_step_is_decided_and_its_slot_hosts_the_newcomer(job: Job) -> None:
@@ -135,7 +139,7 @@ async def test_it_leaves_when_the_step_is_decided_and_its_slot_hosts_the_newcome
     assert job.graph.placement("j-s1-r1") == placement("j-s1-r1", 1)
     assert len(job.graph.placements) == 4
     assert A1.sid not in job.members
-    assert [move.state for move in job.moves] == [MoveState.MOVING]
+    assert [move.state for move in job.moves] == [ChangeState.UNDER_WAY]
     await tasks.close()
 
 
@@ -153,7 +157,7 @@ async def test_a_newcomer_that_can_not_be_started_gives_the_slot_back(job: Job) 
     assert {one.sid for one in job.graph.units} == {one.sid for one in before.units}
     assert job.graph.unit(A1.sid) == before.unit(A1.sid)
     assert job.graph.placement(A1.sid) == before.placement(A1.sid)
-    assert [move.state for move in job.moves] == [MoveState.MOVING, MoveState.FAILED]
+    assert [move.state for move in job.moves] == [ChangeState.UNDER_WAY, ChangeState.FAILED]
     await tasks.close()
 
 

@@ -7,14 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from entities.orchestrator.policy.arbitration import (
-    ArbitrationConfig,
-    ArbitrationState,
-    arbitrate,
-    forget_job,
-    lapse,
-    register,
-)
+from entities.orchestrator.policy.arbitration import ArbitrationConfig, arbitrate, lapse, register
+from entities.orchestrator.policy.arbitration_state import ArbitrationState, forget_job
 from entities.orchestrator.policy.module_reputation import ReputationConfig
 from entities.orchestrator.policy.suggestion_rules import JobFacts
 from schemas.policy import (
@@ -176,11 +170,14 @@ def test_within_the_cool_down_the_better_founded_module_wins():
     weaker = mesh.ask(weights(module="n", a=1.0, b=3.0, confidence=0.7), 102.0)
     assert (
         weaker.reason
-        == "cool-down of stage 0 for another 3.0 s: m prevails with confidence 0.70 against 0.70"
+        == "weights of stage 0: held for another 58.0 s: m prevails with confidence 0.70 against 0.70"
     )
     assert mesh.ask(weights(module="n", a=1.0, b=3.0, confidence=0.9), 102.0).adopted
     assert mesh.ask(weights(stage=1, c=5.0, d=1.0), 102.0).adopted  # another stage has its own
-    assert mesh.ask(weights(a=2.0, b=1.0, confidence=0.6), 107.0).adopted  # the cool-down is over
+    late = mesh.ask(weights(a=2.0, b=1.0, confidence=0.6), 107.0)
+    assert late.reason.startswith("weights of stage 0: held for another 55.0 s: n prevails")
+    mesh.tick(162.0)
+    assert mesh.ask(weights(a=2.0, b=1.0, confidence=0.6), 162.0).adopted  # what n set has lapsed
 
 
 def test_precedence_wins_before_confidence():
@@ -212,7 +209,7 @@ def test_lapsed_weights_go_back_to_what_the_orchestrator_had_set_itself():
     standby = {1: {"c": 1.0, "d": 1.0, "e": 0.0}}
     mesh.facts = JobFacts(active=FACTS.active, weights=standby, revision=1, step=10)
     assert mesh.ask(weights(stage=1, c=3.0, d=1.0), 0.0).weights == {"c": 1.5, "d": 0.5, "e": 0.0}
-    assert mesh.ask(weights(stage=1, module="n", c=1.0, d=3.0, valid_s=20.0), 10.0).adopted
+    assert mesh.ask(weights(stage=1, module="n", c=1.0, d=3.0, confidence=0.9, valid_s=20.0), 10.0).adopted
     [lapsed] = mesh.tick(30.0)
     assert lapsed.weights == standby[1]
     assert mesh.tick(31.0) == []

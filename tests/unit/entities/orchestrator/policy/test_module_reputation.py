@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from entities.orchestrator.policy.arbitration import ArbitrationConfig, ArbitrationState, arbitrate, withdraw
+from entities.orchestrator.policy.arbitration import ArbitrationConfig, arbitrate
+from entities.orchestrator.policy.arbitration_state import ArbitrationState, withdraw
 from entities.orchestrator.policy.module_reputation import (
     ModuleReputation,
     ReputationConfig,

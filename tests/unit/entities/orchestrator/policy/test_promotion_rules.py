@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from entities.orchestrator.policy import module_reputation
-from entities.orchestrator.policy.arbitration import ArbitrationState, arbitrate, lapse, register, withdraw
+from entities.orchestrator.policy.arbitration import arbitrate, lapse, register
+from entities.orchestrator.policy.arbitration_state import ArbitrationState, withdraw
 from entities.orchestrator.policy.promotion_rules import (
     PromotionConfig,
     PromotionTrial,

@@ -6,9 +6,10 @@ import random
 
 import pytest
 
-from entities.orchestrator.planning.stage_moves import MoveRules, StageMembers, StageMoves, in_words
+from entities.orchestrator.membership.stage_moves import StageMembers, direction, impossible
+from entities.orchestrator.planning.change_account import ChangeAccount, ChangeRules, in_words
+from schemas.changes import ChangeState, Forecast, JobChange
 from schemas.job import StepResult
-from schemas.stage_move import MoveForecast, MoveState, StageMove
 from tests.builders.jobs import step_result
 from tests.builders.policies import stage_move
 
@@ -16,19 +17,24 @@ CREW = StageMembers(
     working={0: ["s0-r0", "s0-r1", "s0-r2"], 1: ["s1-r0"], 2: ["s2-r0", "s2-r1"]},
     standbys=frozenset({"s1-r9"}),
 )
-WORTH_IT = MoveForecast(step_before_s=0.4, step_after_s=0.25, cost_s=1.0, gain_s=15.0, steps_left=100)
+WORTH_IT = Forecast(step_before_s=0.4, step_after_s=0.25, cost_s=1.0, gain_s=15.0, steps_left=100)
 AWAY, NEWCOMER = "s0-r2", "s1-r1"
+
+
+def unwise(account: ChangeAccount, sid: str, stage: int, forecast: Forecast, crew: StageMembers) -> str:
+    here = crew.stage_of(sid)
+    return account.unwise("move", direction(here, stage), direction(stage, here), forecast)
 
 
 class Run:
     """A job's steps, each as long as it is said to take."""
 
-    def __init__(self, history: list[StageMove] | None = None) -> None:
-        self.moves = StageMoves(list(history or []))
+    def __init__(self, history: list[JobChange] | None = None) -> None:
+        self.moves = ChangeAccount(list(history or []))
         self.step = 0
         self.sids = ["s0-r0", "s0-r1", "s0-r2", "s1-r0"]
 
-    def steps(self, count: int, step_s: float, *, last: bool = False) -> list[StageMove]:
+    def steps(self, count: int, step_s: float, *, last: bool = False) -> list[JobChange]:
         """Returns the news."""
         news = []
         for number in range(count):
@@ -40,7 +46,7 @@ class Run:
     def _result(self, step_s: float) -> StepResult:
         return step_result(self.step, step_s=step_s, shares=dict.fromkeys(self.sids, 2))
 
-    def begin(self, forecast: MoveForecast | None = WORTH_IT, here: int = 0, there: int = 1) -> StageMove:
+    def begin(self, forecast: Forecast | None = WORTH_IT, here: int = 0, there: int = 1) -> JobChange:
         self.sids.remove(AWAY)
         ends = {"from_stage": here, "to_stage": there, "step": self.step}
         return self.moves.begin(stage_move(sid=AWAY, newcomer=NEWCOMER, **ends, forecast=forecast))
@@ -48,7 +54,7 @@ class Run:
     def join(self) -> None:
         self.sids.append(NEWCOMER)
 
-    def moved(self, after_s: float) -> StageMove:
+    def moved(self, after_s: float) -> JobChange:
         """A whole move: 8 steps of 0.4 s before it, 2 without the one that moves, then `after_s` each."""
         self.steps(8, 0.4)
         self.begin()
@@ -61,15 +67,15 @@ def test_a_move_is_measured_and_told_twice_more() -> None:
     run = Run()
     run.steps(8, 0.4)
     began = run.begin()
-    assert (began.state, began.before_s) == (MoveState.MOVING, 0.4)
+    assert (began.state, began.before_s) == (ChangeState.UNDER_WAY, 0.4)
     assert run.steps(2, 0.5) == []
     run.join()
     [joined] = run.steps(1, 0.3)
-    assert joined.state is MoveState.JOINED
+    assert joined.state is ChangeState.IN_EFFECT
     assert joined.cost_s == pytest.approx(0.2)
     assert run.steps(8, 0.25) == []
     [judged] = run.steps(1, 0.25)
-    assert (judged.state, judged.after_s) == (MoveState.BETTER, 0.25)
+    assert (judged.state, judged.after_s) == (ChangeState.BETTER, 0.25)
     assert in_words(judged) == (
         "s0-r2 (stage 0) → s1-r1 (stage 1), better; predicted 0.400 → 0.250 s a step, cost 1.0 s, "
         "gain 15.0 s in 100 steps; measured cost 0.20 s, 0.400 → 0.250 s a step"
@@ -82,41 +88,43 @@ def test_a_move_is_measured_and_told_twice_more() -> None:
 def test_what_came_out_no_better_is_not_tried_again_even_by_a_new_orchestrator(after_s: float) -> None:
     run = Run()
     judged = run.moved(after_s)
-    assert judged.state is MoveState.NO_BETTER
+    assert judged.state is ChangeState.NO_BETTER
     for later in (run, Run(list(run.moves.recorded))):
         later.steps(20, 0.4)
-        refused = later.moves.unwise("s0-r1", 1, WORTH_IT, CREW)
+        refused = unwise(later.moves, "s0-r1", 1, WORTH_IT, CREW)
         assert refused == f"was tried at step 8 (no_better: 0.400 → {after_s:.3f} s a step)"
 
 
 def test_a_good_move_is_not_taken_back_unless_steps_have_become_longer() -> None:
     run = Run()
-    assert run.moved(0.25).state is MoveState.BETTER
+    assert run.moved(0.25).state is ChangeState.BETTER
     crew = StageMembers(working={0: ["s0-r0", "s0-r1"], 1: ["s1-r0", NEWCOMER]})
     forecast = WORTH_IT.model_copy(update={"step_before_s": 0.25, "step_after_s": 0.2})
     run.steps(10, 0.25)
-    assert run.moves.unwise(NEWCOMER, 0, forecast, crew).startswith("would take back the move of step 8")
+    assert unwise(run.moves, NEWCOMER, 0, forecast, crew).startswith("would take back the change of step 8")
     run.steps(10, 0.28)
-    assert run.moves.unwise(NEWCOMER, 0, forecast, crew) == ""
+    assert unwise(run.moves, NEWCOMER, 0, forecast, crew) == ""
 
 
 def test_the_next_move_waits_for_a_verdict_and_a_cooldown() -> None:
     run = Run()
     run.steps(8, 0.4)
     run.begin()
-    assert "is not judged yet" in run.moves.impossible("s2-r1", 1, CREW)
+    assert "is not judged yet" in run.moves.obstacle()
     run.join()
     run.steps(10, 0.3)
-    assert run.moves.impossible("s2-r1", 1, CREW) == ""
-    assert run.moves.unwise("s2-r1", 1, WORTH_IT, CREW) == "the last move was judged 0 steps ago; wait for 8"
+    assert run.moves.obstacle() == ""
+    assert (
+        unwise(run.moves, "s2-r1", 1, WORTH_IT, CREW) == "the last change was judged 0 steps ago; wait for 8"
+    )
     run.steps(8, 0.3)
-    assert run.moves.unwise("s2-r1", 1, WORTH_IT, CREW) == ""
+    assert unwise(run.moves, "s2-r1", 1, WORTH_IT, CREW) == ""
 
 
 def test_without_steps_to_compare_with_nobody_moves() -> None:
     run = Run()
     run.steps(3, 0.4)
-    assert "nothing to compare with" in run.moves.unwise(AWAY, 1, WORTH_IT, CREW)
+    assert "nothing to compare with" in unwise(run.moves, AWAY, 1, WORTH_IT, CREW)
 
 
 @pytest.mark.parametrize(
@@ -130,12 +138,12 @@ def test_without_steps_to_compare_with_nobody_moves() -> None:
     ],
 )
 def test_what_can_not_be(sid: str, stage: int, why: str) -> None:
-    assert StageMoves().impossible(sid, stage, CREW) == why
+    assert impossible(sid, stage, CREW) == why
 
 
 def test_nobody_moves_while_somebody_comes() -> None:
     crew = StageMembers(working=CREW.working, coming=("s2-r2",))
-    assert StageMoves().impossible(AWAY, 1, crew) == "s2-r2 must have joined first"
+    assert impossible(AWAY, 1, crew) == "s2-r2 must have joined first"
 
 
 @pytest.mark.parametrize(
@@ -151,13 +159,15 @@ def test_a_poor_forecast_is_declined(after_s: float, cost_s: float, gain_s: floa
     run = Run()
     run.steps(8, 0.4)
     forecast = WORTH_IT.model_copy(update={"step_after_s": after_s, "cost_s": cost_s, "gain_s": gain_s})
-    assert run.moves.unwise(AWAY, 1, forecast, CREW) == why
+    assert unwise(run.moves, AWAY, 1, forecast, CREW) == why
 
 
 def test_a_forecast_from_other_steps_than_these_is_not_believed() -> None:
     run = Run()
     run.steps(8, 0.1)
-    assert run.moves.unwise(AWAY, 1, WORTH_IT, CREW) == "forecast for steps of 0.400 s, but they take 0.100 s"
+    assert (
+        unwise(run.moves, AWAY, 1, WORTH_IT, CREW) == "forecast for steps of 0.400 s, but they take 0.100 s"
+    )
 
 
 def test_one_that_can_not_be_started_there_is_not_tried_again() -> None:
@@ -166,21 +176,21 @@ def test_one_that_can_not_be_started_there_is_not_tried_again() -> None:
     run.begin()
     failed = run.moves.fail()
     assert failed is not None
-    assert failed.state is MoveState.FAILED
+    assert failed.state is ChangeState.FAILED
     run.steps(20, 0.4)
-    assert run.moves.unwise(AWAY, 1, WORTH_IT, CREW) == "was tried at step 8 (failed)"
+    assert unwise(run.moves, AWAY, 1, WORTH_IT, CREW) == "was tried at step 8 (failed)"
 
 
 def test_a_disturbed_move_is_not_judged_and_may_be_tried_again() -> None:
     run = Run()
     run.steps(8, 0.4)
     run.begin()
-    undone = run.moves.undo()
+    undone = run.moves.disturbed()
     assert undone is not None
-    assert undone.state is MoveState.UNDONE
-    assert run.moves.undo() is None
+    assert undone.state is ChangeState.UNDONE
+    assert run.moves.disturbed() is None
     run.steps(20, 0.4)
-    assert run.moves.unwise(AWAY, 1, WORTH_IT, CREW) == ""
+    assert unwise(run.moves, AWAY, 1, WORTH_IT, CREW) == ""
 
 
 def test_at_the_end_of_a_job_what_is_known_must_do() -> None:
@@ -188,11 +198,11 @@ def test_at_the_end_of_a_job_what_is_known_must_do() -> None:
     run.steps(8, 0.4)
     run.begin()
     run.join()
-    assert run.steps(5, 0.2, last=True)[-1].state is MoveState.BETTER
+    assert run.steps(5, 0.2, last=True)[-1].state is ChangeState.BETTER
     short = Run()
     short.steps(8, 0.4)
     short.begin()
-    assert short.steps(1, 0.4, last=True)[-1].state is MoveState.UNDONE
+    assert short.steps(1, 0.4, last=True)[-1].state is ChangeState.UNDONE
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -205,7 +215,7 @@ def test_no_oscillation_whatever_a_policy_wants(seed: int) -> None:
     for _ in range(400):
         run.steps(1, 0.4 * draw.uniform(0.98, 1.02))
         crew = StageMembers(working={here: [AWAY, "x"], there: ["y", "z"]})
-        refused = run.moves.impossible(AWAY, there, crew) or run.moves.unwise(AWAY, there, WORTH_IT, crew)
+        refused = run.moves.obstacle() or unwise(run.moves, AWAY, there, WORTH_IT, crew)
         if not refused:
             granted.append((here, there))
             if AWAY not in run.sids:
@@ -218,8 +228,8 @@ def test_no_oscillation_whatever_a_policy_wants(seed: int) -> None:
 
 
 def test_only_the_last_moves_are_kept() -> None:
-    moves = StageMoves(rules=MoveRules())
+    moves = ChangeAccount(rules=ChangeRules())
     for step in range(40):
         moves.begin(stage_move(sid=AWAY, newcomer=NEWCOMER, step=step))
-        moves.undo()
+        moves.disturbed()
     assert [move.step for move in moves.recorded] == list(range(24, 40))

@@ -1,0 +1,86 @@
+"""Requests about functional modules, automation, and observations for modules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dmsc.client.access_calls import segment
+from dmsc.client.gateway_requests import A, Gateways
+from schemas.automation import AutomationStatus
+from schemas.module_status import ModuleAnswer, ModuleStatus
+from schemas.observation import Observation
+from schemas.pages import PolicyPage
+from schemas.policy import ModuleLifecycle, PolicySwitch
+
+
+class PolicyCalls:
+    """A part of `AsyncClient`."""
+
+    _gateways: Gateways
+
+    async def _post(
+        self, kind: type[A], path: str, body: Any = None, *, key: str | None = None, **params: Any
+    ) -> A:
+        return await self._gateways.ask_for(kind, "POST", path, body, params=params, key=key)
+
+    async def automation(self, job: str | None = None, mode: str | None = None) -> AutomationStatus:
+        """How far the mesh, or a job, is changed by itself, and who holds the job's knobs.
+
+        With a `mode` (off, advise, act) it is switched first. Raises `NotFound` if no such job runs.
+        """
+        path = "/v1/automation" if job is None else f"/v1/jobs/{segment(job)}/automation"
+        if mode is not None:
+            return await self._post(AutomationStatus, path, mode=mode)
+        return await self._gateways.ask_for(AutomationStatus, "GET", path)
+
+    async def promote_policy(self, module: str, version: str, *, reason: str = "") -> PolicySwitch:
+        """Make a running version of a module the active one; the former one continues in shadow."""
+        return await self._post(
+            PolicySwitch, f"/v1/policies/{segment(module)}/promote", version=version, reason=reason
+        )
+
+    async def roll_back_policy(self, module: str, *, reason: str = "") -> PolicySwitch:
+        """Make the previously active version active again. Raises `Conflict` if nothing was promoted."""
+        path = f"/v1/policies/{segment(module)}/rollback"
+        return await self._post(PolicySwitch, path, reason=reason)
+
+    async def policies(self) -> list[ModuleStatus]:
+        """The running functional modules with their states and counts, by name and version."""
+        pages = self._gateways.pages("/v1/policies", PolicyPage)
+        return [module async for page in pages for module in page.modules]
+
+    async def order_policy(
+        self,
+        module: str,
+        op: str,
+        *,
+        version: str | None = None,
+        jobs: Sequence[str] = (),
+        reason: str = "",
+    ) -> ModuleLifecycle:
+        """Order a module to activate, shadow, drain, enable or disable (the latter two for `jobs`).
+
+        An order may be repeated. Returns the module's state afterwards. Raises `NotFound` if the module does
+        not run, and `Conflict` if the order is not possible now.
+        """
+        body = {"op": op, "version": version, "jobs": list(jobs), "reason": reason}
+        return await self._post(ModuleLifecycle, f"/v1/policies/{segment(module)}/orders", body)
+
+    async def ask_policy(
+        self,
+        module: str,
+        job: str,
+        *,
+        version: str | None = None,
+        inputs: Sequence[Observation] = (),
+    ) -> ModuleAnswer:
+        """Ask a module what it would suggest for a job now. The answer is not adopted."""
+        observations = [observation.model_dump(mode="json") for observation in inputs]
+        body = {"job": job, "version": version, "inputs": observations}
+        return await self._post(ModuleAnswer, f"/v1/policies/{segment(module)}/questions", body)
+
+    async def observe(self, *observations: Observation) -> None:
+        """Send observations from outside the mesh to functional modules."""
+        bodies = [observation.model_dump(mode="json", exclude={"user"}) for observation in observations]
+        await self._gateways.ask("POST", "/v1/observations", {"observations": bodies})

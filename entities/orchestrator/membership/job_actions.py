@@ -1,0 +1,265 @@
+"""What a job does of what modules and the orchestrator's own loop suggest (ADR-0092).
+
+Arbitration has adopted a suggestion before it comes here; the job may still decline it, because it is
+impossible now or because its forecast is not worth it. Changes that alter the speed of steps go through the
+job's account of changes, which has those taken back that were no better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from bus.logs import get_logger
+from entities.orchestrator.checkpointing.checkpoints import Checkpoints
+from entities.orchestrator.job_state.context import JobContext
+from entities.orchestrator.membership.job_changes import JobChanges
+from entities.orchestrator.membership.membership_changes import MembershipChanges
+from entities.orchestrator.membership.rebalancing import Rebalancing
+from entities.orchestrator.membership.slot_holding import SlotHolding
+from entities.orchestrator.planning.scaling import working_units
+from schemas.actions import (
+    Action,
+    CheckpointNow,
+    ExpectFailures,
+    Migrate,
+    MoveInstance,
+    Scale,
+    SetAlgorithm,
+    SetWindow,
+    forecast_of,
+    knob_of,
+)
+from schemas.automation import OWN_LOOP
+from schemas.changes import ChangeKind, Forecast, JobChange
+from schemas.errors import Conflict
+from schemas.job import JobState
+
+log = get_logger("orchestrator")
+
+
+class ChangesTraining(Protocol):
+    """A job's training, as far as it can be changed while it runs."""
+
+    rebalancing: Rebalancing
+    changes: MembershipChanges
+    job_changes: JobChanges
+
+    @property
+    def step(self) -> int:
+        """The step that is open."""
+
+
+class JobActions:
+    """Carries adopted suggestions out for one job's run.
+
+    Args:
+        largest_windows: of each stage: what instances have memory for.
+    """
+
+    def __init__(
+        self,
+        job: JobContext,
+        training: ChangesTraining,
+        checkpoints: Checkpoints,
+        holding: SlotHolding,
+        *,
+        largest_windows: Callable[[], dict[int, int]],
+    ) -> None:
+        self._job = job
+        self._rebalancing = training.rebalancing
+        self._membership = training.changes
+        self._changes = training.job_changes
+        self._training = training
+        self._checkpoints = checkpoints
+        self._holding = holding
+        self._largest_windows = largest_windows
+        self._former: dict[str, Callable[[], None]] = {}  # knob → what sets it as it was before
+        self._leaving: dict[str, tuple[str, Forecast]] = {}  # instance that migrates → by whom
+        self._freed: list[str] = []
+        training.changes.on_hand_over = self._handed_over
+
+    # --- whether ------------------------------------------------------------------------------------
+    def objection(self, action: Action) -> str:
+        """Why the job does not do this now; empty if it does. Nothing is changed."""
+        state = self._job.store.record.state
+        if state is not JobState.RUNNING:
+            return f"the job is {state}"
+        match action:
+            case MoveInstance(sid=sid, stage=stage, forecast=forecast):
+                why = self._rebalancing.objection(sid, stage, forecast)
+                return why and f"{sid} does not move to stage {stage}: {why}"
+            case ExpectFailures() | CheckpointNow():
+                return ""
+        promised = forecast_of(action)
+        if promised is None:
+            return ""
+        if self._rebalancing.under_way:
+            return f"{self._rebalancing.under_way} is changing its stage"
+        kind, direction, reverse = self._way(action)
+        account = self._changes.account
+        why = account.obstacle() or account.unwise(kind, direction, reverse, promised)
+        return why or self._impossible(action)
+
+    def _impossible(self, action: Action) -> str:
+        match action:
+            case SetWindow(stage=stage, in_flight=in_flight):
+                most = self._largest_windows().get(stage, 0)
+                if in_flight > most:
+                    return (
+                        f"{in_flight} microbatches in flight in stage {stage}: its instances may hold "
+                        f"{most} of each sender"
+                    )
+            case Scale(replicas=replicas) if replicas > self._holding.replicas:
+                return self._job.queue.no_growth(self._job.name)
+        return ""
+
+    def _way(self, action: Action) -> tuple[ChangeKind, str, str]:
+        """The kind of a change, its direction, and the one that takes it back."""
+        match action:
+            case SetWindow(stage=stage, in_flight=in_flight):
+                up = in_flight > self._job.policies.windows().get(stage, 0)
+                larger, smaller = f"larger window of stage {stage}", f"smaller window of stage {stage}"
+                return ("window", larger, smaller) if up else ("window", smaller, larger)
+            case SetAlgorithm(algorithm=algorithm):
+                policy = self._job.policies.policy
+                return "algorithm", f"algorithm {algorithm}", f"algorithm {policy and policy.algorithm}"
+            case Scale(replicas=replicas):
+                up = replicas > self._holding.replicas
+                return ("scale", "more replicas", "fewer") if up else ("scale", "fewer", "more replicas")
+            case Migrate(sid=sid):
+                here = self._place_of(sid)
+                return "migrate", f"{sid} leaves {here}", f"{sid} goes to {here}"
+        raise AssertionError(f"{action.action} is no change")
+
+    # --- carrying it out ------------------------------------------------------------------------------
+    def carry_out(self, action: Action, by: str, valid_s: float, reason: str = "") -> int | None:
+        """Does what was adopted; returns the revision of the policy that says so, if there is one.
+
+        Raises:
+            Conflict: the job declines it now; the text says why.
+        """
+        if why := self.objection(action):
+            raise Conflict(why)
+        match action:
+            case MoveInstance(sid=sid, stage=stage, forecast=forecast):
+                self._rebalancing.ask(sid, stage, by, forecast)
+            case ExpectFailures(between_s=between_s):
+                self._checkpoints.expect(between_s, valid_s, by)
+            case CheckpointNow():
+                self._checkpoints.ask(by)
+            case SetWindow() | SetAlgorithm():
+                return self._set(action, by, reason)
+            case Scale(replicas=replicas, forecast=forecast):
+                self._scale(replicas, by, forecast, reason)
+            case Migrate(sid=sid, node=node, forecast=forecast):
+                if why := self._membership.migrate(sid, node):
+                    raise Conflict(f"{sid} does not leave its slot: {why}")
+                self._leaving[sid] = by, forecast
+        return None
+
+    def release(self, knob: str) -> None:
+        """Nobody holds this knob any more: what was set goes back to what it was before."""
+        if (former := self._former.pop(knob, None)) is not None:
+            self._changes.disturbed()
+            former()
+
+    def freed(self) -> list[str]:
+        """The knobs whose change was taken back since this was last asked."""
+        freed, self._freed = self._freed, []
+        return freed
+
+    def _set(self, action: SetWindow | SetAlgorithm, by: str, reason: str) -> int:
+        """Sets a window or the algorithm by a new revision of the job's policy."""
+        policies, knob = self._job.policies, knob_of(action)
+        kind, direction, reverse = self._way(action)
+        text = f"{by}: {reason}"
+        if isinstance(action, SetWindow):
+            stage, before = action.stage, policies.windows()[action.stage]
+            what = f"{knob}: {before} → {action.in_flight}"
+            revision = policies.revise(text, window=(stage, action.in_flight))
+            self._former.setdefault(
+                knob, lambda: _unit(policies.revise(f"{knob} is {before} again", window=(stage, before)))
+            )
+        else:
+            assert policies.policy is not None
+            stage, former = None, policies.policy.algorithm
+            what = f"{knob}: {former} → {action.algorithm}"
+            revision = policies.revise(text, algorithm=action.algorithm)
+            self._former.setdefault(
+                knob, lambda: _unit(policies.revise(f"{knob} is {former} again", algorithm=former))
+            )
+        change = JobChange(
+            kind=kind,
+            what=what,
+            direction=direction,
+            reverse=reverse,
+            to_stage=stage,
+            step=self._training.step,
+            by=by,
+            forecast=action.forecast,
+        )
+        self._changes.begin(change, lambda _: self._take_back(knob))
+        return revision
+
+    def _take_back(self, knob: str) -> None:
+        self._freed.append(knob)
+        if (former := self._former.pop(knob, None)) is not None:
+            former()
+
+    def _scale(self, replicas: int, by: str, forecast: Forecast, reason: str) -> None:
+        """Has the job take or leave slots, as the queue does; the queue then gives it no more than these."""
+        before, graph = self._holding.replicas, self._job.instances.graph
+        kind, direction, reverse = self._way(Scale(replicas=replicas, forecast=forecast))
+        if not self._holding.resize(replicas, f"{by}: {reason}"):
+            raise Conflict(f"{replicas} replicas: there is no room for them, or the job can't change now")
+        self._holding.prefer(replicas)
+        added = working_units(self._job.instances.graph) - working_units(graph)
+        change = JobChange(
+            kind=kind,
+            what=f"replicas: {before} → {replicas}",
+            direction=direction,
+            reverse=reverse,
+            newcomers=tuple(sorted(added)),
+            step=self._training.step,
+            by=by,
+            forecast=forecast,
+        )
+        self._former.setdefault("replicas", lambda: self._holding.prefer(None))
+
+        def take_back(_: JobChange) -> None:
+            self._take_back("replicas")
+            self._holding.prefer(before)
+            if not self._holding.resize(before, f"{OWN_LOOP}: {replicas} replicas were no better"):
+                raise Conflict("the job can't change its size now")
+
+        self._changes.begin(change, take_back)
+
+    def _handed_over(self, sid: str) -> None:
+        """An instance leaves its slot now, and another incarnation takes its place."""
+        if (asked := self._leaving.pop(sid, None)) is None:
+            return
+        by, forecast = asked
+        here = self._place_of(sid)
+        self._changes.begin(
+            JobChange(
+                kind="migrate",
+                what=f"{sid} leaves {here}",
+                direction=f"{sid} leaves {here}",
+                reverse=f"{sid} goes to {here}",
+                sid=sid,
+                newcomers=(sid,),
+                from_stage=self._job.instances.graph.unit(sid).stage,
+                step=self._training.step,
+                by=by,
+                forecast=forecast,
+            )
+        )
+
+    def _place_of(self, sid: str) -> str:
+        place = self._job.instances.graph.placement(sid)
+        return f"slot {place.slot} of {place.cluster}/{place.node}"
+
+
+def _unit(_: int) -> None:
+    """Drops a revision's number."""

@@ -1,0 +1,72 @@
+"""The changes of one job under way (ADR-0092): begun, judged by measured steps, taken back, told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bus.logs import get_logger
+from entities.orchestrator.job_state.context import JobContext
+from entities.orchestrator.planning.change_account import ChangeAccount, in_words
+from schemas.changes import ChangeState, JobChange
+from schemas.errors import DmscError
+from schemas.job import StepResult
+
+log = get_logger("orchestrator")
+
+TakeBack = Callable[[JobChange], None]
+"""Makes a change undone that was no better; raises `Conflict` where that can't be now."""
+
+
+class JobChanges:
+    """The account of one job's changes, and what it does with each verdict."""
+
+    def __init__(self, job: JobContext) -> None:
+        self._job = job
+        self.account = ChangeAccount(list(job.store.record.changes))
+        self._take_back: TakeBack | None = None
+        self.on_verdict: Callable[[JobChange], None] = lambda change: None
+        """Called with each change that has been judged."""
+
+    def begin(self, change: JobChange, take_back: TakeBack | None = None) -> JobChange:
+        """Notes that a change begins, and tells it. `take_back` is called if it is judged as no better."""
+        self._take_back = take_back
+        begun = self.account.begin(change)
+        self._tell(begun)
+        return begun
+
+    def decided(self, result: StepResult, *, last: bool) -> None:
+        """A step was decided: its figures count for the change under judgement."""
+        change = self.account.decided(result, last=last)
+        if change is None:
+            return
+        self._tell(change)
+        if change.state in (ChangeState.BETTER, ChangeState.NO_BETTER):
+            self.on_verdict(change)
+        if not last and self.account.to_take_back(change) and self._take_back is not None:
+            take_back, self._take_back = self._take_back, None
+            try:
+                take_back(change)
+            except DmscError as error:
+                log.info("not taken back", job=self._job.name, change=change.what, reason=error.text)
+
+    def fail(self) -> None:
+        """The change could not be made."""
+        self._told(self.account.fail())
+
+    def disturbed(self) -> None:
+        """Something else changed: the time of steps no longer says anything about the change."""
+        self._told(self.account.disturbed())
+
+    def rolled_back(self, stage: int | None) -> None:
+        """All went back to a checkpoint. A stage's only instance that migrates has that by intention."""
+        change = self.account.open
+        if change is None or change.kind != "migrate" or change.from_stage != stage:
+            self.disturbed()
+
+    def _told(self, change: JobChange | None) -> None:
+        if change is not None:
+            self._tell(change)
+
+    def _tell(self, change: JobChange) -> None:
+        log.info("change", job=self._job.name, change=in_words(change))
+        self._job.events.changing(change, self.account.recorded)

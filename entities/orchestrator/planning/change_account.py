@@ -1,0 +1,231 @@
+"""The account of a job's changes: which one is allowed, what it cost, whether it was worth it (ADR-0092).
+
+One change at a time is under judgement, and each is judged by measured step times before the next. So a wrong
+forecast costs one change, which is taken back where that brings something, and is not repeated. The account
+gets every decided step, and keeps the changes for the job's record. Weights are no part of it: routing
+measures by itself, and they change with every sample. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from schemas.changes import OPEN_CHANGES, ChangeKind, ChangeState, Forecast, JobChange, JobObjective
+from schemas.job import StepResult
+
+KEPT = 16
+"""Changes remembered in a job's record."""
+
+CHEAP: frozenset[ChangeKind] = frozenset({"window", "algorithm"})
+"""Changes that cost nothing to make or to take back: a smaller gain is enough."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChangeRules:
+    """When a suggested change is allowed. A person's change is allowed wherever it is possible."""
+
+    min_saving: float = 0.1
+    """Least part of a step's time, or of what its objective counts, that the forecast must save."""
+
+    min_cheap_saving: float = 0.03
+    """The same of a change that costs nothing."""
+
+    min_steps: int = 4
+    """Steps that must be measured before a change, to compare with."""
+
+    settle_steps: int = 2
+    """First steps in effect that are not compared: links are built, and senders learn speeds."""
+
+    check_steps: int = 8
+    """Steps after these by whose median a change is judged."""
+
+    cooldown_steps: int = 8
+    """Steps from a verdict until the next change."""
+
+    agreement: float = 1.5
+    """Largest ratio between the present time of a step and the one that the forecast assumes."""
+
+    worth: float = 0.02
+    """A change that saved less than this part of a step counts as no better: less is noise."""
+
+
+@dataclass(slots=True)
+class ChangeAccount:
+    """The changes of one job. `history`: those in the job's record."""
+
+    history: list[JobChange] = field(default_factory=list)
+    rules: ChangeRules = field(default_factory=ChangeRules)
+    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=8))
+    _after: list[float] = field(default_factory=list)
+    _lost_s: float = 0.0
+    _since: int | None = None  # steps since the last verdict; None: there was none
+
+    @property
+    def open(self) -> JobChange | None:
+        """The change that is not judged yet, if there is one."""
+        last = self.history[-1] if self.history else None
+        return last if last is not None and last.state in OPEN_CHANGES else None
+
+    @property
+    def recorded(self) -> tuple[JobChange, ...]:
+        """The latest changes, for the job's record."""
+        return tuple(self.history[-KEPT:])
+
+    @property
+    def step_s(self) -> float | None:
+        """A step now: the median of the last ones; None: none was measured since the last change."""
+        return median(self._recent) if self._recent else None
+
+    # --- whether a change is allowed --------------------------------------------------------------------
+    def obstacle(self) -> str:
+        """Why nothing can be changed now, for a module and a person alike; empty if it can."""
+        return f"{self.open.what} is not judged yet" if self.open is not None else ""
+
+    def unwise(self, kind: ChangeKind, direction: str, reverse: str, forecast: Forecast) -> str:
+        """Why a possible change that was suggested is declined; empty if it is allowed."""
+        rules = self.rules
+        least = rules.min_cheap_saving if kind in CHEAP else rules.min_saving
+        timed = forecast.objective is JobObjective.TIME
+        if forecast.saving < least:
+            what = "a step" if timed else f"the {forecast.objective} of a step"
+            return f"would save {forecast.saving:.0%} of {what}, less than {least:.0%}"
+        if timed and forecast.gain_s <= forecast.cost_s:
+            return f"would gain {forecast.gain_s:.1f} s and cost {forecast.cost_s:.1f} s"
+        if len(self._recent) < rules.min_steps:
+            return f"only {len(self._recent)} steps by this crew are known: nothing to compare with"
+        now_s = median(self._recent)
+        if not 1 / rules.agreement <= forecast.step_before_s / now_s <= rules.agreement:
+            return f"forecast for steps of {forecast.step_before_s:.3f} s, but they take {now_s:.3f} s"
+        if self._since is not None and self._since < rules.cooldown_steps:
+            return f"the last change was judged {self._since} steps ago; wait for {rules.cooldown_steps}"
+        return self._precedent(direction, reverse, now_s)
+
+    def _precedent(self, direction: str, reverse: str, now_s: float) -> str:
+        """Why an earlier change speaks against this one; a step takes `now_s` now."""
+        for change in reversed(self.history):
+            if change.takes_back:
+                continue
+            if change.direction == direction and change.state in (ChangeState.NO_BETTER, ChangeState.FAILED):
+                figures = (
+                    f": {change.before_s:.3f} → {change.after_s:.3f} s a step" if _judged(change) else ""
+                )
+                return f"was tried at step {change.step} ({change.state.value}{figures})"
+            if (
+                change.direction == reverse
+                and change.state is ChangeState.BETTER
+                and change.after_s is not None
+            ):
+                if now_s >= (1 + self.rules.min_saving) * change.after_s:
+                    return ""
+                return (
+                    f"would take back the change of step {change.step}, and a step still takes {now_s:.3f} s "
+                    f"as after it ({change.after_s:.3f} s)"
+                )
+        return ""
+
+    # --- the course of a change -------------------------------------------------------------------------
+    def begin(self, change: JobChange) -> JobChange:
+        """Notes that a change begins; returns it with the step time measured before it."""
+        self.history = [*self.history[-KEPT + 1 :], change.model_copy(update={"before_s": self.step_s})]
+        self._after, self._lost_s = [], 0.0
+        return self.history[-1]
+
+    def decided(self, result: StepResult, *, last: bool = False) -> JobChange | None:
+        """Counts a decided step; returns the change if it has changed.
+
+        Args:
+            result: the step's figures.
+            last: there is no further step: the change is judged now.
+        """
+        news = None
+        change = self.open
+        self._since = None if self._since is None else self._since + 1
+        if change is None:
+            self._recent.append(result.step_s)
+            return None
+        if change.state is ChangeState.UNDER_WAY:
+            if not all(result.shares.get(sid) for sid in change.newcomers):
+                self._lost_s += result.step_s - (change.before_s or result.step_s)
+                return self._close(ChangeState.UNDONE) if last else None
+            news = self._note(state=ChangeState.IN_EFFECT, cost_s=max(0.0, self._lost_s))
+        self._after.append(result.step_s)
+        compared = self._after[self.rules.settle_steps :]
+        if len(compared) >= self.rules.check_steps or last:
+            return self._judge(compared)
+        return news
+
+    def fail(self) -> JobChange | None:
+        """Notes that the change could not be made."""
+        return self._close(ChangeState.FAILED) if self.open is not None else None
+
+    def disturbed(self) -> JobChange | None:
+        """Closes the change without a verdict: something else changed, so that times can't be compared."""
+        return self._close(ChangeState.UNDONE) if self.open is not None else None
+
+    def to_take_back(self, change: JobChange) -> bool:
+        """Whether a judged change is taken back.
+
+        What costs nothing to take back, or holds slots for nothing, is; another one only if it made steps
+        longer.
+        """
+        if change.state is not ChangeState.NO_BETTER or change.takes_back or change.forecast is None:
+            return False
+        if change.kind in CHEAP or change.kind == "scale":
+            return True
+        if change.before_s is None or change.after_s is None:
+            return False
+        return change.forecast.measured_saving(change.before_s, change.after_s) < -self.rules.worth
+
+    def _judge(self, compared: Sequence[float]) -> JobChange:
+        change = self.history[-1]
+        if not compared or change.before_s is None:
+            return self._close(ChangeState.UNDONE)
+        after_s = median(compared)
+        judged = self._close(
+            ChangeState.BETTER if self._is_better(change, after_s) else ChangeState.NO_BETTER, after_s=after_s
+        )
+        self._recent.extend(compared)
+        return judged
+
+    def _is_better(self, change: JobChange, after_s: float) -> bool:
+        assert change.before_s is not None
+        forecast = change.forecast
+        if forecast is None:
+            return 1 - after_s / change.before_s > self.rules.worth
+        return forecast.measured_saving(change.before_s, after_s) > self.rules.worth
+
+    def _close(self, state: ChangeState, after_s: float | None = None) -> JobChange:
+        self._recent.clear()
+        self._since = 0
+        return self._note(state=state, after_s=after_s)
+
+    def _note(self, **figures: object) -> JobChange:
+        self.history[-1] = self.history[-1].model_copy(update=figures)
+        return self.history[-1]
+
+
+def in_words(change: JobChange) -> str:
+    """The change in one line for people: the forecast and the measurements."""
+    forecast = change.forecast
+    expected = ""
+    if forecast is not None:
+        expected = (
+            f"; predicted {forecast.step_before_s:.3f} → {forecast.step_after_s:.3f} s a step, cost "
+            f"{forecast.cost_s:.1f} s, gain {forecast.gain_s:.1f} s in {forecast.steps_left} steps"
+        )
+        if forecast.objective is not JobObjective.TIME:
+            expected += f", {forecast.saving:.0%} less {forecast.objective}"
+    measured = ""
+    if change.cost_s is not None:
+        measured = f"; measured cost {change.cost_s:.2f} s"
+    if _judged(change):
+        measured += f", {change.before_s:.3f} → {change.after_s:.3f} s a step"
+    back = "taken back: " if change.takes_back else ""
+    return f"{back}{change.what}, {change.state.value.replace('_', ' ')}{expected}{measured}"
+
+
+def _judged(change: JobChange) -> bool:
+    return change.before_s is not None and change.after_s is not None

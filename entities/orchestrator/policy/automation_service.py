@@ -1,0 +1,123 @@
+"""How far the mesh, and each job, is changed without a person: off, advise or act, switched live (ADR-0092).
+
+The lower one of the mesh's and the job's mode holds. The mesh's is in the bucket `automation`, a job's in its
+record, so that a new orchestrator goes on with both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from bus import subjects
+from bus.connection import Bus
+from bus.logs import get_logger
+from entities.orchestrator.job.job_run import JobRun
+from entities.orchestrator.mesh.mesh_view import MeshView
+from entities.orchestrator.policy.policy_service import PolicyService
+from schemas.automation import (
+    Automation,
+    AutomationQuery,
+    AutomationStatus,
+    MeshAutomation,
+    SwitchAutomation,
+    lower,
+)
+from schemas.changes import JobObjective
+from schemas.envelope import Envelope
+from schemas.errors import NotFound
+
+log = get_logger("orchestrator")
+
+SCOPE = "mesh"
+"""The key in the bucket `automation`."""
+
+
+class AutomationService:
+    """Switches automation during one term, and says who holds which knob.
+
+    `desk`: the service that judges suggestions; `started_with`: the mode of this orchestrator's command line,
+    which replaces one that an orchestrator with another mode wrote.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        mesh: MeshView,
+        runs: Mapping[str, JobRun],
+        desk: PolicyService,
+        started_with: Automation,
+    ) -> None:
+        self._bucket = bus.bucket(subjects.MESH_AUTOMATION)
+        self._mesh = mesh
+        self._runs = runs
+        self._desk = desk
+        self._started_with = started_with
+
+    async def load(self) -> None:
+        """Reads the mesh's mode, as earlier orchestrators left it."""
+        entry = await self._bucket.get(scope=SCOPE)
+        kept = None if entry is None else entry.message
+        if isinstance(kept, MeshAutomation) and kept.started_with is self._started_with:
+            self._mesh.automation = kept.mode
+        elif kept is not None or self._started_with is not Automation.ACT:
+            await self._write(self._started_with, "the orchestrator's command line")
+        else:
+            self._mesh.automation = Automation.ACT
+
+    async def switch(self, message: SwitchAutomation, envelope: Envelope) -> AutomationStatus:
+        """Switches the mesh, or one job. Below `act`, what was adopted ends, as if its validity had.
+
+        Raises:
+            NotFound: there is no such job.
+        """
+        if message.job is None:
+            await self._write(message.mode, message.user)
+            jobs = list(self._runs)
+        else:
+            run, mode = self._run(message.job), message.mode
+            before = run.job.store.record.automated
+            await run.job.store.note(now=True, automation=mode)
+            if before is not mode:
+                text = f"automation: {before} → {mode} by {message.user}"
+                await run.job.store.tell("policy", text=text)
+            jobs = [message.job]
+        for job in jobs:
+            if self._holds(self._runs[job]) is not Automation.ACT:
+                self._desk.end(job)
+            elif message.job is not None:
+                self._desk.release(job)  # what a person had set is the mesh's again
+        log.info("automation switched", mode=message.mode, job=message.job, by=message.user)
+        return self._status(message.job)
+
+    async def query(self, message: AutomationQuery, envelope: Envelope) -> AutomationStatus:
+        """The modes, and with a job who holds its knobs."""
+        return self._status(message.job)
+
+    async def _write(self, mode: Automation, by: str) -> None:
+        record = MeshAutomation(mode=mode, started_with=self._started_with, by=by, at=time.time())
+        await self._bucket.put(record, scope=SCOPE)
+        self._mesh.automation = mode
+
+    def _run(self, job: str) -> JobRun:
+        if (run := self._runs.get(job)) is None:
+            raise NotFound(f"no job {job} runs: `dmsc jobs` lists them")
+        return run
+
+    def _holds(self, run: JobRun) -> Automation:
+        return lower(self._mesh.automation, run.job.store.record.automated)
+
+    def _status(self, job: str | None) -> AutomationStatus:
+        if job is None:
+            return AutomationStatus(mesh=self._mesh.automation, holds=self._mesh.automation)
+        run = self._run(job)
+        record = run.job.store.record
+        return AutomationStatus(
+            mesh=self._mesh.automation,
+            job=job,
+            asked=record.automated,
+            holds=self._holds(run),
+            objective=JobObjective(record.spec.automation.objective),
+            budget=record.spec.automation.budget.limits(),
+            knobs=self._desk.knobs(job),
+        )

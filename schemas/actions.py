@@ -1,0 +1,185 @@
+"""What functional modules may suggest (draft §4.2): one class per action, with the knob that it would set.
+
+A new action needs a class here in `Action`, its knob in `knob_of`, a method of `policies.kit.policy.Policy`,
+what is nonsense in `suggestion_rules`, and whoever carries it out in `job.job_actions`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from schemas.base import Part, Token
+from schemas.changes import Forecast
+
+MOST_IN_FLIGHT = 1024
+
+
+class SetWeights(Part):
+    """Spread one stage's microbatches by these relative weights (SID → weight ≥ 0)."""
+
+    action: Literal["set_weights"] = "set_weights"
+    stage: int
+    weights: dict[str, float]
+
+
+class AvoidInstance(Part):
+    """Send nothing to this instance while the suggestion is valid."""
+
+    action: Literal["avoid_instance"] = "avoid_instance"
+    sid: Token
+
+
+class MoveInstance(Part):
+    """Have this instance leave its stage; its slot then hosts an instance of `stage`, with a peer's state."""
+
+    action: Literal["move_instance"] = "move_instance"
+    sid: Token
+    stage: int
+    forecast: Forecast
+
+
+class Migrate(Part):
+    """Have this instance leave its slot for another one, on `node` (an agent's SID) if that is named."""
+
+    action: Literal["migrate"] = "migrate"
+    sid: Token
+    node: Token | None = None
+    forecast: Forecast
+
+
+class Scale(Part):
+    """Give each stage so many replicas, within the job's `parallel.replicas: {min, want, max}`."""
+
+    action: Literal["scale"] = "scale"
+    replicas: int = Field(ge=1)
+    forecast: Forecast
+
+
+class SetWindow(Part):
+    """How many microbatches one sender may have open at one receiver of this stage."""
+
+    action: Literal["set_window"] = "set_window"
+    stage: int
+    in_flight: int = Field(ge=1, le=MOST_IN_FLIGHT)
+    forecast: Forecast
+
+
+class SetAlgorithm(Part):
+    """By which built-in algorithm senders choose among a stage's instances (`routing.algorithm`)."""
+
+    action: Literal["set_algorithm"] = "set_algorithm"
+    algorithm: str
+    forecast: Forecast
+
+
+class CheckpointNow(Part):
+    """Take a checkpoint at the end of the open step."""
+
+    action: Literal["checkpoint_now"] = "checkpoint_now"
+
+
+class ExpectFailures(Part):
+    """Expect a failure of the job every `between_s` seconds.
+
+    The `auto` interval between checkpoints follows from it and from their cost.
+    """
+
+    action: Literal["expect_failures"] = "expect_failures"
+    between_s: float
+
+
+class SetQueueOrder(Part):
+    """Waiting jobs in the order in which they should start, as far as the queue's own classes allow it."""
+
+    action: Literal["queue_order"] = "queue_order"
+    jobs: tuple[Token, ...] = Field(min_length=1, max_length=256)
+
+
+class NoAction(Part):
+    """An observation without a suggested action; kept on the stream, never adopted."""
+
+    action: Literal["none"] = "none"
+    note: str = ""
+
+
+Action = (
+    SetWeights
+    | AvoidInstance
+    | MoveInstance
+    | Migrate
+    | Scale
+    | SetWindow
+    | SetAlgorithm
+    | CheckpointNow
+    | ExpectFailures
+    | SetQueueOrder
+    | NoAction
+)
+
+
+def scope_of(action: Action) -> str:
+    """The scope of an action: `stage 1`, `instance x`, the whole `job`, or the mesh's `queue`."""
+    match action:
+        case SetWeights(stage=stage) | SetWindow(stage=stage):
+            return f"stage {stage}"
+        case AvoidInstance(sid=sid) | MoveInstance(sid=sid) | Migrate(sid=sid):
+            return f"instance {sid}"
+        case SetQueueOrder():
+            return "queue"
+        case _:
+            return "job"
+
+
+def knob_of(action: Action) -> str:
+    """The one thing that the action would set; empty if it sets none. A knob has one holder at a time."""
+    match action:
+        case SetWeights(stage=stage):
+            return f"weights of stage {stage}"
+        case AvoidInstance(sid=sid):
+            return f"route to {sid}"
+        case MoveInstance(sid=sid) | Migrate(sid=sid):
+            return f"place of {sid}"
+        case Scale():
+            return "replicas"
+        case SetWindow(stage=stage):
+            return f"window of stage {stage}"
+        case SetAlgorithm():
+            return "algorithm"
+        case ExpectFailures():
+            return "checkpoint interval"
+        case SetQueueOrder():
+            return "order of the queue"
+        case _:
+            return ""
+
+
+def forecast_of(action: Action) -> Forecast | None:
+    """The forecast of a change that alters the job's speed; None: it is none."""
+    return getattr(action, "forecast", None)
+
+
+def value_of(action: Action) -> str:
+    """What the action would set its knob to, in words."""
+    match action:
+        case SetWeights(weights=weights):
+            return ", ".join(f"{sid} {weight:g}" for sid, weight in sorted(weights.items()))
+        case AvoidInstance():
+            return "avoided"
+        case MoveInstance(stage=stage):
+            return f"stage {stage}"
+        case Migrate(node=node):
+            return f"on {node}" if node else "another slot"
+        case Scale(replicas=replicas):
+            return str(replicas)
+        case SetWindow(in_flight=in_flight):
+            return f"{in_flight} in flight"
+        case SetAlgorithm(algorithm=algorithm):
+            return algorithm
+        case ExpectFailures(between_s=between_s):
+            return f"a failure every {between_s:g} s"
+        case SetQueueOrder(jobs=jobs):
+            return ", ".join(jobs)
+        case _:
+            return ""

@@ -1,0 +1,197 @@
+"""One writer per knob, objectives, budgets and automation (ADR-0092)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from entities.orchestrator.policy.arbitration import ArbitrationConfig, Outcome, arbitrate, lapse, register
+from entities.orchestrator.policy.arbitration_state import (
+    ArbitrationState,
+    end_automation,
+    hold,
+    knobs,
+    not_carried_out,
+)
+from entities.orchestrator.policy.knobs import in_words, set_by_operator
+from entities.orchestrator.policy.suggestion_rules import JobFacts
+from schemas.actions import (
+    Action,
+    CheckpointNow,
+    Migrate,
+    Scale,
+    SetAlgorithm,
+    SetQueueOrder,
+    SetWeights,
+    SetWindow,
+)
+from schemas.automation import OWN_LOOP, Automation
+from schemas.changes import Forecast, JobObjective, StepUse
+from schemas.policy import ModuleLifecycle, ModuleState
+from tests.builders.policies import suggestion
+
+FACTS = JobFacts(
+    active={0: ("a", "b"), 1: ("c",)},
+    weights={},
+    revision=7,
+    step=10,
+    windows={0: 4, 1: 4},
+    algorithm="expected-completion",
+    replicas=2,
+    replica_range=(1, 4),
+    waiting=("k", "l"),
+)
+FASTER = Forecast.of(0.4, 0.3, cost_s=1.0, steps_left=100)
+
+
+def dearer(before: float, after: float, objective: JobObjective = JobObjective.TIME) -> Forecast:
+    """A step is faster, and uses so much money."""
+    uses = {JobObjective.COST: StepUse(before=before, after=after)}
+    return Forecast.of(0.4, 0.3, cost_s=1.0, steps_left=100, objective=objective, uses=uses)
+
+
+class Desk:
+    """Arbitration with modules m and n."""
+
+    def __init__(self, **facts: Any) -> None:
+        self.facts = replace(FACTS, **facts)
+        self.state = ArbitrationState()
+        for module in ("m", "n"):
+            active = ModuleLifecycle(module=module, version="1", state=ModuleState.ACTIVE)
+            self.state = register(self.state, active, 0.0)
+
+    def ask(self, action: Action, now: float = 0.0, *, own: bool = False, **more: Any) -> Outcome:
+        said = suggestion(action, input_revision=10, **({"module": OWN_LOOP} if own else {}), **more)
+        outcome, self.state = arbitrate(
+            self.state, said, self.facts, now, config=ArbitrationConfig(), own=own
+        )
+        return outcome
+
+
+THREE_TO_ONE = SetWeights(stage=0, weights={"a": 3.0, "b": 1.0})
+WINDOW = SetWindow(stage=0, in_flight=6, forecast=FASTER)
+
+
+def test_who_holds_a_knob_keeps_it_until_it_lapses_or_is_outranked() -> None:
+    desk = Desk()
+    assert desk.ask(WINDOW, module="m", confidence=0.7).adopted
+    weaker = desk.ask(WINDOW, 10.0, module="n", confidence=0.7)
+    assert weaker.reason == (
+        "window of stage 0: held for another 50.0 s: m prevails with confidence 0.70 against 0.70"
+    )
+    assert "m prevails" in desk.ask(WINDOW, 10.0, own=True, confidence=1.0).reason
+    assert desk.ask(WINDOW, 10.0, module="n", confidence=0.8).adopted
+    assert knobs(desk.state, "j")["window of stage 0"].module == "n"
+    [freed], desk.state = lapse(desk.state, {"j": desk.facts}, 70.0)
+    assert (freed.knob, freed.stage) == ("window of stage 0", None)
+    assert desk.ask(WINDOW, 70.0, own=True).adopted
+
+
+def test_the_own_loop_gives_way_to_any_module() -> None:
+    desk = Desk()
+    assert desk.ask(WINDOW, own=True, confidence=1.0).adopted
+    assert desk.ask(WINDOW, 1.0, module="m", confidence=0.5).adopted
+
+
+def test_a_person_outranks_all_until_released() -> None:
+    desk = Desk()
+    desk.state = hold(desk.state, "j", "replicas", set_by_operator("3", "rita", 0.0))
+    scale = Scale(replicas=4, forecast=FASTER)
+    assert desk.ask(scale, 1e6).reason == "replicas: set by rita, until a person releases it"
+    shown = in_words("replicas", knobs(desk.state, "j")["replicas"], 5.0)
+    assert (shown.holder, shown.value, shown.left_s) == ("operator", "3", None)
+    desk.state = end_automation(desk.state, "j", 1e6)
+    assert "replicas" in knobs(desk.state, "j")
+    desk.state = hold(desk.state, "j", "replicas", None)
+    assert desk.ask(scale, 1e6).adopted
+
+
+def test_what_the_job_declines_holds_no_knob() -> None:
+    desk = Desk()
+    before = desk.state
+    assert desk.ask(WINDOW).adopted
+    desk.state = not_carried_out(desk.state, suggestion(WINDOW), before)
+    assert knobs(desk.state, "j") == {}
+    assert desk.state.modules["m", "1"].adopted == 0
+
+
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        (SetWindow(stage=0, in_flight=4, forecast=FASTER), "window of stage 0 is 4 in flight already"),
+        (SetAlgorithm(algorithm="expected-completion", forecast=FASTER), "algorithm is expected-completion"),
+        (Scale(replicas=2, forecast=FASTER), "replicas is 2 already"),
+    ],
+)
+def test_what_is_so_already_changes_nothing(action: Action, said: str) -> None:
+    assert said in Desk().ask(action).reason
+
+
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        (SetWindow(stage=7, in_flight=4, forecast=FASTER), "unknown stage 7"),
+        (SetAlgorithm(algorithm="coin", forecast=FASTER), "algorithm coin: give one of expected-completion"),
+        (Scale(replicas=9, forecast=FASTER), "9 replicas are outside of the job's range, 1 to 4"),
+        (Migrate(sid="z", forecast=FASTER), "unknown instance z"),
+        (SetQueueOrder(jobs=("k", "x")), "job x does not wait for slots"),
+        (SetQueueOrder(jobs=("k", "k")), "the order names a job twice"),
+        (
+            Scale(replicas=4, forecast=Forecast.of(0.4, 0.5, cost_s=0, steps_left=9)),
+            "its own objective time forbids it: by its forecast a step takes 0.500 s instead of 0.400 s",
+        ),
+        (
+            Scale(replicas=1, forecast=dearer(2.0, 3.0, JobObjective.COST)),
+            "its own objective cost forbids it: by its forecast a step uses 3 of money instead of 2",
+        ),
+        (
+            Scale(
+                replicas=1,
+                forecast=Forecast.of(0.4, 0.3, cost_s=0, steps_left=9, objective=JobObjective.ENERGY),
+            ),
+            "its objective is energy, but its forecast lacks uses.energy: what a step uses of it",
+        ),
+    ],
+)
+def test_bad_suggestions_are_one_line(action: Action, said: str) -> None:
+    outcome = Desk().ask(action)
+    assert not outcome.adopted
+    assert outcome.reason.startswith(said)
+    assert "\n" not in outcome.reason
+
+
+def test_a_job_without_a_range_is_not_scaled() -> None:
+    outcome = Desk(replica_range=(2, 2)).ask(Scale(replicas=3, forecast=FASTER))
+    assert outcome.reason.startswith("the job has no range of replicas")
+
+
+@pytest.mark.parametrize("action", [WINDOW, THREE_TO_ONE, CheckpointNow()])
+def test_automation_off_and_advise(action: Action) -> None:
+    off = Desk(automation=Automation.OFF).ask(action)
+    assert off.reason.startswith("automation of job j is off: nothing is adopted")
+    advised = Desk(automation=Automation.ADVISE).ask(action)
+    assert not advised.adopted
+    assert advised.reason.startswith("advice, would have been ")
+    assert Desk().ask(action).adopted
+
+
+def test_the_jobs_objective_and_budget() -> None:
+    more = Scale(replicas=4, forecast=dearer(1.0, 1.5))
+    assert Desk().ask(more).adopted
+    assert Desk(objective=JobObjective.COST).ask(more).reason == (
+        "the job's objective is cost: a step would use 1.5 of money instead of 1"
+    )
+    silent = Desk(objective=JobObjective.ENERGY).ask(more)
+    assert silent.reason == "the job's objective is energy, and the forecast says nothing of it"
+    budget, used = {JobObjective.COST: 200.0}, {JobObjective.COST: 60.0}
+    over = Desk(budget=budget, used=used).ask(more)
+    assert over.reason == "the job would use 210 of money in all; its budget of cost is 200"
+    assert Desk(budget={JobObjective.COST: 220.0}, used=used).ask(more).adopted
+    cheaper = Scale(replicas=1, forecast=dearer(1.5, 1.0, JobObjective.COST))
+    assert Desk(budget=budget, used={JobObjective.COST: 190.0}).ask(cheaper).adopted
+
+
+def test_a_module_of_the_loops_name_is_a_stranger() -> None:
+    assert "has not registered" in Desk().ask(WINDOW, module=OWN_LOOP).reason
