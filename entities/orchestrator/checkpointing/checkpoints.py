@@ -90,6 +90,7 @@ class Checkpoints:
         self._risk_answered = False
         self._expected: tuple[float, float, str] | None = None  # between failures, until when, by whom
         self._asked_by = ""
+        self._asked_at: float | None = None
 
     # --- when ---------------------------------------------------------------------------------------------
     def committed(self, result: StepResult) -> None:
@@ -111,7 +112,11 @@ class Checkpoints:
             raise Conflict("training.checkpoint_every is 0: the job wants no checkpoints")
         if self._busy:
             raise Conflict("a checkpoint is being written")
-        self._asked_by = by
+        cost_s = statistics.median(self._costs) if self._costs else 0.0
+        pause_s, now = max(self._times.waited_s, cost_s / self._times.waited_share), time.monotonic()
+        if self._asked_at is not None and now - self._asked_at < pause_s:
+            raise Conflict(f"the last one that was asked for is {now - self._asked_at:.0f} s old")
+        self._asked_by, self._asked_at = by, now
 
     def due(self, step: int) -> bool:
         """Whether the loop has to stop at this boundary and call `at_boundary`."""

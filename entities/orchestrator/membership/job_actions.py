@@ -229,7 +229,8 @@ class JobActions:
 
         def take_back(_: JobChange) -> None:
             self._take_back("replicas")
-            self._holding.prefer(before)
+            if replicas > before:  # else the queue would have it grow again
+                self._holding.prefer(before)
             if not self._holding.resize(before, f"{OWN_LOOP}: {replicas} replicas were no better"):
                 raise Conflict("the job can't change its size now")
 

@@ -1,0 +1,202 @@
+"""What a job does of what was adopted: windows and algorithms set and taken back, instances that migrate."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
+from entities.orchestrator.membership.job_actions import JobActions
+from entities.orchestrator.membership.job_changes import JobChanges
+from schemas.actions import Action, CheckpointNow, Migrate, Scale, SetAlgorithm, SetWindow
+from schemas.changes import ChangeState, Forecast, JobChange
+from schemas.errors import Conflict
+from schemas.job import JobState
+from schemas.signals import CommunicationPolicy, StagePolicy
+from tests.builders.graphs import graph, placement, unit
+from tests.builders.jobs import job as job_record
+from tests.builders.jobs import step_result
+from tests.job_context import job_context
+
+UNITS = ("j-s0-r0", "j-s1-r0", "j-s1-r1")
+FASTER = Forecast.of(0.4, 0.3, cost_s=1.0, steps_left=100)
+
+
+class Nobody:
+    """A mesh without gateways and routers."""
+
+    def gateways(self) -> tuple[str, ...]:
+        return ()
+
+    routers = gateways
+
+
+class Job:
+    """A running job of two stages; what is asked of its parts."""
+
+    def __init__(self) -> None:
+        self.told: list[JobChange] = []
+        self.asked: list[str] = []
+        self.step = 9
+        self.obstacle = ""
+        self.growth = ""
+        self.replicas = 2
+        self.fits = True
+        policies = PolicyDistribution(SimpleNamespace(), Nobody())  # type: ignore[arg-type]
+        stages = tuple(StagePolicy(stage=stage, window=4) for stage in range(2))
+        fields: dict[str, Any] = {"job": "j", "revision": 1, "entry_gateway": "g", "clusters": ("a",)}
+        policies.issue(CommunicationPolicy(**fields, stages=stages, reason="initial"))
+        self.policies = policies
+        self.graph = graph(
+            *map(unit, UNITS), placements=tuple(placement(sid, slot) for slot, sid in enumerate(UNITS))
+        )
+        record = job_record("j").model_copy(update={"state": JobState.RUNNING})
+        self.context = job_context(
+            record,
+            policies=policies,
+            instances=SimpleNamespace(graph=self.graph),
+            events=SimpleNamespace(changing=lambda change, _: self.told.append(change)),
+            queue=SimpleNamespace(no_growth=lambda _: self.growth),
+        )
+        self.changes = SimpleNamespace(on_hand_over=None, migrate=self._migrate)
+        self.rebalancing = SimpleNamespace(under_way="")
+        self.job_changes = JobChanges(self.context)
+        place: Any = self
+        self.actions = JobActions(self.context, place, place, place, largest_windows=lambda: {0: 8, 1: 4})
+
+    def ask(self, by: str) -> None:
+        self.asked.append(f"checkpoint for {by}")
+
+    def resize(self, replicas: int, why: str) -> bool:
+        self.asked.append(f"{replicas} replicas: {why}")
+        if self.fits:
+            self.replicas = replicas
+        return self.fits
+
+    def prefer(self, replicas: int | None) -> None:
+        self.asked.append(f"prefers {replicas}")
+
+    def _migrate(self, sid: str, node: str | None) -> str:
+        self.asked.append(f"{sid} to {node}")
+        return self.obstacle
+
+    def steps(self, count: int, step_s: float, *sids: str) -> None:
+        for _ in range(count):
+            result = step_result(self.step, step_s=step_s, shares=dict.fromkeys(sids or UNITS, 2))
+            self.step += 1
+            self.job_changes.decided(result, last=False)
+
+    def do(self, action: Action) -> int | None:
+        return self.actions.carry_out(action, "m", 60.0, "why")
+
+
+WINDOW = SetWindow(stage=0, in_flight=6, forecast=FASTER)
+ALGORITHM = SetAlgorithm(algorithm="round-robin", forecast=FASTER)
+
+
+async def test_a_window_that_was_no_better_is_set_back_once_and_not_tried_again() -> None:
+    job = Job()
+    job.steps(8, 0.4)
+    assert job.do(WINDOW) == 2
+    assert job.policies.windows() == {0: 6, 1: 4}
+    job.steps(10, 0.4)
+    assert [change.state for change in job.told] == [
+        ChangeState.UNDER_WAY,
+        ChangeState.IN_EFFECT,
+        ChangeState.NO_BETTER,
+    ]
+    assert job.policies.windows() == {0: 4, 1: 4}
+    assert job.actions.freed() == ["window of stage 0"]
+    assert job.actions.freed() == []
+    job.steps(20, 0.4)
+    with pytest.raises(Conflict, match=r"was tried at step 17 \(no_better: 0.400 → 0.400 s a step\)"):
+        job.do(WINDOW)
+
+
+async def test_what_helped_stays_until_it_lapses() -> None:
+    job = Job()
+    job.steps(8, 0.4)
+    job.do(ALGORITHM)
+    job.steps(10, 0.3)
+    assert job.told[-1].state is ChangeState.BETTER
+    assert job.policies.policy is not None
+    assert job.policies.policy.algorithm == "round-robin"
+    job.actions.release("algorithm")
+    assert job.policies.policy.algorithm == "expected-completion"
+
+
+async def test_one_change_at_a_time() -> None:
+    job = Job()
+    job.steps(8, 0.4)
+    job.do(WINDOW)
+    with pytest.raises(Conflict, match="window of stage 0: 4 → 6 is not judged yet"):
+        job.do(ALGORITHM)
+
+
+async def test_a_window_larger_than_memory_is_refused_in_one_line() -> None:
+    job = Job()
+    job.steps(8, 0.4)
+    with pytest.raises(Conflict, match="9 microbatches in flight in stage 0: its instances may hold 8"):
+        job.do(SetWindow(stage=0, in_flight=9, forecast=FASTER))
+
+
+async def test_a_migration_counts_from_the_moment_at_which_the_instance_leaves() -> None:
+    job = Job()
+    job.steps(8, 0.4)
+    job.do(Migrate(sid="j-s1-r1", node="agent-b", forecast=FASTER))
+    assert job.asked == ["j-s1-r1 to agent-b"]
+    assert job.told == []
+    assert job.changes.on_hand_over is not None
+    job.changes.on_hand_over("j-s1-r1")
+    job.steps(2, 0.5, "j-s0-r0", "j-s1-r0")
+    job.steps(10, 0.3)
+    last = job.told[-1]
+    assert (last.kind, last.state, last.before_s, last.after_s) == ("migrate", ChangeState.BETTER, 0.4, 0.3)
+    assert last.cost_s == pytest.approx(0.2)
+
+
+async def test_a_migration_without_room_is_declined() -> None:
+    job = Job()
+    job.steps(8, 0.4)
+    job.obstacle = "no free slot"
+    with pytest.raises(Conflict, match="j-s1-r1 does not leave its slot: no free slot"):
+        job.do(Migrate(sid="j-s1-r1", forecast=FASTER))
+
+
+async def test_replicas_that_brought_nothing_are_given_back() -> None:
+    job = Job()
+    job.steps(8, 0.4)
+    job.do(Scale(replicas=3, forecast=FASTER))
+    job.steps(10, 0.4)
+    assert job.asked == [
+        "3 replicas: m: why",
+        "prefers 3",
+        "prefers None",
+        "prefers 2",
+        "2 replicas: orchestrator: 3 replicas were no better",
+    ]
+
+
+async def test_a_job_does_not_grow_while_another_waits_or_there_is_no_room() -> None:
+    job = Job()
+    job.steps(8, 0.4)
+    job.growth = "job k waits for slots"
+    with pytest.raises(Conflict, match="job k waits for slots"):
+        job.do(Scale(replicas=3, forecast=FASTER))
+    job.growth, job.fits = "", False
+    with pytest.raises(Conflict, match="3 replicas: there is no room for them"):
+        job.do(Scale(replicas=3, forecast=FASTER))
+    assert job.told == []
+
+
+async def test_only_a_running_job_does_anything() -> None:
+    job = Job()
+    record = job.context.store.record.model_copy(update={"state": JobState.RECOVERING})
+    job.context.store.record = record
+    with pytest.raises(Conflict, match="the job is recovering"):
+        job.do(CheckpointNow())
+    job.context.store.record = record.model_copy(update={"state": JobState.RUNNING})
+    job.do(CheckpointNow())
+    assert job.asked == ["checkpoint for m"]
