@@ -27,6 +27,7 @@ from schemas.job_file.requires import RequiresSpec
 from schemas.job_file.training import LossScaleSpec, TrainingSpec
 from schemas.marks import HOLDS_URL, Url
 from schemas.recipe_progress import RecipeProgress
+from schemas.recut import RecutRecord
 from schemas.routing import RoutingSpec
 from schemas.stage_move import StageMove
 from schemas.stored_values import breaks_rules, read_stored
@@ -325,7 +326,7 @@ class NodeCut(Part):
     reason: str
 
 
-class JobRecord(Message, wire="job.record", version=(1, 19)):
+class JobRecord(Message, wire="job.record", version=(1, 20)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -368,6 +369,7 @@ class JobRecord(Message, wire="job.record", version=(1, 19)):
         (), description="those that `recovery` counts, oldest first"
     )
     moves: tuple[StageMove, ...] = Field((), description="instances that changed their stage, the last 16")
+    recuts: tuple[RecutRecord, ...] = Field((), description="of its layers while it trained, the last 16")
     cuts: tuple[NodeCut, ...] = Field((), description="cuts between nodes that the job met, oldest first")
     alerts: tuple[Alert, ...] = Field((), description="those that are not over; `step` says since when")
     ends_as: JobState | None = Field(
@@ -385,7 +387,7 @@ class JobRecord(Message, wire="job.record", version=(1, 19)):
         return steps if stopped_at is None else min(steps, stopped_at)
 
 
-class JobEvent(Message, wire="job.event", version=(1, 7)):
+class JobEvent(Message, wire="job.event", version=(1, 8)):
     """An event of a job, in order on the stream `JOBS`. The live view and the loss curve read it."""
 
     job: Token
@@ -402,6 +404,7 @@ class JobEvent(Message, wire="job.event", version=(1, 7)):
         "sample",
         "skipped",
         "rebalancing",
+        "recut",
         "alert",
     ]
     at: Time
@@ -414,6 +417,7 @@ class JobEvent(Message, wire="job.event", version=(1, 7)):
     plan_s: Seconds | None = None
     skipped_step: int | None = None
     move: StageMove | None = None
+    recut: RecutRecord | None = None
     alert: Alert | None = None
     validation_step: int | None = None
     validation_loss: float | None = None

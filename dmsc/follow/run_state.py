@@ -76,7 +76,8 @@ class RunState:
         elif event.kind == "sample":
             self.sample = event.sample
         elif (
-            event.kind in ("fault", "recovery", "policy", "checkpoint", "skipped", "rebalancing", "alert")
+            event.kind
+            in ("fault", "recovery", "policy", "checkpoint", "skipped", "rebalancing", "recut", "alert")
             and event.text
         ):
             kind = "warning" if event.warning else event.kind

@@ -41,6 +41,7 @@ from schemas.gateway_api import (
 from schemas.job import ENDED, JobRecord, JobState
 from schemas.job_file.queue import QueueSpec
 from schemas.queue import QueueQuery, QueueStatus
+from schemas.recut import RecutAnswer, RecutJob
 
 log = get_logger("orchestrator")
 
@@ -247,6 +248,9 @@ class JobRuns:
 
     async def change_stage(self, message: ChangeStage, envelope: Envelope) -> Ack:
         return Ack(note=self._running(message.job).move(message.sid, message.stage, message.user))
+
+    async def recut(self, message: RecutJob, envelope: Envelope) -> RecutAnswer:
+        return await self._running(message.job).recut(message)
 
     async def cancel(self, message: CancelJob, envelope: Envelope) -> JobRecord:
         run = self.running.get(message.job)

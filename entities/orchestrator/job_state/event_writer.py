@@ -12,6 +12,7 @@ from entities.orchestrator.job_state.quarantine import BadMicrobatch
 from entities.orchestrator.planning.stage_moves import in_words
 from schemas.alert import Alert
 from schemas.job import NodeCut, StepResult
+from schemas.recut import RecutRecord, cuts_text
 from schemas.stage_move import StageMove
 
 
@@ -97,6 +98,12 @@ class EventWriter:
     def moved(self, move: StageMove, moves: tuple[StageMove, ...]) -> None:
         """A move of an instance to another stage has changed. `moves`: all moves that the record holds."""
         self._put({"kind": "rebalancing", "text": in_words(move), "move": move}, now=True, moves=moves)
+
+    def recut(self, record: RecutRecord, records: tuple[RecutRecord, ...]) -> None:
+        """A re-cut has another state. `records`: all that the job's record holds."""
+        text = f"plan {record.plan} ({cuts_text(record.cuts)}): {record.state}"
+        text += f": {record.why}" if record.why else ""
+        self._put({"kind": "recut", "recut": record, "text": text}, now=True, recuts=records)
 
     def fault(self, text: str) -> None:
         self._put({"kind": "fault", "text": text})

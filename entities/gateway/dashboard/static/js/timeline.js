@@ -7,7 +7,7 @@ const LANES = [
   ["faults", ["fault"]],
   ["mended", ["recovery"]],
   ["alerts", ["alert", "skipped"]],
-  ["policies", ["policy", "rebalancing"]],
+  ["policies", ["policy", "rebalancing", "recut"]],
   ["saved", ["checkpoint", "validation"]],
 ];
 const MARKS = 240;
