@@ -199,6 +199,10 @@ bench-mind: setup ## modules and the orchestrator's own loop, on against off, wh
 bench-rebalancing: setup ## an instance that changes its stage: throughput before and after, beside bound and forecast
 	@$(VENV)/python benchmarks/rebalancing.py $(ARGS)
 
+.PHONY: bench-recut
+bench-recut: setup ## other layers for the stages of a running job: how long it rests, what the copy costs
+	@$(VENV)/python benchmarks/recut.py $(ARGS)
+
 .PHONY: bench-replay
 bench-replay: setup ## how much faster than real time a recorded run is replayed
 	@$(VENV)/python benchmarks/replay.py $(ARGS)

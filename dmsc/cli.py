@@ -87,7 +87,8 @@ app.panel(
     jobs.resume,
     jobs.scale,
 )
-app.panel("Jobs", weights.weights, jobs.move, sweep.sweep, chaos.chaos, simulate.simulate, schema.schema)
+app.panel("Jobs", weights.weights, jobs.move, jobs.recut, sweep.sweep, chaos.chaos, simulate.simulate)
+app.panel("Jobs", schema.schema)
 app.panel("Watch", jobs.status, dashboard.dashboard, top.top, top.routes, nodes.nodes, faults.faults)
 app.panel("Watch", logs.logs, tap.tap, store.store)
 app.panel("Parts", run.join, run.run, replay.replay)

@@ -77,7 +77,7 @@ class NodeStatus(Message, wire="cluster.node.status", version=(1, 3)):
     sealing_key: str = Field("", description="what is secret in orders to this agent is sealed to this key")
 
 
-class InstanceStart(Message, wire="cluster.instance.start", version=(1, 4)):
+class InstanceStart(Message, wire="cluster.instance.start", version=(1, 5)):
     """SMO → node agent: start this unit. Idempotent by (sid, incarnation).
 
     `code_digest` is that of the analysed code; the instance refuses with one line if its own differs.
@@ -106,6 +106,7 @@ class InstanceStart(Message, wire="cluster.instance.start", version=(1, 4)):
     )
     secrets: Secret = Field("", description="JSON: what the `secret://` URLs of the job stand for")
     user: str = Field("", description="whose job it is: with whose other jobs it shares the node's cache")
+    plan: int = Field(0, ge=0, description="revision of the plan that gives the unit its layers")
 
 
 class LinkSecret(Message, wire="cluster.link.secret"):

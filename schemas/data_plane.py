@@ -10,7 +10,19 @@ from schemas.base import Message, Part, Token
 from schemas.routing import DEFAULT_ALGORITHM
 from schemas.step import AttemptMessage, Member
 
-HopDirection = Literal["forward", "backward", "state", "copy", "redo", "tied", "pull", "records", "block"]
+HopDirection = Literal[
+    "forward",
+    "backward",
+    "state",
+    "copy",
+    "redo",
+    "tied",
+    "pull",
+    "records",
+    "block",
+    "layers",
+    "layers_redo",
+]
 
 
 class TensorMeta(Part):
@@ -31,7 +43,7 @@ class HopLoad(Part):
     service_ms: float = 0.0
 
 
-class MicrobatchNotice(AttemptMessage, wire="data.notice", version=(1, 4)):
+class MicrobatchNotice(AttemptMessage, wire="data.notice", version=(1, 5)):
     """Sender → receiver: these tensors wait for you on our link; repeated until accepted (rule 11).
 
     Directions: `forward` has activations and what travels with them (targets); `backward` has the gradient of
@@ -41,9 +53,11 @@ class MicrobatchNotice(AttemptMessage, wire="data.notice", version=(1, 4)):
     was applied (no tensors: it was skipped), for a holder, or for a newcomer after its state; `tied` has the
     sums of parameters that the sender's stage, `stage`, shares with the receiver's; `pull` has no tensors and
     asks a unit before the entry for a microbatch's samples, and `records` has them, in one tensor; `block`
-    has a block of the cache, for another node's data instance. `transfer` numbers the transfers to a
-    newcomer: its redos belong to the state of the same number; of `block` it is that of `BlockSend`.
-    `learning_rate` is that of a redo's step.
+    has a block of the cache, for another node's data instance. `layers` has the state of layers, of version
+    `step`, under its names, for a member that gets them by the plan of revision `transfer`, and `layers_redo`
+    the gradients with which `step` was applied there; `microbatch` is the first of the layers. `transfer`
+    numbers the transfers to a newcomer: its redos belong to the state of the same number; of `block` it is
+    that of `BlockSend`. `learning_rate` is that of a redo's step.
     `link` names the process group (both ends build it when they first need it); `tag` is the first of
     `len(tensors)` consecutive tags on it. `load` is the sender's load when it returns a microbatch.
     """
@@ -62,9 +76,10 @@ class MicrobatchNotice(AttemptMessage, wire="data.notice", version=(1, 4)):
     load: HopLoad | None = None
     transfer: int = 0
     learning_rate: float | None = None
+    plan: int | None = Field(None, description="of a stage's state: revision of the plan that cuts it so")
 
 
-class NoticeAnswer(Message, wire="data.notice.answer", version=(1, 3)):
+class NoticeAnswer(Message, wire="data.notice.answer", version=(1, 4)):
     """Receiver → sender. `held`: I have it; `stale`: it is older than my step or attempt. `load` is mine."""
 
     job: Token

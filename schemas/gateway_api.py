@@ -17,6 +17,7 @@ from schemas.marks import HOLDS_USER_VALUES, Secret, Url
 from schemas.module_status import OrderBody, QuestionBody
 from schemas.observation import Observation
 from schemas.quota import Quota
+from schemas.recut import MOST_PLAN_TEXT, MOST_REVISION
 from schemas.registry import ServiceRecord
 from schemas.signals import ComputeEntry, QosReport, Role
 from schemas.unreadable import UnreadableNote
@@ -27,8 +28,8 @@ class DoorRequest(Message, wire="door.request", version=(1, 3)):
 
     token: Secret
     action: str = Field(
-        description="job.submit | job.list | job.read | job.cancel | job.park | job.resume | mesh.read | "
-        "policy.list | policy.order | policy.ask | policy.automation | observation.write"
+        description="job.submit | job.list | job.read | job.cancel | job.park | job.resume | job.recut | "
+        "mesh.read | policy.list | policy.order | policy.ask | policy.automation | observation.write"
     )
     job: Token | None = None
     spec: JobSpec | None = None
@@ -37,6 +38,13 @@ class DoorRequest(Message, wire="door.request", version=(1, 3)):
     question: QuestionBody | None = Field(None, description="for policy.ask")
     observations: tuple[Observation, ...] = Field((), max_length=1000)
     mode: Automation | None = Field(None, description="for policy.automation: switch to it")
+    plan: str | None = Field(
+        None, max_length=MOST_PLAN_TEXT, description="for job.recut, as at HTTP; none: the planner chooses"
+    )
+    revision: int | None = Field(
+        None, ge=0, le=MOST_REVISION, description="for job.recut, of the plan that was seen"
+    )
+    dry_run: bool = Field(False, description="for job.recut: it changes nothing")
 
 
 DOOR_KEY = "door.key"

@@ -30,6 +30,7 @@ from schemas.job_file.requires import RequiresSpec
 from schemas.job_file.training import LossScaleSpec, TrainingSpec
 from schemas.marks import HOLDS_URL, HOLDS_USER_VALUES, Url
 from schemas.recipe_progress import RecipeProgress
+from schemas.recut import RecutRecord
 from schemas.routing import RoutingSpec
 from schemas.stored_values import breaks_rules, read_stored
 from schemas.task_graph import TaskGraph
@@ -339,7 +340,7 @@ class ArrayPlace(Part):
     values: Annotated[Values, HOLDS_USER_VALUES] = Field({}, description="what it has of its own")
 
 
-class JobRecord(Message, wire="job.record", version=(1, 21)):
+class JobRecord(Message, wire="job.record", version=(1, 22)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -384,6 +385,7 @@ class JobRecord(Message, wire="job.record", version=(1, 21)):
     )
     changes: tuple[JobChange, ...] = Field((), description="that altered its speed, the last 16")
     automation: Automation | None = Field(None, description="as a person switched it; none: as its file says")
+    recuts: tuple[RecutRecord, ...] = Field((), description="of its layers while it trained, the last 16")
     cuts: tuple[NodeCut, ...] = Field((), description="cuts between nodes that the job met, oldest first")
     alerts: tuple[Alert, ...] = Field((), description="those that are not over; `step` says since when")
     ends_as: JobState | None = Field(
@@ -430,6 +432,7 @@ class JobEvent(Message, wire="job.event", version=(1, 8)):
         "sample",
         "skipped",
         "change",
+        "recut",
         "alert",
     ]
     at: Time
@@ -442,6 +445,7 @@ class JobEvent(Message, wire="job.event", version=(1, 8)):
     plan_s: Seconds | None = None
     skipped_step: int | None = None
     change: JobChange | None = None
+    recut: RecutRecord | None = None
     alert: Alert | None = None
     validation_step: int | None = None
     validation_loss: float | None = None

@@ -335,17 +335,19 @@ class StepAssign(AttemptMessage, wire="step.assign"):
     paths: tuple[PathUpdate, ...]
 
 
-class Adopt(Message, wire="step.adopt"):
+class Adopt(Message, wire="step.adopt", version=(1, 1)):
     """New SMO → MI: I lead this job in a higher epoch; report your state (DESIGN §5 rule 7).
 
-    The answer promises to refuse every order of a lower epoch.
+    The answer promises to refuse every order of a lower epoch. `plan` is the revision of the plan in force:
+    an instance that has completed it goes over to it, and forgets any other that it has built.
     """
 
     job: Token
     epoch: int
+    plan: int | None = None
 
 
-class Adopted(Message, wire="step.adopted", version=(1, 1)):
+class Adopted(Message, wire="step.adopted", version=(1, 2)):
     """`prepared` is the step whose reduced gradient waits here for a decision; -1 if there is none.
 
     `fenced` names the incarnations from which this instance takes nothing any more, by order of whoever led.
@@ -357,6 +359,7 @@ class Adopted(Message, wire="step.adopted", version=(1, 1)):
     generation: int
     prepared: int = -1
     fenced: tuple[Member, ...] = ()
+    plan: int | None = Field(None, description="revision of the plan that gives it its layers; none: of none")
 
 
 class StateSend(Message, wire="state.send"):

@@ -247,8 +247,13 @@ class PlanForecast(Part):
 
 
 class TaskGraph(Part):
-    """Units, edges, constraints, and the placement that the orchestrator chose, with its reason."""
+    """Units, edges, constraints, and the placement that the orchestrator chose, with its reason.
 
+    `revision` grows with each deployment and each re-cut of the job: instances of different ones have other
+    layers.
+    """
+
+    revision: int = 0
     units: tuple[TaskUnit, ...]
     edges: tuple[TaskEdge, ...]
     constraints: tuple[Constraint, ...] = ()
@@ -283,6 +288,12 @@ class TaskGraph(Part):
         """(first, last) layer of a stage, the last exclusive."""
         unit = self.stage(stage)[0]
         return unit.first_layer, unit.last_layer
+
+    @property
+    def cuts(self) -> tuple[tuple[int, int], ...]:
+        """(first, last) layer of each stage."""
+        stages = 1 + max(unit.stage for unit in self.units)
+        return tuple(self.layers(stage) for stage in range(stages))
 
     def stage(self, stage: int) -> tuple[TaskUnit, ...]:
         return tuple(unit for unit in self.units if unit.stage == stage)

@@ -289,14 +289,14 @@ async def _changes(mesh: BenchMesh, name: str) -> tuple[ChangeFigure, ...]:
     record = await mesh.client.job(name)
     return tuple(
         ChangeFigure(
-            what=f"{one.sid} from stage {one.from_stage} to {one.to_stage}: {one.state.value}",
+            what=f"{one.what}: {one.state.value}",
             by=one.by,
             forecast_s=one.forecast.step_after_s,
             before_s=one.before_s or one.forecast.step_before_s,
             after_s=one.after_s,
             state=one.state.value,
         )
-        for one in record.moves
+        for one in record.changes
         if one.forecast is not None
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bus.subject_row import Names, Subject
 from bus.subjects.table import ALL, BROKER, CLIENT, FM, MG, MI, MIC, RECORDS_BYTES, SMO, STREAM
-from schemas import arrays, broker, feeds, gateway_api, job, module_status, plans, policy, queue
+from schemas import arrays, broker, feeds, gateway_api, job, module_status, plans, policy, queue, recut
 from schemas.errors import Ack
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "QUERY",
     "QUEUE_CAPACITY",
     "QUEUE_QUERY",
+    "RECUT",
     "RESERVATION",
     "RESERVATIONS_QUERY",
     "RESERVE_SLOTS",
@@ -48,7 +49,7 @@ DOOR = Subject(
     "a client's request at any gateway (queue group)",
     reply=gateway_api.JobList,
     other_replies=(
-        *(Ack, arrays.JobArray, gateway_api.DoorKey, gateway_api.MeshStatus),
+        *(Ack, arrays.JobArray, gateway_api.DoorKey, gateway_api.MeshStatus, recut.RecutAnswer),
         *(module_status.ModuleAnswer, policy.ModuleLifecycle, module_status.ModuleList),
     ),
     answer_bytes=RECORDS_BYTES,
@@ -136,6 +137,15 @@ CHANGE_STAGE = Subject(
     SMO,
     "an instance is to change its stage",
     reply=Ack,
+)
+RECUT = Subject(
+    "recut",
+    "job.command.recut",
+    recut.RecutJob,
+    MG,
+    SMO,
+    "cut the layers of a running job anew",
+    reply=recut.RecutAnswer,
 )
 CANCEL = Subject(
     "cancel",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bus.subject_row import Names, Subject
 from bus.subjects.table import BROKER, CLIENT, FM, MG, MI, SMO
-from schemas import checkpoint, data_blocks, data_plane, files, peer_copy, step, store
+from schemas import checkpoint, data_blocks, data_plane, files, peer_copy, recut, step, store
 from schemas.errors import Ack
 
 __all__ = [
@@ -19,6 +19,11 @@ __all__ = [
     "NOTICE",
     "NOTICE_ANSWER",
     "PUBLISH_FILE",
+    "RECUT_DROP",
+    "RECUT_FILL",
+    "RECUT_PREPARE",
+    "RECUT_SEND",
+    "RECUT_SWITCH",
     "STATE_RESTORE",
     "STATE_SEND",
     "STATE_WAIT",
@@ -114,6 +119,51 @@ EXPORT = Subject(
     MI,
     "write your weights",
     reply=step.Exported,
+)
+RECUT_PREPARE = Subject(
+    "recut prepare",
+    "recut.prepare.{job}.{sid}",
+    recut.RecutPrepare,
+    SMO,
+    MI,
+    "build what this plan makes of you, beside what you train",
+    reply=Ack,
+)
+RECUT_SEND = Subject(
+    "recut send",
+    "recut.send.{job}.{sid}",
+    recut.RecutSend,
+    SMO,
+    MI,
+    "stream the layers that you give by this plan",
+    reply=recut.RecutReady,
+)
+RECUT_FILL = Subject(
+    "recut fill",
+    "recut.fill.{job}.{sid}",
+    recut.RecutFill,
+    SMO,
+    MI,
+    "complete what you have built with the state of this version",
+    reply=recut.RecutReady,
+)
+RECUT_SWITCH = Subject(
+    "recut switch",
+    "recut.switch.{job}.{sid}",
+    recut.RecutSwitch,
+    SMO,
+    MI,
+    "this plan is in force: go over to its layers",
+    reply=recut.RecutReady,
+)
+RECUT_DROP = Subject(
+    "recut drop",
+    "recut.drop.{job}.{sid}",
+    recut.RecutDrop,
+    SMO,
+    MI,
+    "forget what you have built for this plan",
+    reply=Ack,
 )
 STORE_QUERY = Subject(
     "store query",

@@ -23,6 +23,7 @@ from dmsc.client.data.data_calls import DataCalls
 from dmsc.client.data.feed_calls import FeedCalls
 from dmsc.client.gateway_requests import Gateways, OnProgress
 from dmsc.client.policy_calls import PolicyCalls
+from dmsc.client.shape_calls import ShapeCalls
 from dmsc.client.train_calls import TrainCalls
 from dmsc.client.weights_check import check_file, check_weights
 from dmsc.state.settings import find_gateway
@@ -59,7 +60,7 @@ Job = str | Path | Mapping[str, Any] | JobSpec
 Fault = Literal["kill", "freeze", "resume"]
 
 
-class AsyncClient(ArrayCalls, TrainCalls, DataCalls, AccessCalls, FeedCalls, PolicyCalls):
+class AsyncClient(ArrayCalls, TrainCalls, ShapeCalls, DataCalls, AccessCalls, FeedCalls, PolicyCalls):
     """Sends requests to a mesh's gateways from a coroutine; use it with `async with`.
 
     Args:
@@ -134,21 +135,6 @@ class AsyncClient(ArrayCalls, TrainCalls, DataCalls, AccessCalls, FeedCalls, Pol
     async def load(self, job: str) -> JobLoad:
         """The present load of a job's instances: queue, milliseconds per microbatch, latency."""
         return await self._get(JobLoad, f"/v1/jobs/{segment(job)}/load")
-
-    async def scale(self, job: str, replicas: int, stage: int | None = None, unit: str | None = None) -> str:
-        """Set the number of working replicas of one stage, or of all; return what will happen, in words.
-
-        `unit` names `data`, or a function of `data.preprocess`, instead of a stage.
-        """
-        params = {"replicas": replicas, "stage": stage, "unit": unit}
-        answer = await self._gateways.ask("POST", f"/v1/jobs/{segment(job)}/scale", params=params)
-        return str(answer["note"])
-
-    async def move(self, job: str, sid: str, stage: int) -> str:
-        """Move an instance to another stage at the end of the open step; return in words what will happen."""
-        params = {"sid": sid, "stage": stage}
-        answer = await self._gateways.ask("POST", f"/v1/jobs/{segment(job)}/move", params=params)
-        return str(answer["note"])
 
     async def cancel(self, job: str, *, reason: str = "") -> JobRecord:
         """Request the cancellation of a job; the mesh stops its instances and cleans up."""

@@ -105,6 +105,7 @@ class Client:
     load = _called(AsyncClient.load)
     scale = _called(AsyncClient.scale)
     move = _called(AsyncClient.move)
+    recut = _called(AsyncClient.recut)
     cancel = _called(AsyncClient.cancel)
     park = _called(AsyncClient.park)
     resume = _called(AsyncClient.resume)

@@ -34,6 +34,7 @@ _marks = {
     "checkpoint": "[blue]▪[/]",
     "skipped": "[yellow]↷[/]",
     "change": "[cyan]⇆[/]",
+    "recut": "[cyan]⇆[/]",
     "alert": "[yellow]![/]",
     "warning": "[yellow]![/]",
 }

@@ -76,7 +76,7 @@ class RunState:
         elif event.kind == "sample":
             self.sample = event.sample
         elif (
-            event.kind in ("fault", "recovery", "policy", "checkpoint", "skipped", "change", "alert")
+            event.kind in ("fault", "recovery", "policy", "checkpoint", "skipped", "change", "recut", "alert")
             and event.text
         ):
             kind = "warning" if event.warning else event.kind

@@ -72,6 +72,9 @@ class NatsDoor:
             "job.submit": lambda: self._submission(bearer, _spec(request), envelope),
             "job.list": self._jobs.list,
             **{action: partial(self._of_job, action, request) for action in _ORDERS},
+            "job.recut": lambda: self._jobs.recut(
+                _job(request), request.plan, request.revision, dry_run=request.dry_run
+            ),
             "mesh.read": self._jobs.mesh,
             "policy.list": modules.modules,
             "policy.order": lambda: modules.order(

@@ -263,6 +263,7 @@ class Leader:
             (subjects.RESUME, self._jobs.unpark),
             (subjects.SCALE, self._jobs.scale),
             (subjects.CHANGE_STAGE, self._jobs.change_stage),
+            (subjects.RECUT, self._jobs.recut),
             (subjects.QUERY, self._jobs.query),
             (subjects.QUEUE_QUERY, self._jobs.queue_status),
             (subjects.MAKE_PLAN, self._plans.make),

@@ -271,6 +271,27 @@ class StageCompute:
         return gradients, checksum, counted
 
     @property
+    def summed_names(self) -> list[str]:
+        """Full names of what a step's gradients are of: the trained parameters, then running statistics."""
+        names = {id(buffer): name for name, buffer in self.module.named_buffers()}
+        return [*self._names, *(names[id(buffer)] for buffer in self._statistics.buffers)]
+
+    def names_in(self, first: int, last: int) -> frozenset[str]:
+        """Full names of the weights of this stage that layers `first` … `last`-1 use."""
+        graph = self._graph
+        own = {name for name, users in graph.users.items() if any(first <= at < last for at in users)}
+        for layer in graph.layers[first:last]:
+            own.update(layer.weights)
+            for prefix in layer.modules:
+                buffers = graph.model.get_submodule(prefix).named_buffers()
+                own.update(f"{prefix}.{name}" for name, _ in buffers)
+        return frozenset(name for name, _ in named_weights(self.module) if name in own)
+
+    def become(self, other: StageCompute) -> None:
+        """Takes over all that another one has, which is not used any more: other layers, in the same job."""
+        vars(self).update(vars(other))
+
+    @property
     def is_tied(self) -> bool:
         """Whether another stage uses a trained parameter of this one, too."""
         own = range(self._start.unit.first_layer, self._start.unit.last_layer)

@@ -39,7 +39,11 @@ log = get_logger("workers.links.hop_exchange")
 
 COPIES: tuple[HopDirection, ...] = ("copy", "redo")
 """Directions of a copy of another stage's state."""
-ON_HOST: tuple[HopDirection, ...] = (*COPIES, "block")
+STATE: tuple[HopDirection, ...] = ("state", *COPIES)
+"""Directions of a whole stage's state, which means the plan by which it is cut."""
+LAYERS: tuple[HopDirection, ...] = ("layers", "layers_redo")
+"""Directions of layers on their way to a member that gets them by another plan."""
+ON_HOST: tuple[HopDirection, ...] = (*COPIES, "block", *LAYERS)
 """Directions whose tensors the receiver keeps in host memory, whatever device it computes on."""
 ASKING: tuple[HopDirection, ...] = ("forward", "pull")
 GIVING_BACK: tuple[HopDirection, ...] = ("backward", "records")
@@ -88,6 +92,8 @@ class HopExchange:
         config: LinkConfig | None = None,
     ) -> None:
         self.epoch = epoch
+        self.plan: int | None = None
+        """Revision of the plan that cuts this stage's state; None: it is written into no notice."""
         self._bus = bus
         self._member = member
         self._job = job
@@ -333,6 +339,7 @@ class HopExchange:
             round=transfer.round,
             transfer=transfer.transfer,
             learning_rate=transfer.learning_rate,
+            plan=self.plan if transfer.direction in STATE else None,
             replaced=transfer.replaced,
             load=self._load() if transfer.direction in GIVING_BACK else None,
         )

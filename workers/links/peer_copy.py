@@ -178,6 +178,10 @@ class ReplicaBuffer:
             return
         replica.redos.append(HeldRedo(gradients, learning_rate))
 
+    def clear(self) -> None:
+        """Drops all replicas: stages have other layers now."""
+        self._replicas.clear()
+
     def reach(self, stage: int) -> int:
         """The version that the replica of `stage` reaches; -1: there is none."""
         replica = self._replicas.get(stage)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from typing import Literal
 
 from torch import Tensor
 
 from bus.logs import get_logger
 from schemas.errors import Conflict, DmscError
-from schemas.step import Member
+from schemas.step import Member, StateReady, StateSend
 from workers.links.hop_exchange import Outcome
 from workers.links.peer_copy import Snapshot
 from workers.links.redo_queue import RedoQueue
@@ -157,6 +157,20 @@ class Followers:
         self.end([to], "another transfer begins")
         self._followers[to] = follower = Follower(to, transfer, self._send, self._snapshot)
         return follower
+
+    async def send(
+        self, order: StateSend, member: Member, fenced: Container[Member], patience_s: float
+    ) -> StateReady:
+        """Obeys an order to send state to a follower: the answer of `member`, once that has caught up.
+
+        Raises:
+            Conflict: It is fenced, or takes nothing.
+        """
+        if order.to in fenced:
+            raise Conflict(f"{order.to.sid} {order.to.incarnation} is fenced")
+        follower = self.follow(order.to, order.transfer)
+        version = await follower.caught_up(patience_s)
+        return StateReady(member=member, version=version, bytes=follower.sent_bytes, slow=follower.slow)
 
     def applied(self, step: int, redo: HostCopy) -> None:
         """See `Follower.applied`."""

@@ -295,6 +295,7 @@ class HopRuntime(ABC):
         step: int,
         tensors: Sequence[Tensor],
         *,
+        microbatch: int = 0,
         transfer: int = 0,
         learning_rate: float | None = None,
     ) -> Outcome:
@@ -305,6 +306,7 @@ class HopRuntime(ABC):
                 receiver=to,
                 stage=stage,
                 step=step,
+                microbatch=microbatch,
                 transfer=transfer,
                 learning_rate=learning_rate,
                 tensors=tensors,

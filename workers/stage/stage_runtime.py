@@ -18,17 +18,12 @@ from torch import Tensor
 from bus.subject_row import Subject
 from bus.subjects import (
     ADOPT,
-    CHECKPOINT,
-    CHECKPOINT_WAIT,
     COPY_SEND,
     COPY_STATUS,
     COPY_TO,
-    EXPORT,
     GROUP_FORM,
-    PUBLISH_FILE,
     STATE_RESTORE,
     STATE_SEND,
-    STATE_WAIT,
     STEP_ABORT,
     STEP_ASSIGN,
     STEP_COMMIT,
@@ -37,16 +32,13 @@ from bus.subjects import (
     STEP_STATUS,
 )
 from bus.wire import request_progress
-from schemas.checkpoint import CheckpointOrder, CheckpointTaken, CheckpointWait, CheckpointWritten
+from schemas.cluster import InstanceStart
 from schemas.data_plane import HopLoad, MicrobatchNotice
 from schemas.errors import Ack, Conflict, Fenced
-from schemas.files import PublishFile
 from schemas.peer_copy import CopyTo
 from schemas.step import (
     Adopt,
     Adopted,
-    Exported,
-    ExportOrder,
     GroupForm,
     GroupFormed,
     Member,
@@ -54,7 +46,6 @@ from schemas.step import (
     StateReady,
     StateRestore,
     StateSend,
-    StateWait,
     StepAbort,
     StepAborted,
     StepApplied,
@@ -69,12 +60,13 @@ from schemas.step import (
 )
 from workers.compute.compute_thread import ComputeThread
 from workers.compute.stage_compute import StageCompute
-from workers.links.hop_exchange import COPIES
+from workers.links.hop_exchange import COPIES, LAYERS, STATE
 from workers.links.offers import TensorTransfer
 from workers.links.peer_copy import CopySource
 from workers.local_store.recorder import Order
 from workers.stage.followers import Followers
 from workers.stage.hop_runtime import HopRuntime, InstanceContext
+from workers.stage.layer_change import LayerChange
 from workers.stage.preparation import Preparation
 from workers.stage.stage_flow import StageFlow
 from workers.state.stage_state import StageState
@@ -158,6 +150,28 @@ class StageRuntime(HopRuntime):
             self.state.snapshot,
         )
 
+        self.layer_change = LayerChange(
+            self.start,
+            device,
+            thread,
+            self.layers,
+            lambda: self.version,
+            lambda to, plan, direction, first, step, tensors, rate: self.send_aside(
+                to,
+                direction,
+                self.stage,
+                step,
+                tensors,
+                microbatch=first,
+                transfer=plan,
+                learning_rate=rate,
+            ),
+            self.exchange.reconsider,
+            self._between_plans,
+            self._changed_layers,
+        )
+        self.exchange.plan = self.layer_change.plan
+
     @property
     def version(self) -> int:
         """The number of applied steps, which is the number of the step that this instance works on."""
@@ -174,9 +188,20 @@ class StageRuntime(HopRuntime):
     def run(self, effects: Iterable[Effect]) -> None:
         self.flow.run(effects)
 
+    def offered(self, notice: MicrobatchNotice) -> str:
+        """As the machine answers; layers, and state that is cut by another plan, are no matter of its."""
+        if notice.direction in LAYERS:
+            known = notice.epoch >= self.epoch and notice.sender not in self.machine.fenced
+            return self.layer_change.offered(notice) if known else "stale"
+        if notice.direction in STATE and notice.plan is not None and notice.plan != self.layer_change.plan:
+            return "stale" if notice.plan < self.layer_change.plan else "later"
+        return super().offered(notice)
+
     def received(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
         """Passes the tensors of an accepted offer to the replica buffer, the state or the machine."""
-        if notice.direction in COPIES and notice.stage != self.stage:
+        if notice.direction in LAYERS:
+            self.layer_change.received(notice, tensors)
+        elif notice.direction in COPIES and notice.stage != self.stage:
             self.store_replica(notice, tensors)
         elif notice.direction == "state":
             if self.machine.takes(notice):
@@ -227,15 +252,12 @@ class StageRuntime(HopRuntime):
             (STEP_ABORT, self.abort),
             (STEP_STATUS, self.status),
             (STATE_SEND, self.send_state),
-            (STATE_WAIT, self.wait_state),
             (STATE_RESTORE, self.restore),
             (COPY_TO, self.keep_copy),
             (COPY_STATUS, self.copy_status),
             (COPY_SEND, self.send_copy),
-            (CHECKPOINT, self.checkpoint),
-            (CHECKPOINT_WAIT, self.checkpoint_written),
-            (PUBLISH_FILE, self.publish),
-            (EXPORT, self.export_weights),
+            *self.state.orders(),
+            *self.layer_change.orders(),
         ]
 
     # --- the step transaction ---------------------------------------------------------------------------
@@ -252,7 +274,7 @@ class StageRuntime(HopRuntime):
         self.machine.admitted(order.step, (order.epoch, order.attempt, order.round))
         self.followers.end(order.members, "it is a member of its stage")
         if order.generation > self.reduction.generation or self.reduction.group is None:
-            self._release_group()
+            self.preparation.release()
             await self.reduction.form(order)
         self.admitted()
         return GroupFormed(member=self.member, generation=self.reduction.generation)
@@ -261,6 +283,7 @@ class StageRuntime(HopRuntime):
         super()._fence(members)
         self.machine.fence(members)
         self.followers.end(members, "it is fenced")
+        self.layer_change.fence(members)
 
     async def fence(self, order: StepFence) -> StepFenced:
         """Ignores the fenced incarnations from now on; answers with the hops held in the open step.
@@ -270,7 +293,7 @@ class StageRuntime(HopRuntime):
         """
         self._fence(order.fenced)
         if self.reduction.includes(order.fenced):
-            self._release_group()
+            self.preparation.release()
         await self.state.until(
             lambda: (self.version, self.attempt) >= (order.step, order.attempt), self._times.fence_s
         )
@@ -299,8 +322,10 @@ class StageRuntime(HopRuntime):
     async def adopt(self, order: Adopt) -> Adopted:
         """Obeys the epoch of a new leading orchestrator from now on, and answers with the present step."""
         self._take_epoch(order.epoch)
+        await self.layer_change.adopted(order.plan, self.attempt + 1)
         return Adopted(
             member=self.member,
+            plan=self.layer_change.plan,
             version=self.version,
             attempt=self.attempt,
             generation=self.reduction.generation,
@@ -380,6 +405,7 @@ class StageRuntime(HopRuntime):
         No gradients: the step was skipped.
         """
         self.run(self.machine.applied(order.step + 1))
+        self.layer_change.applied(order.step, gradients, order.learning_rate)
         if self.followers or self.copy_source.holder is not None:
             redo = HostCopy(gradients, order.learning_rate)
             self.copy_source.applied(order.step, redo)
@@ -393,12 +419,27 @@ class StageRuntime(HopRuntime):
         self._fence(order.fenced)
         if order.attempt > self.attempt:
             self.machine.is_member = True
-            self._release_group()
+            self.preparation.release()
             self.preparation.forget()
             await self.flow.forget(order.attempt)
             await self.state.notify()
             self.admitted()  # the next boundary may validate before the first group is formed
         return StepAborted(member=self.member, version=self.version)
+
+    async def _between_plans(self, attempt: int, fenced: Sequence[Member]) -> None:
+        """Drops whatever is cut by the plan that ends, between two steps."""
+        self._fence(fenced)
+        self.preparation.release()
+        self.preparation.forget()
+        self.followers.end_all("the job is cut otherwise now")
+        self.copy_source.keep_at(None)
+        self.replica_buffer.clear()
+        await self.flow.forget(max(attempt, self.attempt))
+
+    def _changed_layers(self, start: InstanceStart) -> None:
+        """Another plan is in force here."""
+        self.start, self.exchange.plan = start, start.plan
+        self.exchange.reconsider()
 
     async def status(self, query: StepStatus) -> StepStatusReply:
         """The claims and waiting microbatches of a step at this instance (repairs lost claims)."""
@@ -422,8 +463,8 @@ class StageRuntime(HopRuntime):
         not change until it has received them.
         """
         if order.follow:
-            return await self._send_following(order)
-        self._check_version(order.version)
+            return await self.followers.send(order, self.member, self.machine.fenced, self._times.follow_s)
+        self.state.check_version(order.version)
         self.followers.end([order.to], "it is sent the state as it is")
         async with self.state.sending():
             tensors = await self.state.tensors()
@@ -435,18 +476,6 @@ class StageRuntime(HopRuntime):
         size = sum(tensor.nbytes for tensor in tensors)
         return StateReady(member=self.member, version=order.version, bytes=size)
 
-    async def _send_following(self, order: StateSend) -> StateReady:
-        if order.to in self.machine.fenced:
-            raise Conflict(f"{order.to.sid} {order.to.incarnation} is fenced")
-        follower = self.followers.follow(order.to, order.transfer)
-        version = await follower.caught_up(self._times.follow_s)
-        return StateReady(member=self.member, version=version, bytes=follower.sent_bytes, slow=follower.slow)
-
-    async def wait_state(self, order: StateWait) -> StateReady:
-        """Answers once this instance holds the state of `order.version`."""
-        request_progress.follow(self.thread.computed)  # which only takes over the state
-        return await self.state.wait_for(order.version, order.within_s)
-
     async def keep_copy(self, order: CopyTo) -> Ack:
         """Starts or stops keeping a replica of this stage's state at a peer. Idempotent."""
         self.copy_source.keep_at(order.holder)
@@ -456,39 +485,15 @@ class StageRuntime(HopRuntime):
         """Loads the state of a checkpoint, or builds it again from the seed; then accepts no peer's state."""
         self.machine.is_member = True
         self.followers.end_all("all go back to a checkpoint")
+        self.layer_change.drop("all go back to a checkpoint")
         restored = await self.state.restore(order)
         self.admitted()  # as by an abort
         return restored
 
-    async def checkpoint(self, order: CheckpointOrder) -> CheckpointTaken:
-        """Copies parameters and optimizer state at `order.version`; training goes on during the write."""
-        self._check_version(order.version)
-        return await self.state.checkpoints.take(order)
-
-    async def checkpoint_written(self, query: CheckpointWait) -> CheckpointWritten:
-        """Answers once this stage's part of a checkpoint is in the artifact store."""
-        return await self.state.checkpoints.wait(query)
-
-    async def publish(self, order: PublishFile) -> Ack:
-        """Writes a checkpoint's manifest, or the list of the weights, once all its parts have arrived."""
-        return await self.state.publisher.take(order)
-
-    async def export_weights(self, order: ExportOrder) -> Exported:
-        """Writes the weights as one safetensors shard to the artifact store."""
-        self._check_version(order.version)
-        return await self.state.export(order)
-
-    def _check_version(self, version: int) -> None:
-        if version != self.version:
-            raise Conflict(f"asked for version {version}, but I am at {self.version}")
-
-    def _release_group(self) -> None:
-        """Ends the group; its waiters get an error at once, and the gradient reduced in it is dropped."""
-        self.preparation.release()
-
     async def close(self) -> None:
         self.copy_source.close()
         self.followers.end_all("its source ends")
+        self.layer_change.close()
         await self.state.checkpoints.close()
         await super().close()
-        self._release_group()
+        self.preparation.release()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -151,18 +151,44 @@ async def restore_checkpoint(
     manifest = await read_manifest(artifacts)
     if version not in (None, manifest.version):
         raise Conflict(f"checkpoint {artifacts.url} is of step {manifest.version}, not {version}")
-    weights = named_weights(stage)
-    trained = [name for name, _ in stage.trainable()]
-    wanted = _Wanted(frozenset(name for name, _ in weights), trained)
+    wanted = wanted_by(stage)
     loaded: dict[str, Tensor] = {}
     for part in manifest.overlapping(stage.first_layer, stage.last_layer):
         loaded = {**await _read_stage(artifacts, part, wanted), **loaded}
+    replace = loading(stage, optimizer, loaded, f"checkpoint {artifacts.url}")
+    await run(replace)
+    return manifest.version
+
+
+def wanted_by(stage: StageModule, names: Iterable[str] | None = None) -> Callable[[str], bool]:
+    """Whether a key belongs to the state of a stage; with `names`, to that of these of its weights."""
+    weights = [name for name, _ in named_weights(stage)]
+    chosen = frozenset(weights) if names is None else frozenset(names).intersection(weights)
+    return _Wanted(chosen, [name for name, _ in stage.trainable() if name in chosen])
+
+
+def loading(
+    stage: StageModule, optimizer: StageOptimizer, loaded: Mapping[str, Tensor], source: str
+) -> Callable[[], None]:
+    """Checks that `loaded`, by `named_tensors`' keys, is the stage's whole state; returns what loads it.
+
+    Args:
+        stage: The stage whose parameters and buffers are replaced, in place.
+        optimizer: Its optimizer.
+        loaded: Key → tensor; what is of other stages is left alone.
+        source: Where it is from, for errors.
+
+    Raises:
+        Conflict: It is of another model; nothing was changed.
+    """
+    weights = named_weights(stage)
+    trained = [name for name, _ in stage.trainable()]
     states = {name: _state(name, loaded, weight.device) for name, weight in stage.trainable()}
     missing = sorted(name for name, _ in weights if name not in loaded)
     missing += [f"{_own(name)}…" for name in trained if states[name] is None]
     if missing:
         raise Conflict(
-            f"checkpoint {artifacts.url} lacks {len(missing)} of the {len(weights) + len(trained)} tensors "
+            f"{source} lacks {len(missing)} of the {len(weights) + len(trained)} tensors "
             f"of layers {stage.first_layer} to {stage.last_layer - 1}, {missing[0]} among them: it is of "
             "another model, or of another optimizer"
         )
@@ -175,8 +201,7 @@ async def restore_checkpoint(
     _check_weights(weights, loaded)
     state = complete, shadows, masters, loaded[SCALE] if SCALE in beside else None
     optimizer.check(*state)
-    await run(lambda: _replace(weights, loaded, optimizer, state))
-    return manifest.version
+    return lambda: _replace(weights, loaded, optimizer, state)
 
 
 @torch.no_grad()

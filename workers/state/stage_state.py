@@ -12,14 +12,19 @@ from torch import Tensor
 from bus.connection import Bus
 from bus.files.artifacts import Artifacts
 from bus.logs import get_logger
+from bus.subject_row import Subject
+from bus.subjects import CHECKPOINT, CHECKPOINT_WAIT, EXPORT, PUBLISH_FILE, STATE_WAIT
 from bus.wire import request_progress
 from bus.wire.request_progress import in_thread
+from schemas.checkpoint import CheckpointOrder, CheckpointTaken, CheckpointWait, CheckpointWritten
 from schemas.cluster import InstanceStart
-from schemas.errors import BadModel, Conflict, NotFound
-from schemas.step import Exported, ExportOrder, Member, StateReady, StateRestore
+from schemas.errors import Ack, BadModel, Conflict, NotFound
+from schemas.files import PublishFile
+from schemas.step import Exported, ExportOrder, Member, StateReady, StateRestore, StateWait
 from workers.compute.compute_thread import ComputeThread
 from workers.compute.optimizer import state_tensors
 from workers.compute.stage_compute import StageCompute
+from workers.local_store.recorder import Order
 from workers.models.hugging_face_folder import (
     folder_files,
     is_adapter,
@@ -137,6 +142,11 @@ class StageState:
             ) from None
         return StateReady(member=self._member, version=self.version)
 
+    async def wait(self, order: StateWait) -> StateReady:
+        """Answers once this instance holds the state of `order.version`."""
+        request_progress.follow(self._thread.computed)  # which only takes over the state
+        return await self.wait_for(order.version, order.within_s)
+
     async def tensors(self) -> tuple[Tensor, ...]:
         """Parameters and optimizer state in a fixed order, for a newcomer (views: between steps only)."""
         stage = self._stage
@@ -191,13 +201,44 @@ class StageState:
             await self.move_to(order.version)
         return StateReady(member=self._member, version=self.version)
 
+    # --- to the artifact store --------------------------------------------------------------------------
+    def orders(self) -> list[tuple[Subject, Order]]:
+        """The orders about files, and the wait for a version, which it obeys, and their handlers."""
+        return [
+            (STATE_WAIT, self.wait),
+            (CHECKPOINT, self.checkpoint),
+            (CHECKPOINT_WAIT, self.checkpoint_written),
+            (PUBLISH_FILE, self.publish),
+            (EXPORT, self.export),
+        ]
+
+    async def checkpoint(self, order: CheckpointOrder) -> CheckpointTaken:
+        """Copies parameters and optimizer state at `order.version`; training goes on during the write."""
+        self.check_version(order.version)
+        return await self.checkpoints.take(order)
+
+    async def checkpoint_written(self, query: CheckpointWait) -> CheckpointWritten:
+        """Answers once this stage's part of a checkpoint is in the artifact store."""
+        return await self.checkpoints.wait(query)
+
+    async def publish(self, order: PublishFile) -> Ack:
+        """Writes a checkpoint's manifest, or the list of the weights, once all its parts have arrived."""
+        return await self.publisher.take(order)
+
+    def check_version(self, version: int) -> None:
+        """Raises `Conflict` if the stage is at another version."""
+        if version != self.version:
+            raise Conflict(f"asked for version {version}, but I am at {self.version}")
+
     async def export(self, order: ExportOrder) -> Exported:
         """Writes the weights as one safetensors shard to the artifact store; or returns the next page of
         the written tensors.
 
         Raises:
             NotFound: The shard was not written.
+            Conflict: The stage is at another version.
         """
+        self.check_version(order.version)
         key = (order.url, order.shard, self.version)
         model = self._start.spec.model
         if not order.after:

@@ -5,7 +5,7 @@ They ask a gateway for what the user wants of a job, or hand the options to `dms
 
 chaos.py     `chaos`: faults against a running job, and what they cost
 check.py     `check`: a job on this machine, without a mesh
-jobs.py      `jobs`, `status`, `cancel`, `park`, `resume`, `scale`, `move`
+jobs.py      `jobs`, `status`, `cancel`, `park`, `resume`, `scale`, `move`, `recut`
 replay.py    `replay`: a policy against a recorded run
 runs.py      `runs recorded`, `runs export`, `runs import`
 comparing.py `runs list`, `runs show`, `runs compare`

@@ -1,4 +1,4 @@
-"""`dmsc jobs`, `status`, `cancel`, `park`, `resume`, `scale`, `move`: requests to a gateway about jobs."""
+"""`dmsc jobs`, `status`, `cancel`, `park`, `resume`, `scale`, `move`, `recut`: requests about jobs."""
 
 from __future__ import annotations
 
@@ -205,6 +205,32 @@ def move(
     """
     note = mesh.ask(lambda client: client.move(job, sid, stage))
     mesh.show({"job": job, "note": note}, note)
+
+
+def recut(
+    job: JobArgument,
+    plan: Annotated[
+        str | None,
+        option("--plan", "The layers of each stage, like 0-3,4-7.", show_default=False),
+    ] = None,
+    auto: Annotated[bool, option("--auto", "Let the planner choose, by what stages take now.")] = False,
+    dry_run: Annotated[bool, option("--dry-run", "Say what it would be; change nothing.")] = False,
+    revision: Annotated[
+        int | None,
+        option("--revision", "Refuse it unless this plan is in force.", min=0, show_default=False),
+    ] = None,
+    mesh: GatewayQuery = GatewayQuery(),
+) -> None:
+    """Give the stages of a running job other layers; the training result does not depend on it.
+
+    Example: dmsc recut stdlib-gpt-1 --plan 0-3,4-7
+    """
+    from schemas.errors import BadInput
+
+    if (plan is None) is not auto:
+        raise BadInput("say either --plan with the layers of each stage, like 0-3,4-7, or --auto")
+    answer = mesh.ask(lambda client: client.recut(job, plan, revision=revision, dry_run=dry_run))
+    mesh.show(answer.model_dump(mode="json"), answer.note)
 
 
 def status(

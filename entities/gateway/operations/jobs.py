@@ -67,6 +67,7 @@ from schemas.queue import (
     ReservationsQuery,
     ReserveSlots,
 )
+from schemas.recut import RecutAnswer, RecutJob, cuts_of
 from schemas.signals import AccessDecision, ComputeEntry
 from schemas.urls import bus_name
 
@@ -239,6 +240,17 @@ class JobOperations:
             return ChangeStage(job=job, sid=sid, stage=stage, user=access.user)
 
         return self._command("job.change", job, subjects.CHANGE_STAGE, message)
+
+    def recut(
+        self, job: str, plan: str | None, revision: int | None = None, *, dry_run: bool = False
+    ) -> Operation[RecutAnswer]:
+        """Cuts a running job's layers anew: as `plan` says, or None, as the planner does."""
+        cuts = None if plan is None else cuts_of(plan)
+
+        def message(access: AccessDecision) -> RecutJob:
+            return RecutJob(job=job, user=access.user, cuts=cuts, revision=revision, dry_run=dry_run)
+
+        return self._command("job.change", job, subjects.RECUT, message)
 
     def cancel(self, job: str, reason: str) -> Operation[JobRecord]:
         def message(access: AccessDecision) -> CancelJob:

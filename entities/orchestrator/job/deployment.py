@@ -158,6 +158,10 @@ class Deployment:
                         await self._job.store.reason(graph.reason)
                 began = time.monotonic()
         graph = await self._on_network(await self._improve(graph, topology))
+        if (former := self._job.store.record.graph) is not None:
+            seen = [former.revision, *(recut.plan for recut in self._job.store.record.recuts)]
+            graph = graph.model_copy(update={"revision": max(seen) + 1})
+            self._job.instances.graph = graph
         if self._job.store.record.state is JobState.QUEUED:
             await self._job.store.move(JobState.ANALYSING, "room was found")
         because = why_inexact(self._job.spec, graph)

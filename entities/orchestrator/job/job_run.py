@@ -42,6 +42,7 @@ from entities.orchestrator.queue.job_queue import JobQueue
 from schemas.errors import Conflict, DmscError, Fenced, NewerRecord, Unavailable
 from schemas.fault import FaultReport
 from schemas.job import JobRecord, JobState, WeightsManifest
+from schemas.recut import RecutAnswer, RecutJob
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.step import Member
 from schemas.task_graph import ModelTopology, Placement
@@ -193,7 +194,21 @@ class JobRun:
             raise Conflict(
                 f"job {self.job.name} is {self.job.store.record.state}; only in a running one can move"
             )
+        if why := self.training.recutting.under_way:
+            raise Conflict(f"{why}: ask again when it is in force")
         return self.training.rebalancing.ask(sid, stage, by)
+
+    async def recut(self, message: RecutJob) -> RecutAnswer:
+        """See `Recutting.ask`. Of a job that was taken over the model is measured first."""
+        topology = self.model_analysis.known
+        if self.job.store.record.state is JobState.RUNNING and topology is None:
+            topology = await self.model_analysis.analyse()
+        state = self.job.store.record.state
+        if state is not JobState.RUNNING or topology is None:
+            raise Conflict(f"job {self.job.name} is {state}; only a running one can be cut anew")
+        if moving := self.training.rebalancing.under_way:
+            raise Conflict(f"{moving} is changing its stage: ask again in a moment")
+        return self.training.recutting.ask(message, topology)
 
     def present_record(self) -> JobRecord:
         """The job's record, with a changed graph that is not written yet."""

@@ -55,6 +55,7 @@ from schemas.gateway_api import (
 from schemas.job import ENDED, ArrayPlace, JobRecord, JobSpec, JobState
 from schemas.job_file.queue import QueueSpec
 from schemas.queue import QueueQuery, QueueStatus
+from schemas.recut import RecutAnswer, RecutJob
 
 log = get_logger("orchestrator")
 
@@ -366,6 +367,9 @@ class JobRuns:
         place = f"place of {message.sid}"
         self._set_by_person(message.job, place, f"stage {message.stage}", message.user)
         return Ack(note=note)
+
+    async def recut(self, message: RecutJob, envelope: Envelope) -> RecutAnswer:
+        return await self._running(message.job).recut(message)
 
     async def cancel(self, message: CancelJob, envelope: Envelope) -> JobRecord:
         run = self.running.get(message.job)

@@ -46,7 +46,7 @@ class TakeoverService:
         roles = {member: self._job.instances.graph.unit(member.sid).stage for member in members}
         stages = 1 + max(unit.stage for unit in self._job.instances.units)
         aside = {answer.member for answer in answers if is_before_entry(roles[answer.member])}
-        answers = [answer for answer in answers if answer.member not in aside]
+        answers = [answer for answer in answers if answer.member not in aside and self._is_cut_so(answer)]
         resume_point = find_resume_point(decision, answers, roles, stages)
         if not any(resume_point.stages):
             return None
@@ -95,7 +95,8 @@ class TakeoverService:
         return records
 
     async def _adopt(self, member: Member) -> Adopted | None:
-        order = Adopt(job=self._job.name, epoch=self._job.epoch)
+        plan = self._job.instances.graph.revision
+        order = Adopt(job=self._job.name, epoch=self._job.epoch, plan=plan)
         try:
             answer = await self._job.bus.command(
                 ADOPT,
@@ -109,6 +110,14 @@ class TakeoverService:
             log.warning("not adopted", job=self._job.name, sid=member.sid, reason=str(error))
             return None
         return answer if answer.member == member else None
+
+    def _is_cut_so(self, answer: Adopted) -> bool:
+        """Whether an instance has the layers of the plan in force; one that has others is replaced."""
+        plan = self._job.instances.graph.revision
+        if answer.plan in (None, plan):
+            return True
+        log.warning("not adopted", job=self._job.name, sid=answer.member.sid, plan=answer.plan, in_force=plan)
+        return False
 
     async def _commit(
         self, decision: StepDecision, stage: int, member: Member, attempt: int, fenced: Iterable[Member]

@@ -9,22 +9,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from bus.logs import get_logger
 from entities import metrics
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.instances import MemberLost
-from entities.orchestrator.job_state.quarantine import BadMicrobatch, skip_decision
 from entities.orchestrator.job_state.retry_limits import Parked, StepBroken, Unrecoverable
 from entities.orchestrator.membership.job_changes import JobChanges
 from entities.orchestrator.membership.membership_changes import MembershipChanges
 from entities.orchestrator.membership.rebalancing import Rebalancing
+from entities.orchestrator.membership.recutting import Recutting
 from entities.orchestrator.monitoring.alerts import Alerts
 from entities.orchestrator.monitoring.job_figures import JobFigures, step_result
 from entities.orchestrator.recovery.failure_handling import FailureHandling
 from entities.orchestrator.recovery.joining import JoiningMembers
+from entities.orchestrator.recovery.left_out_steps import LeftOutSteps
 from entities.orchestrator.recovery.node_partitions import NodePartitions
 from entities.orchestrator.recovery.peer_copies import PeerCopies
 from entities.orchestrator.recovery.replacement import Replacement
@@ -70,6 +70,10 @@ class Training:
         self.rebalancing = Rebalancing(job, step_owner, joining, self.job_changes, self.changes.part_with)
         self._partitions = NodePartitions(job, step_owner, replacement, self.failures)
         self._copies = PeerCopies(job, step_owner, joining)
+        self._left_out = LeftOutSteps(job, step_owner, self.failures, self._reopen)
+        self.recutting = Recutting(
+            job, step_owner, joining, self._reopen, self.failures.losing, self._cut_anew
+        )
         self._arrivals = Arrivals(job)
         self._validated_at = -1
         self._decided_at = time.monotonic()
@@ -107,6 +111,8 @@ class Training:
 
     def scale(self, stages: Sequence[int], replicas: int) -> str:
         """See `MembershipChanges.scale`."""
+        if why := self.recutting.under_way:
+            raise Conflict(f"{why}: ask again when it is in force")
         if self.rebalancing.under_way:
             raise Conflict(f"{self.rebalancing.under_way} is changing its stage: ask again in a moment")
         self.job_changes.disturbed()
@@ -116,7 +122,7 @@ class Training:
 
     def drain(self, sid: str) -> str:
         """See `MembershipChanges.drain`."""
-        obstacle = self.changes.drain(sid)
+        obstacle = self.recutting.under_way or self.changes.drain(sid)
         self._arrivals.wake()
         return obstacle
 
@@ -146,6 +152,7 @@ class Training:
         """
         await self._job.decisions.take()
         self.job_changes.disturbed()
+        self.recutting.taken_over()
         self._step_owner.step, members = await self._restore(fresh=True)
         if self.step:
             await self._job.store.tell("recovery", text=f"resumed from the checkpoint of step {self.step}")
@@ -157,6 +164,7 @@ class Training:
         """Goes on with training by the living instances of an earlier orchestrator."""
         self._step_owner.step = resume_point.step
         self.failures.taken_over(resume_point.step)
+        self.recutting.taken_over()
         await self._job.store.note(replaced=self._job.decisions.replaced)
         self.job_changes.disturbed()
         await self._open(resume_point)
@@ -200,7 +208,7 @@ class Training:
             if self._step_owner.at_end:
                 return False
             if bad is not None:
-                await self._skip_step(bad)
+                await self._left_out.leave_out(bad)
             elif await self._arrived():
                 return True
 
@@ -237,6 +245,7 @@ class Training:
             if not self._step_owner.at_end:
                 await self._park()
                 await self.changes.at_rest()
+                await self.recutting.at_rest()
         except MemberLost as lost:
             self.failures.losing(lost.members, str(lost))  # the checkpoint is due again at the next boundary
 
@@ -262,6 +271,7 @@ class Training:
             or self._checkpoints.due(step)
             or self._job.quarantine.of(step) is not None
             or self.changes.need_rest
+            or self.recutting.needs_rest
             or bool(self._park_reason)
             or not self._arrivals.there(step)
         )
@@ -309,6 +319,7 @@ class Training:
         text = f"{cause.text}: back after {time.monotonic() - began:.2f} s, all back to step {version}"
         self.failures.rolled_back(text)
         self.job_changes.rolled_back(cause.stage if isinstance(cause, StageGone) else None)
+        self.recutting.disturbed(cause.text)
         await self._job.store.tell("recovery", text=text)
         await self._job.store.move(
             JobState.RUNNING, f"step {version} of {length_text(self._job.store.record.last_step)}"
@@ -374,33 +385,12 @@ class Training:
             except (StageGone, StepBroken) as cause:
                 await self._roll_back(cause)
 
-    # --- steps that can't be computed -----------------------------------------------------------------
-    async def _skip_step(self, bad: BadMicrobatch) -> None:
-        """Leaves the present step out (ADR-0012): members with the state forget it, then commit the decision.
-
-        A member that does not answer is lost; other members join later.
+    async def _reopen(self, resume_point: ResumePoint) -> None:
+        """Opens a loop where one was closed, with those that go on.
 
         Raises:
             StageGone: no member of a stage has the state.
         """
-        closed = await self._step_owner.close()
-        resume_point = self._step_owner.living(closed)
-        abort = self._orders.abort(
-            resume_point.everyone,
-            step=self.step,
-            attempt=closed.attempt,
-            fenced=in_order(self._job.instances.lost),
-            on_silent=self._silent_at_skip,
-        )
-        await self._job.tasks.unless_failed(abort)
-        resume_point = self._step_owner.living(resume_point)
-        if all(resume_point.stages):
-            decision = skip_decision(self._job.name, self._job.epoch, resume_point, bad)
-            await self._job.tasks.unless_failed(self._job.decisions.write(decision))
-            await self._job.tasks.unless_failed(self._orders.commit(decision, self._silent_at_skip))
-            self._step_owner.step = bad.step + 1
-            self.failures.skipped(bad)
-            resume_point = self._step_owner.living(replace(resume_point, step=self.step))
         await self._open(resume_point)
         self.standbys.revise()
         self._joining.introduce(resume_point)
@@ -408,9 +398,10 @@ class Training:
             if not members:
                 raise StageGone(stage)
 
-    def _silent_at_skip(self, member: Member, error: DmscError) -> None:
-        log.warning("member lost: it did not leave the step out", sid=member.sid, reason=str(error))
-        self.failures.losing([member], str(error))
+    def _cut_anew(self) -> None:
+        """Stages have other layers: their copies and what moves were to bring say nothing any more."""
+        self._copies.forget()
+        self.job_changes.disturbed()
 
     async def _open(self, resume_point: ResumePoint) -> None:
         await self._step_owner.open(resume_point)
@@ -436,6 +427,7 @@ class Training:
         self.job_changes.decided(result, last=self._step_owner.at_end)
         self.changes.decided()
         self.rebalancing.decided()
+        self.recutting.decided([*ledger.claims.values()], result.step_s)
         self.standbys.revise()
 
     def _observe(self, result: StepResult, ledger: StepLedger) -> None:

@@ -110,6 +110,21 @@ class CheckpointTimes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecutTimes:
+    """Deadlines of a re-cut's orders, in seconds; where nothing is said, more for large states."""
+
+    build_s: float = 120.0
+    """Building a stage beside the present one."""
+    send_s: float = 30.0
+    """An instance that others follow answers every 10 s, however far they are."""
+    fill_s: float = 30.0
+    """Training rests meanwhile; an instance gives up sooner, and then nothing has changed."""
+    switch_s: float = 20.0
+    """What is not there by then is fenced: the plan is in force."""
+    drop_s: float = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunTimes:
     """Deadlines and pauses of a job's run outside its steps, in seconds."""
 
@@ -156,6 +171,7 @@ class JobTimes:
     steps: StepTimes = StepTimes()
     recovery: RecoveryTimes = RecoveryTimes()
     checkpoints: CheckpointTimes = CheckpointTimes()
+    recut: RecutTimes = RecutTimes()
     run: RunTimes = RunTimes()
 
 

@@ -13,6 +13,7 @@ from entities.orchestrator.planning.change_account import in_words
 from schemas.alert import Alert
 from schemas.changes import JobChange
 from schemas.job import NodeCut, StepResult
+from schemas.recut import RecutRecord, cuts_text
 
 
 class EventWriter:
@@ -98,6 +99,12 @@ class EventWriter:
         """A change that alters the job's speed goes on. `changes`: all that the record holds."""
         event = {"kind": "change", "text": in_words(change), "change": change}
         self._put(event, now=True, changes=changes)
+
+    def recut(self, record: RecutRecord, records: tuple[RecutRecord, ...]) -> None:
+        """A re-cut has another state. `records`: all that the job's record holds."""
+        text = f"plan {record.plan} ({cuts_text(record.cuts)}): {record.state}"
+        text += f": {record.why}" if record.why else ""
+        self._put({"kind": "recut", "recut": record, "text": text}, now=True, recuts=records)
 
     def fault(self, text: str) -> None:
         self._put({"kind": "fault", "text": text})

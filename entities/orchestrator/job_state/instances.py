@@ -220,6 +220,8 @@ class JobInstances:
     async def _start(self, unit: TaskUnit, joins: bool, named: str) -> Member:
         """`named`: the secrets that the job's URLs name."""
         place = self.graph.placement(unit.sid)
+        # since it was asked for, the job may have been cut anew
+        unit = next((other for other in self.graph.units if other.sid == unit.sid), unit)
         member = Member(sid=unit.sid, incarnation=secrets.token_hex(6))
         order = InstanceStart(
             job=self._record.job,
@@ -239,6 +241,7 @@ class JobInstances:
             link_secret=self._link_secret,
             secrets=named,
             user=self._record.user,
+            plan=self.graph.revision,
         )
         code = self._record.spec.code
         agent = self.agent_of(unit.sid)

@@ -129,5 +129,17 @@ class PolicyDistribution:
         """Of each stage, as `StagePolicy.window`."""
         return {stage.stage: stage.window for stage in self.policy.stages} if self.policy else {}
 
+    def refer(self, reason: str, reference_ms: Mapping[int, float]) -> None:
+        """Issues the next revision: stages have other layers, which take so long at speed 1."""
+        present = self.policy
+        if present is None or present.ended:
+            return
+        stages = tuple(
+            stage.model_copy(update={"reference_ms": reference_ms.get(stage.stage, stage.reference_ms)})
+            for stage in present.stages
+        )
+        revision = present.revision + 1
+        self.issue(present.model_copy(update={"revision": revision, "stages": stages, "reason": reason}))
+
     def weights(self) -> dict[int, dict[str, float]]:
         return {stage.stage: dict(stage.weights) for stage in self.policy.stages} if self.policy else {}

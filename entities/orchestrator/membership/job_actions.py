@@ -16,6 +16,7 @@ from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.membership.job_changes import JobChanges
 from entities.orchestrator.membership.membership_changes import MembershipChanges
 from entities.orchestrator.membership.rebalancing import Rebalancing
+from entities.orchestrator.membership.recutting import Recutting
 from entities.orchestrator.membership.slot_holding import SlotHolding
 from entities.orchestrator.planning.scaling import working_units
 from schemas.actions import (
@@ -44,6 +45,7 @@ class ChangesTraining(Protocol):
     rebalancing: Rebalancing
     changes: MembershipChanges
     job_changes: JobChanges
+    recutting: Recutting
 
     @property
     def step(self) -> int:
@@ -85,6 +87,8 @@ class JobActions:
         state = self._job.store.record.state
         if state is not JobState.RUNNING:
             return f"the job is {state}"
+        if isinstance(action, MoveInstance | Migrate | Scale) and (why := self._training.recutting.under_way):
+            return why
         match action:
             case MoveInstance(sid=sid, stage=stage, forecast=forecast):
                 why = self._rebalancing.objection(sid, stage, forecast)

@@ -97,7 +97,7 @@ def no_room(
     largest = largest_room(room.nodes)
     for stage, (first, last) in enumerate(cut_at_once(replace(request, slots=()))):
         layers = topology.layers[first:last]
-        memory = _estimate(spec, topology, (first, last), stage, replicas, standbys)
+        memory = stage_memory(spec, topology, (first, last), stage, replicas, standbys)
         if reason := refusal(stage, memory, largest, layers, spec):
             return NoRoom(reason, never=True)
     way_out = fewer_slots(room.nodes, refused.needs_bytes)
@@ -130,7 +130,7 @@ def graph_for(
     constraints: list[Constraint] = []
     for stage, (first, last) in enumerate(cuts):
         layers = topology.layers[first:last]
-        memory = _estimate(spec, topology, (first, last), stage, replicas, standbys)
+        memory = stage_memory(spec, topology, (first, last), stage, replicas, standbys)
         requirements = ComputeRequirements(
             memory_bytes=min(memory.state + memory.activations, answer.forecast.memory_bytes[stage]),
             cost_ms=sum(layer.forward_ms + layer.backward_ms for layer in layers),
@@ -215,7 +215,7 @@ def graph_for(
     )
 
 
-def _estimate(
+def stage_memory(
     spec: JobSpec,
     topology: ModelTopology,
     cut: tuple[int, int],
@@ -223,7 +223,7 @@ def _estimate(
     replicas: Sequence[int],
     standbys: Sequence[int],
 ) -> MemoryEstimate:
-    """Of one instance of a stage."""
+    """The memory of one instance of a stage. `replicas`, `standbys`: of each stage."""
     return estimate_stage(
         topology.layers[cut[0] : cut[1]],
         spec,
@@ -317,7 +317,7 @@ def first_policy(
                 stage=stage,
                 weights={unit.sid: float(not unit.standby) for unit in graph.stage(stage)},
                 window=window(replicas, stage, workers(stage - 1)),
-                reference_ms=_reference_ms(graph, stage),
+                reference_ms=reference_ms(graph, stage),
             )
             for stage in stages
         )
@@ -337,7 +337,7 @@ def first_policy(
     )
 
 
-def _reference_ms(graph: TaskGraph, stage: int) -> float:
+def reference_ms(graph: TaskGraph, stage: int) -> float:
     """What a microbatch of a stage takes on a device of speed 1."""
     needs = graph.stage(stage)[0].requirements
     return needs.cost_ms * needs.measured_speed

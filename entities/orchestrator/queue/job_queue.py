@@ -421,9 +421,7 @@ class JobQueue:
         self._orders.mark(seen.holding)
         nodes, table = list(self._mesh.nodes.values()), self.table
         waiting = [self._preferred(job) for job in seen.waiting] if self._suggested else seen.waiting
-        facts = await asyncio.to_thread(
-            slot_facts, table, busy_slots(nodes), waiting, seen.holding.values()
-        )
+        facts = await asyncio.to_thread(slot_facts, table, busy_slots(nodes), waiting, seen.holding.values())
         return self.builds.look(facts, self._orders.mark)
 
     def _preferred(self, job: QueuedJob) -> QueuedJob:

@@ -125,6 +125,10 @@ class PeerCopies:
 
         await asyncio.gather(*(order_copy(source, holder) for source, holder in orders.items()))
 
+    def forget(self) -> None:
+        """Stages have other layers: members keep no copies until they are ordered to again."""
+        self._ordered_holders.clear()
+
     # --- restoring a stage ----------------------------------------------------------------------------
     async def bring_back(self, stage: int, version: int) -> Member | None:
         """Restores a stage without members; returns a newcomer at `version`, or None if there is no copy."""

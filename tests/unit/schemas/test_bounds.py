@@ -15,8 +15,9 @@ from schemas.gateway_api import ChangeStage, DoorRequest, ScaleJob
 from schemas.job import JobSpec
 from schemas.module_status import OrderBody, QuestionBody
 from schemas.observation import ObservationBatch
+from schemas.recut import RecutJob
 
-COMMANDS = (ScaleJob, ChangeStage, OrderBody, QuestionBody)
+COMMANDS = (ScaleJob, ChangeStage, RecutJob, OrderBody, QuestionBody)
 SUBMITTED: tuple[type[Part], ...] = (JobSpec, DoorRequest, ObservationBatch, *COMMANDS)
 """Whatever of a user's gets as far as an entity; what HTTP takes beside these is tried at a gateway
 (`test_gateway_bounds`)."""
@@ -45,6 +46,9 @@ ALLOWED: dict[str, set[str]] = {
     },
     "data.shuffle_window": {"zero"},
     "requires.count": {"zero"},
+    "cuts[0][0]": {"zero"},
+    "cuts[0][1]": {"zero"},
+    "revision": {"zero"},
     "data.data_set.version": set(),
     "data.mixture[0].data_set.version": set(),
     "data.mixture[0].weight": set(),
@@ -140,6 +144,7 @@ BASE: dict[type[Part], dict[str, Any]] = {
     DoorRequest: {"token": "t", "action": "job.submit"},
     ScaleJob: {"job": "j", "replicas": 1},
     ChangeStage: {"job": "j", "sid": "s", "stage": 1, "user": "u"},
+    RecutJob: {"job": "j", "user": "u"},
     OrderBody: {"op": "activate"},
     QuestionBody: {"job": "j"},
     ObservationBatch: {"observations": [{"source": "s", "what": "w"}]},
@@ -200,6 +205,10 @@ def document(model: type[Part], path: str, value: object) -> dict[str, Any]:
         body["data"] = {"kind": "feed", "feed": "f"}
     if path.removeprefix("data.") in TEXT_NUMBERS:
         body["data"] = {"kind": "text"}
+    if path.startswith("cuts[0]"):
+        cut: list[object] = [0, 1]
+        cut[int(path[-2])] = value
+        path, value = "cuts", [cut]
     if path.endswith("]") and path.partition("[")[0].endswith(("betas", "image_size")):
         pair: list[object] = [0.5, 0.5] if "betas" in path else [5, 5]
         pair[int(path[-2])] = value

@@ -41,7 +41,8 @@ def changed(path: str, value: Any) -> dict[str, Any]:
             "colour",
             2,
             "colour: unknown key; the document has name, model, code, data, training, parallel, requires, "
-            "plan, queue, array, automation, recovery, routing, initial_weights, resume_from, artifacts, sample",
+            "plan, queue, array, automation, recovery, routing, initial_weights, resume_from, artifacts, "
+            "sample",
         ),
         ("training.steps", "many", "training.steps: 'many' does not fit; give a whole number ≥ 1"),
         ("training.steps", 0, "training.steps: 0 does not fit; give a whole number ≥ 1"),

@@ -1,4 +1,4 @@
-"""Jobs and arrays: submit, list, read, scale, move, park, resume, cancel, follow; who waits for slots."""
+"""Jobs and arrays: submit, list, read, scale, move, recut, park, resume, cancel, follow; who waits."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from schemas.job_file.parallel import MOST_INSTANCES, MOST_STAGES
 from schemas.pages import JobPage
 from schemas.plans import PlanBody, PlanMade
 from schemas.queue import QueueStatus, ReservationName, Reservations, ReservationSpec
+from schemas.recut import MOST_PLAN_TEXT, MOST_REVISION, RecutAnswer
 
 ArrayId = Annotated[str, Path(json_schema_extra={"pattern": TOKEN_PATTERN}), named("array")]
 
@@ -101,6 +102,28 @@ def jobs(context: HttpContext) -> APIRouter:
     ) -> Response:
         """Take an instance out of its stage at the end of the step; its slot then hosts one of `stage`."""
         return await context.command(keyed, bearer, operations.change_stage(job, sid, stage))
+
+    @router.post("/{job}/recut", response_model=RecutAnswer)
+    async def recut(
+        job: JobId,
+        bearer: HttpBearer,
+        keyed: IdempotencyKey,
+        plan: Annotated[
+            str | None,
+            Query(
+                max_length=MOST_PLAN_TEXT,
+                description="the layers of each stage, like `0-3,4-7`; default: the planner's choice",
+            ),
+        ] = None,
+        revision: Annotated[
+            int | None,
+            Query(ge=0, le=MOST_REVISION, description="of the plan that was seen; of another one: refused"),
+        ] = None,
+        dry_run: Annotated[bool, Query(description="say what it would be, and change nothing")] = False,
+    ) -> Response:
+        """Give the stages of a running job other layers; training goes on, to the same bits."""
+        operation = operations.recut(job, plan, revision, dry_run=dry_run)
+        return await context.command(keyed, bearer, operation)
 
     @router.post("/{job}/park", response_model=JobRecord)
     async def park(job: JobId, bearer: HttpBearer, keyed: IdempotencyKey, reason: Reason = "") -> Response:

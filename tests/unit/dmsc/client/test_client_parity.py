@@ -14,6 +14,7 @@ from dmsc.client.data.data_calls import DataCalls
 from dmsc.client.data.feed_calls import FeedCalls
 from dmsc.client.http_protocol import may_repeat, raise_for
 from dmsc.client.policy_calls import PolicyCalls
+from dmsc.client.shape_calls import ShapeCalls
 from dmsc.client.train_calls import TrainCalls
 from schemas.errors import (
     DeadlineExceeded,
@@ -35,7 +36,7 @@ def public(kind: type) -> dict[str, inspect.Signature]:
 
 
 def test_the_same_methods_with_the_same_arguments() -> None:
-    parts = (ArrayCalls, CodeCalls, DataCalls, FeedCalls, PolicyCalls, TrainCalls, AsyncClient)
+    parts = (ArrayCalls, CodeCalls, DataCalls, FeedCalls, PolicyCalls, ShapeCalls, TrainCalls, AsyncClient)
     blocking = public(Client)
     waiting = {name: method for part in parts for name, method in public(part).items()}
     assert blocking.keys() == waiting.keys()

@@ -352,4 +352,4 @@ async def test_a_restored_instance_takes_no_state_that_was_on_its_way(compute: C
 async def test_a_newcomer_without_its_last_redo_says_so(compute: ComputeThread) -> None:
     cell = Cell(compute, start(0, 1))
     with pytest.raises(Conflict, match="version 3 is not here"):
-        await cell.runtime.wait_state(StateWait(job="j", epoch=1, version=3, within_s=0.01))
+        await cell.runtime.state.wait(StateWait(job="j", epoch=1, version=3, within_s=0.01))

@@ -7,7 +7,7 @@ const LANES = [
   ["faults", ["fault"]],
   ["mended", ["recovery"]],
   ["alerts", ["alert", "skipped"]],
-  ["policies", ["policy", "change"]],
+  ["policies", ["policy", "change", "recut"]],
   ["saved", ["checkpoint", "validation"]],
 ];
 const MARKS = 240;

@@ -1,0 +1,101 @@
+"""The best cut for the stages as they are, by the speeds that they show, and what a step takes with it. Pure.
+
+Stages keep their instances, so each has a speed of its own: the sum over its replicas. The least bottleneck
+is found by bisection: for one that is given, each stage may end where those before it let it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from schemas.recut import Cuts
+
+HALVINGS = 45
+"""Of the interval in which the bottleneck is looked for: beyond what measurements are worth."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSpeeds:
+    """The layers' work and the stages' speeds. Milliseconds per microbatch at speed 1.
+
+    `stages`: the speed of each working instance, by stage. `rest_ms`: of a step, beside computing.
+    """
+
+    work_ms: Sequence[float]
+    stages: Sequence[Sequence[float]]
+    microbatches: int
+    rest_ms: float = 0.0
+
+    def stage_ms(self, cuts: Cuts) -> tuple[float, ...]:
+        """What each stage computes in a step."""
+        return tuple(
+            self.microbatches * sum(self.work_ms[first:last]) / max(sum(speeds), 1e-9)
+            for (first, last), speeds in zip(cuts, self.stages, strict=True)
+        )
+
+    def fill_ms(self, cuts: Cuts) -> float:
+        """A microbatch through all stages but the slowest, by the fastest instance of each."""
+        times = self.stage_ms(cuts)
+        worst = times.index(max(times))
+        return sum(
+            sum(self.work_ms[first:last]) / max(speeds)
+            for stage, ((first, last), speeds) in enumerate(zip(cuts, self.stages, strict=True))
+            if stage != worst
+        )
+
+    def step_ms(self, cuts: Cuts) -> float:
+        """What a step takes: the slowest stage, the fill, and the rest."""
+        return max(self.stage_ms(cuts)) + self.fill_ms(cuts) + self.rest_ms
+
+    def best(self, edges: Sequence[int]) -> Cuts | None:
+        """The cut with the least bottleneck; None: there are fewer pieces than stages.
+
+        Args:
+            edges: Where the model may be cut, in front of which layers, ends included.
+        """
+        if len(edges) - 1 < len(self.stages):
+            return None
+        work = [0.0, *accumulate(self.work_ms)]
+        at_edges = [work[edge] for edge in edges]
+        total = work[-1]
+        low, high = 0.0, total / min(sum(speeds) for speeds in self.stages)
+        found = self._within(at_edges, high)
+        assert found is not None
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            tried = self._within(at_edges, middle)
+            if tried is None:
+                low = middle
+            else:
+                high, found = middle, tried
+        return tuple((edges[first], edges[last]) for first, last in found)
+
+    def _within(self, at_edges: Sequence[float], bottleneck: float) -> list[tuple[int, int]] | None:
+        """(first, last) edge of each stage, as indices, if none takes longer than `bottleneck`.
+
+        A stage may have to leave layers to a slow one behind it, so all edges where it may end are kept.
+        """
+        end = len(at_edges) - 1
+        firsts = [0]
+        reaches: list[dict[int, int]] = []
+        for speeds in self.stages:
+            most = bottleneck * sum(speeds) * (1 + 1e-12)
+            reach = {first: bisect_right(at_edges, at_edges[first] + most) - 1 for first in firsts}
+            reaches.append(reach)
+            ends: list[int] = []
+            for first in firsts:  # ascending, and so are their reaches
+                begin = max(first, ends[-1] if ends else 0) + 1
+                ends += range(begin, min(reach[first], end) + 1)
+            firsts = ends
+        if end not in firsts:
+            return None
+        found = []
+        last = end
+        for reach in reversed(reaches):
+            first = max(first for first, most_last in reach.items() if first < last <= most_last)
+            found.append((first, last))
+            last = first
+        return found[::-1]

@@ -1,0 +1,445 @@
+"""Gives the stages of a job that trains other layers (ADR-0090).
+
+Members build and copy while training goes on. Then training rests at a boundary; they complete what they
+have built, the job's record is written with the new graph, which is the commit point, and they go over to it.
+Until that write anything that disturbs it drops it: nothing has changed. After it a loss is one under the new
+plan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from bus.logs import get_logger
+from bus.subjects import RECUT_DROP, RECUT_FILL, RECUT_PREPARE, RECUT_SEND, RECUT_SWITCH
+from entities.orchestrator.job_state.context import JobContext
+from entities.orchestrator.membership.best_cut import StageSpeeds
+from entities.orchestrator.membership.measured_speeds import MeasuredSpeeds
+from entities.orchestrator.membership.recut_plan import (
+    Transfers,
+    check_cuts,
+    check_edges,
+    check_room,
+    layer_costs,
+    moved_bytes,
+    recut_graph,
+    transfers,
+    with_forecast,
+)
+from entities.orchestrator.planning.plan_requests import speed_of
+from entities.orchestrator.planning.task_graph import reference_ms
+from entities.orchestrator.recovery.joining import JoiningMembers
+from entities.orchestrator.step.member_orders import MemberOrders
+from entities.orchestrator.step.step_owner import StepOwner
+from entities.orchestrator.transaction.step_events import in_order
+from entities.orchestrator.transaction.takeover_rules import ResumePoint
+from schemas.errors import Conflict, DmscError, Fenced
+from schemas.recut import (
+    Cuts,
+    RecutAnswer,
+    RecutDrop,
+    RecutFill,
+    RecutJob,
+    RecutPrepare,
+    RecutRecord,
+    RecutSend,
+    RecutState,
+    RecutSwitch,
+    cuts_text,
+)
+from schemas.step import Member, MicrobatchClaim
+from schemas.task_graph import ModelTopology, TaskGraph
+
+log = get_logger("orchestrator")
+
+KEPT = 16
+"""Re-cuts that a job's record remembers: the latest."""
+
+
+@dataclass(slots=True)
+class OpenRecut:
+    """A re-cut that is under way. `crew`: the members that it was made for, by stage."""
+
+    record: RecutRecord
+    graph: TaskGraph
+    crew: tuple[tuple[Member, ...], ...]
+    transfers: dict[Member, Transfers]
+    began: float
+    is_ready: bool = False
+
+    @property
+    def members(self) -> list[Member]:
+        return [member for members in self.crew for member in members]
+
+
+class Recutting:
+    """The re-cuts of one job.
+
+    Args:
+        job: The job.
+        step_owner: Its open step.
+        joining: Members on their way; while somebody is, nothing is cut.
+        reopen: Opens the step again with those that go on.
+        losing: Reports members that do not answer.
+        changed: Called once another plan is in force: what was known of the former one is forgotten.
+    """
+
+    def __init__(
+        self,
+        job: JobContext,
+        step_owner: StepOwner,
+        joining: JoiningMembers,
+        reopen: Callable[[ResumePoint], Awaitable[None]],
+        losing: Callable[[Sequence[Member], str], None],
+        changed: Callable[[], None],
+    ) -> None:
+        self._job = job
+        self._times = job.times.recut
+        self._step_owner = step_owner
+        self._joining = joining
+        self._reopen = reopen
+        self._losing = losing
+        self._changed = changed
+        self._orders = MemberOrders(job)
+        self._measured = MeasuredSpeeds()
+        self._open: OpenRecut | None = None
+        self._records = job.store.record.recuts
+
+    # --- asking -----------------------------------------------------------------------------------------
+    @property
+    def under_way(self) -> str:
+        """The re-cut that is open, in words; empty: there is none."""
+        if self._open is None:
+            return ""
+        record = self._open.record
+        return f"plan {record.plan} ({cuts_text(record.cuts)}) is being prepared, as {record.by} wanted"
+
+    @property
+    def needs_rest(self) -> bool:
+        """Whether training has to rest for it."""
+        return self._open is not None and self._open.is_ready
+
+    def ask(self, message: RecutJob, topology: ModelTopology) -> RecutAnswer:
+        """Begins a re-cut, or says what it would be.
+
+        Raises:
+            BadInput: the plan is none for this job; the text says where.
+            Conflict: it is impossible now, or no better; the text says why.
+        """
+        graph, spec = self._job.instances.graph, self._job.spec
+        self._check_possible(message)
+        costs = layer_costs(spec, topology, len(graph.cuts))
+        speeds = self._speeds(graph, costs.work_ms)
+        cuts = message.cuts
+        if cuts is None:
+            cuts = speeds.best(costs.edges)
+            if cuts is None or speeds.step_ms(cuts) >= speeds.step_ms(graph.cuts):
+                raise Conflict(
+                    f"no cut is better than the present one, {cuts_text(graph.cuts)}: by what stages take "
+                    f"now a step is {speeds.step_ms(graph.cuts):.0f} ms"
+                )
+        check_cuts(cuts, graph)
+        check_edges(cuts, spec, topology, costs.edges)
+        new = with_forecast(recut_graph(graph, spec, topology, cuts, costs.rules, self._next_plan()), speeds)
+        nodes = self._job.mesh.nodes
+        node_of = {
+            unit.sid: nodes[agent]
+            for unit in graph.units
+            if (agent := self._job.instances.agent_of(unit.sid)) in nodes
+        }
+        check_room(graph, new, spec, topology, node_of)
+        step_ms = speeds.step_ms(graph.cuts), speeds.step_ms(cuts)
+        replicas = [len(graph.stage(stage)) for stage in range(len(cuts))]
+        moved = moved_bytes(topology, graph.cuts, cuts, replicas)
+        if not message.dry_run:
+            self._begin(new, cuts, message.user)
+        verb = "would be" if message.dry_run else "is being"
+        return RecutAnswer(
+            job=self._job.name,
+            plan=new.revision,
+            before=graph.cuts,
+            cuts=cuts,
+            moved_bytes=moved,
+            step_ms=step_ms,
+            note=f"{cuts_text(graph.cuts)} {verb} cut into {cuts_text(cuts)} (plan {new.revision}): a step "
+            f"of {step_ms[0]:.0f} ms is expected to take {step_ms[1]:.0f} ms; {moved / 1e6:.1f} MB move",
+        )
+
+    def _next_plan(self) -> int:
+        """The revision of the next plan: above that of one that was dropped, too."""
+        return 1 + max([self._job.instances.graph.revision, *(record.plan for record in self._records)])
+
+    def _check_possible(self, message: RecutJob) -> None:
+        graph = self._job.instances.graph
+        why = ""
+        if self._open is not None:
+            why = f"{self.under_way}: ask again when it is in force"
+        elif not self._step_owner.running:
+            why = "the job is being brought back: ask again in a moment"
+        elif message.revision is not None and message.revision != graph.revision:
+            why = f"plan {message.revision} was seen, and plan {graph.revision} is in force: look again"
+        elif missing := self._missing():
+            why = f"{', '.join(missing)} must have joined first"
+        elif len(graph.cuts) < 2:
+            why = "it runs in one stage, which has all layers"
+        if why:
+            raise Conflict(f"job {self._job.name} is not cut anew: {why}")
+
+    def _missing(self) -> list[str]:
+        """Units of stages that do not work now, or are on their way."""
+        if not self._step_owner.running:
+            return ["all"]
+        working = {member.sid for members in self._step_owner.stages for member in members}
+        lacking = {unit.sid for unit in self._job.instances.units if not unit.is_data} - working
+        return sorted(lacking | set(self._joining.coming))
+
+    def _speeds(self, graph: TaskGraph, work_ms: Sequence[float]) -> StageSpeeds:
+        """The speed that each working instance shows now; of one that has shown nothing, that of its slot."""
+        measured = self._measured.microbatch_ms
+        stages = []
+        for stage, (first, last) in enumerate(graph.cuts):
+            work = sum(work_ms[first:last])
+            speeds = []
+            for member in self._step_owner.stages[stage]:
+                if graph.unit(member.sid).standby:
+                    continue
+                took = measured.get(member)
+                speeds.append(work / took if took and work else self._slot_speed(member))
+            stages.append(speeds or [1.0])
+        microbatches = self._job.spec.training.microbatches
+        bare = StageSpeeds(work_ms=work_ms, stages=stages, microbatches=microbatches)
+        took_ms = self._measured.step_ms
+        rest = 0.0 if took_ms is None else max(0.0, took_ms - bare.step_ms(graph.cuts))
+        return StageSpeeds(work_ms=work_ms, stages=stages, microbatches=microbatches, rest_ms=rest)
+
+    def _slot_speed(self, member: Member) -> float:
+        where = self._job.instances.graph.placement(member.sid)
+        node = self._job.mesh.nodes.get(self._job.instances.agent_of(member.sid) or "")
+        slots = () if node is None else node.slots
+        return next((speed_of(slot) for slot in slots if slot.index == where.slot), 1.0)
+
+    # --- preparing --------------------------------------------------------------------------------------
+    def _begin(self, graph: TaskGraph, cuts: Cuts, by: str) -> None:
+        crew = self._step_owner.stages
+        before = self._job.instances.graph.cuts
+        self._open = OpenRecut(
+            record=RecutRecord(
+                plan=graph.revision, by=by, before=before, cuts=cuts, step=self._step_owner.step
+            ),
+            graph=graph,
+            crew=crew,
+            transfers=transfers(crew, before, cuts),
+            began=time.monotonic(),
+        )
+        self._tell(self._open.record)
+        self._job.tasks.spawn(self._prepare(self._open))
+
+    async def _prepare(self, recut: OpenRecut) -> None:
+        """Has members build, then copy until all have caught up; then training rests for the switch."""
+        try:
+            moved = await self._copied(recut)
+        except Fenced:
+            raise
+        except DmscError as error:
+            await self._drop(recut, error.text)
+            return
+        if self._open is recut:
+            took = time.monotonic() - recut.began
+            recut.record = recut.record.model_copy(update={"moved_bytes": moved, "copy_s": took})
+            recut.is_ready = True
+
+    async def _copied(self, recut: OpenRecut) -> int:
+        patience_s = self._job.instances.patience_s(self._times.build_s)
+        job, epoch, plan = self._job.name, self._job.epoch, recut.record.plan
+        order = self._job.instances.order
+
+        async def build(member: Member) -> None:
+            share = recut.transfers[member]
+            prepare = RecutPrepare(
+                job=job,
+                epoch=epoch,
+                plan=plan,
+                unit=recut.graph.unit(member.sid),
+                takes=tuple(share.takes),
+                gives=tuple(share.gives),
+            )
+            await order(RECUT_PREPARE, prepare, [member], deadline_s=patience_s)
+
+        await asyncio.gather(*(build(member) for member in recut.members))
+        send = RecutSend(job=job, epoch=epoch, plan=plan)
+
+        async def copy(giver: Member) -> int:
+            while True:
+                answers = await order(RECUT_SEND, send, [giver], deadline_s=self._times.send_s)
+                answer = answers[giver.sid]
+                if answer.slow:
+                    raise Conflict(f"what {giver.sid} gives does not keep up with the steps")
+                if answer.version >= 0:
+                    return answer.bytes
+
+        givers = [member for member in recut.members if recut.transfers[member].gives]
+        return sum(await asyncio.gather(*(copy(giver) for giver in givers)))
+
+    async def _drop(self, recut: OpenRecut, why: str) -> None:
+        """Gives it up before its commit point: members forget it."""
+        if self._open is not recut:
+            return
+        self._open = None
+        self._tell(recut.record.model_copy(update={"state": RecutState.DROPPED, "why": why}))
+        drop = RecutDrop(job=self._job.name, epoch=self._job.epoch, plan=recut.record.plan)
+        living = [member for member in recut.members if member not in self._job.instances.lost]
+
+        async def forget(member: Member) -> None:
+            try:
+                await self._job.instances.order(RECUT_DROP, drop, [member], deadline_s=self._times.drop_s)
+            except Fenced:
+                raise
+            except DmscError as error:  # it forgets it when the next one is prepared, or a leader adopts it
+                log.info("plan not dropped", job=self._job.name, sid=member.sid, reason=str(error))
+
+        await asyncio.gather(*(forget(member) for member in living))
+
+    def _overtaken(self, recut: OpenRecut) -> str:
+        """What has changed among the members since it began, in words; empty: nothing."""
+        if missing := self._missing():
+            return f"{', '.join(missing)} left, or is on its way"
+        if self._step_owner.stages != recut.crew:
+            return "the members of a stage have changed"
+        return ""
+
+    # --- reports of the training --------------------------------------------------------------------------
+    def decided(self, claims: Sequence[MicrobatchClaim], step_s: float) -> None:
+        """A step was decided."""
+        self._measured.decided(claims, step_s)
+        recut = self._open
+        if recut is not None and (why := self._overtaken(recut)):
+            self._job.tasks.spawn(self._drop(recut, why))
+
+    def taken_over(self) -> None:
+        """What an earlier orchestrator had not brought to its commit point is dropped."""
+        for record in self._records:
+            if record.state is RecutState.PREPARING:
+                why = "another orchestrator leads"
+                self._tell(record.model_copy(update={"state": RecutState.DROPPED, "why": why}))
+
+    def disturbed(self, why: str) -> None:
+        """All go back, or another loop opens: what is being prepared is dropped."""
+        self._measured.forget()
+        if self._open is not None:
+            self._job.tasks.spawn(self._drop(self._open, why))
+
+    # --- the switch -------------------------------------------------------------------------------------
+    async def at_rest(self) -> None:
+        """Goes over to the plan that is ready, if one is.
+
+        Raises:
+            MemberLost: a member died before the commit point; nothing has changed.
+            StageGone: after it, a stage has no member; the checkpoint brings it back under the new plan.
+        """
+        recut = self._open
+        if recut is None or not recut.is_ready:
+            return
+        began = time.monotonic()
+        why = self._overtaken(recut) or await self._filled(recut) or self._overtaken(recut)
+        if why:
+            await self._drop(recut, why)
+            return
+        took = time.monotonic() - began
+        done = recut.record.model_copy(
+            update={"state": RecutState.DONE, "step": self._step_owner.step, "pause_s": took}
+        )
+        # From here on whoever starts has the layers of the new graph; no await before the write begins.
+        self._job.instances.graph = _placed(recut.graph, self._job.instances.graph)
+        self._note(done)
+        write = self._job.store.note(now=True, graph=self._job.instances.graph, recuts=self._records)
+        await self._job.tasks.unless_failed(write)
+        self._open = None
+        try:
+            await self._switch(recut)
+        finally:
+            self._tell(done.model_copy(update={"pause_s": time.monotonic() - began}))
+            self._job.events.changed(f"plan {done.plan} is in force: {cuts_text(done.cuts)}")
+
+    async def _filled(self, recut: OpenRecut) -> str:
+        """Has members complete what they have built; returns why that failed, or ''."""
+        fill = RecutFill(
+            job=self._job.name,
+            epoch=self._job.epoch,
+            plan=recut.record.plan,
+            version=self._step_owner.step,
+        )
+        patience_s = self._job.instances.patience_s(self._times.fill_s)
+        order = self._job.instances.order(RECUT_FILL, fill, recut.members, deadline_s=patience_s)
+        try:
+            await self._job.tasks.unless_failed(self._step_owner.loop.beside(order))
+        except Fenced:
+            raise
+        except DmscError as error:
+            return error.text
+        return ""
+
+    async def _switch(self, recut: OpenRecut) -> None:
+        """Closes the step loop, has members go over, and opens it with those that did."""
+        closed = await self._step_owner.close()
+        going = self._step_owner.living(closed)
+        fenced = in_order(self._job.instances.lost)
+        switch = RecutSwitch(
+            job=self._job.name,
+            epoch=self._job.epoch,
+            step=closed.step,
+            attempt=closed.attempt,
+            plan=recut.record.plan,
+            fenced=fenced,
+        )
+
+        async def go_over(member: Member) -> None:
+            try:
+                await self._job.instances.order(
+                    RECUT_SWITCH, switch, [member], deadline_s=self._times.switch_s
+                )
+            except Fenced:
+                raise
+            except DmscError as error:
+                self._silent(member, error)
+
+        orders = [go_over(member) for members in going.stages for member in members]
+        data = self._orders.abort(
+            going.data, step=closed.step, attempt=closed.attempt, fenced=fenced, on_silent=self._silent
+        )
+        await self._job.tasks.unless_failed(asyncio.gather(*orders, data))
+        self._measured.forget()
+        self._changed()
+        graph = self._job.instances.graph
+        self._job.policies.refer(
+            f"plan {recut.record.plan}: {cuts_text(recut.record.cuts)}",
+            {stage: reference_ms(graph, stage) for stage in range(len(recut.record.cuts))},
+        )
+        await self._reopen(self._step_owner.living(going))
+
+    def _silent(self, member: Member, error: DmscError) -> None:
+        log.warning("member lost: it did not go over", job=self._job.name, sid=member.sid, reason=str(error))
+        self._losing([member], f"plan change: {error.text}")
+
+    def _note(self, record: RecutRecord) -> None:
+        others = tuple(other for other in self._records if other.plan != record.plan)
+        self._records = (*others, record)[-KEPT:]
+
+    def _tell(self, record: RecutRecord) -> None:
+        self._note(record)
+        log.info(
+            "re-cut",
+            job=self._job.name,
+            plan=record.plan,
+            cuts=cuts_text(record.cuts),
+            state=str(record.state),
+            reason=record.why,
+        )
+        self._job.events.recut(record, self._records)
+
+
+def _placed(graph: TaskGraph, present: TaskGraph) -> TaskGraph:
+    """The new graph with what the present one says of places, which may have changed meanwhile."""
+    return graph.model_copy(update={"placements": present.placements, "distances": present.distances})

@@ -1,0 +1,98 @@
+"""What a plan makes of a job's graph, who sends what to whom, and what is refused in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from entities.orchestrator.membership.recut_plan import check_cuts, transfers
+from schemas.errors import BadInput
+from schemas.recut import cuts_of, cuts_text
+from schemas.step import Member
+from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
+
+CUTS = ((0, 4), (4, 8))
+
+
+def graph(replicas: int = 1) -> TaskGraph:
+    units = [
+        TaskUnit(
+            sid=f"j-s{stage}-r{replica}",
+            kind=UnitKind.STAGE,
+            stage=stage,
+            replica=replica,
+            first_layer=first,
+            last_layer=last,
+        )
+        for stage, (first, last) in enumerate(CUTS)
+        for replica in range(replicas)
+    ]
+    return TaskGraph(units=tuple(units), edges=(), layer_count=8)
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        ("0-3,4-8", "the plan is of another model: it has layer 8, and this model's layers are 0 to 7"),
+        ("0-2,4-7", "the plan leaves layer 3 out: stage 1 begins with layer 4"),
+        ("1-3,4-7", "the plan leaves layer 0 out: stage 0 begins with layer 1"),
+        ("0-3,4-6", "the plan leaves layer 7 out: the model's layers are 0 to 7"),
+        (
+            "0-4,4-7",
+            "the plan has layer 4 twice: stage 1 begins with it, and the stages before end with layer 4",
+        ),
+        ("0-3,7-4", "stage 1 of the plan has no layer: give each stage one at least"),
+        (
+            "0-3,4-5,6-7",
+            "the plan has 3 stages, and the job runs in 2: give 2, or `dmsc park` it and `dmsc resume "
+            "--stages` it",
+        ),
+        (
+            "0-7",
+            "the plan has 1 stages, and the job runs in 2: give 2, or `dmsc park` it and `dmsc resume "
+            "--stages` it",
+        ),
+        ("0-3,4-7", "the job is cut so already: 0-3,4-7 (plan 0)"),
+    ],
+)
+def test_what_is_no_plan_is_refused_in_one_line(plan: str, said: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        check_cuts(cuts_of(plan), graph())
+    assert str(refused.value) == said
+
+
+@pytest.mark.parametrize("text", ["", "0-3,", "0-3;4-7", "a-b", "0-3,-4", "0--3", "9999999-1"])
+def test_what_names_no_layers_is_refused_with_how_to_write_it(text: str) -> None:
+    with pytest.raises(BadInput, match=r"names no layers: write those of each stage, like 0-3,4-7"):
+        cuts_of(text)
+
+
+def test_plans_are_read_as_they_are_written() -> None:
+    assert cuts_of(" 0-2, 3 ,4-7") == ((0, 3), (3, 4), (4, 8))
+    assert cuts_text(((0, 3), (3, 4), (4, 8))) == "0-2,3,4-7"
+
+
+def test_each_replica_takes_from_another_one() -> None:
+    stages = [[Member(sid=f"s{stage}-r{at}", incarnation="a") for at in range(2)] for stage in range(3)]
+    found = transfers(stages, ((0, 2), (2, 4), (4, 8)), ((0, 1), (1, 6), (6, 8)))
+    takes = {
+        member.sid: [(each.peer.sid, each.first_layer, each.last_layer) for each in share.takes]
+        for member, share in found.items()
+    }
+    assert takes == {
+        "s0-r0": [],
+        "s0-r1": [],
+        "s1-r0": [("s0-r0", 1, 2), ("s2-r0", 4, 6)],
+        "s1-r1": [("s0-r1", 1, 2), ("s2-r1", 4, 6)],
+        "s2-r0": [],
+        "s2-r1": [],
+    }
+    given = {(member, each.peer, each.first_layer) for member, share in found.items() for each in share.gives}
+    taken = {(each.peer, member, each.first_layer) for member, share in found.items() for each in share.takes}
+    assert given == taken
+
+
+def test_one_source_serves_all_replicas_of_a_larger_stage() -> None:
+    small = [Member(sid="s1", incarnation="a")]
+    stages = [[Member(sid=f"s0-r{at}", incarnation="a") for at in range(3)], small]
+    found = transfers(stages, CUTS, ((0, 6), (6, 8)))
+    assert len(found[small[0]].gives) == 3
