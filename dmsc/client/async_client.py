@@ -16,15 +16,15 @@ from typing import Any, Literal, Self
 
 from dmsc.authoring.code_folder import PackedCode
 from dmsc.client import http_protocol
-from dmsc.client.access_calls import AccessCalls, segment
-from dmsc.client.array_calls import ArrayCalls
-from dmsc.client.code_calls import JOBS
+from dmsc.client.calls.access_calls import AccessCalls, segment
+from dmsc.client.calls.array_calls import ArrayCalls
+from dmsc.client.calls.code_calls import JOBS
+from dmsc.client.calls.policy_calls import PolicyCalls
+from dmsc.client.calls.shape_calls import ShapeCalls
+from dmsc.client.calls.train_calls import TrainCalls
 from dmsc.client.data.data_calls import DataCalls
 from dmsc.client.data.feed_calls import FeedCalls
 from dmsc.client.gateway_requests import Gateways, OnProgress
-from dmsc.client.policy_calls import PolicyCalls
-from dmsc.client.shape_calls import ShapeCalls
-from dmsc.client.train_calls import TrainCalls
 from dmsc.client.weights_check import check_file, check_weights
 from dmsc.state.settings import find_gateway
 from schemas.checkpoint import MANIFEST_NAME, CheckpointList, CheckpointManifest, PublishedCheckpoint

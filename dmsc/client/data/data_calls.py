@@ -12,8 +12,8 @@ from typing import Any
 
 from dmsc.authoring.code_folder import pack_folder
 from dmsc.client import http_protocol
-from dmsc.client.access_calls import segment
-from dmsc.client.code_calls import CodeCalls
+from dmsc.client.calls.access_calls import segment
+from dmsc.client.calls.code_calls import CodeCalls
 from dmsc.client.gateway_requests import OnProgress
 from schemas.data_set.build_file import DataBuildSpec
 from schemas.data_set.builds import BUILD_ENDED, BuildEvent, BuildRecord, DataSetVersion

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dmsc.client.access_calls import segment
+from dmsc.client.calls.access_calls import segment
 from dmsc.client.gateway_requests import Gateways
 from schemas.feeds import Feed, FeedPage, Pushed
 

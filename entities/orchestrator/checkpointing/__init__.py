@@ -9,4 +9,5 @@ checkpoint_schedule.py  `choose`: when the next one is due, and why (Young, Daly
 job_artifacts.py        `JobCheckpoints`: lists, publishes and removes a job's checkpoints
 named_checkpoint.py     `named_checkpoints`: what `resume_from` names, and its class of bits
 publishing.py           `publish_file`: has an instance write a file of the job
+weight_export.py        `export_weights`: the weights of a finished job, with their index
 """

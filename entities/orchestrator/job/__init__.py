@@ -15,7 +15,6 @@ takeover_service.py    `TakeoverService`: adopts the living instances of an earl
 parking.py             `Parking`: a person parks or resumes the job
 bus_outages.py         `BusOutages`: tries work outside the steps again while the bus is away
 model_analysis.py      `ModelAnalysis`: topology and text sample, computed by node agents
-weight_export.py       the weights of a finished job, with their index
 teardown.py            `Teardown`: termination and clean-up
 unreadable_records.py  `RecordGuards`: replaces values in buckets that nobody can read (ADR-0038)
 """

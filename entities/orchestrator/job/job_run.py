@@ -10,6 +10,7 @@ from bus.logs import bind, get_logger
 from bus.tasks import cancel
 from bus.wire.correlation import correlate, current_cause
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
+from entities.orchestrator.checkpointing.weight_export import export_weights
 from entities.orchestrator.faults.fault_location import WARNINGS, locate
 from entities.orchestrator.job.awaited_data import await_data
 from entities.orchestrator.job.bus_outages import BusOutages
@@ -20,7 +21,6 @@ from entities.orchestrator.job.takeover_service import TakeoverService
 from entities.orchestrator.job.teardown import Teardown
 from entities.orchestrator.job.term import TermContext
 from entities.orchestrator.job.training import Training
-from entities.orchestrator.job.weight_export import export_weights
 from entities.orchestrator.job_state.context import JobContext, eligible_nodes, settle
 from entities.orchestrator.job_state.decision_record import DecisionRecord
 from entities.orchestrator.job_state.event_writer import EventWriter

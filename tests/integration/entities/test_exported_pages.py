@@ -10,7 +10,7 @@ import pytest
 from bus.connection import Bus
 from bus.server.embedded import EmbeddedServer
 from bus.subjects import EXPORT
-from entities.orchestrator.job.weight_export import MOST_TENSORS, export_weights
+from entities.orchestrator.checkpointing.weight_export import MOST_TENSORS, export_weights
 from entities.orchestrator.job_state.instances import JobInstances
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import BadMessage

@@ -8,14 +8,14 @@ import httpx
 import pytest
 
 from dmsc import AsyncClient, Client
-from dmsc.client.array_calls import ArrayCalls
-from dmsc.client.code_calls import CodeCalls
+from dmsc.client.calls.array_calls import ArrayCalls
+from dmsc.client.calls.code_calls import CodeCalls
+from dmsc.client.calls.policy_calls import PolicyCalls
+from dmsc.client.calls.shape_calls import ShapeCalls
+from dmsc.client.calls.train_calls import TrainCalls
 from dmsc.client.data.data_calls import DataCalls
 from dmsc.client.data.feed_calls import FeedCalls
 from dmsc.client.http_protocol import may_repeat, raise_for
-from dmsc.client.policy_calls import PolicyCalls
-from dmsc.client.shape_calls import ShapeCalls
-from dmsc.client.train_calls import TrainCalls
 from schemas.errors import (
     DeadlineExceeded,
     InProgress,

@@ -8,8 +8,8 @@ from typing import Any
 
 from dmsc.authoring.code_folder import PackedCode
 from dmsc.client import http_protocol
-from dmsc.client.access_calls import segment
-from dmsc.client.code_calls import CodeCalls
+from dmsc.client.calls.access_calls import segment
+from dmsc.client.calls.code_calls import CodeCalls
 from schemas.arrays import JobArray, member_specs
 from schemas.job import ENDED, JobSpec
 

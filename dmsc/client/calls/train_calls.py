@@ -11,7 +11,7 @@ from typing import Any, cast
 from dmsc.authoring.code_folder import files_of, pack
 from dmsc.authoring.functions import NotebookCode, Way, as_files
 from dmsc.client import http_protocol
-from dmsc.client.code_calls import JOBS, CodeCalls
+from dmsc.client.calls.code_calls import JOBS, CodeCalls
 from dmsc.client.submitted_job import AsyncJob, JobRequests
 from schemas.errors import BadJob
 from schemas.job import JobRecord

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dmsc.client.access_calls import segment
+from dmsc.client.calls.access_calls import segment
 from dmsc.client.gateway_requests import A, Gateways
 from schemas.automation import AutomationStatus
 from schemas.module_status import ModuleAnswer, ModuleStatus

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dmsc.client.access_calls import segment
+from dmsc.client.calls.access_calls import segment
 from dmsc.client.gateway_requests import Gateways
 from schemas.recut import RecutAnswer
 
