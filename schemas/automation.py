@@ -116,3 +116,9 @@ class AutomationSpec(Part):
     budget: BudgetSpec = Field(
         BudgetSpec(), description="a change by whose forecast the job would use more is declined"
     )
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _is_off(cls, value: Any) -> Any:
+        """YAML reads a bare `off` as false."""
+        return "off" if value is False else value

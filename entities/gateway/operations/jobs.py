@@ -383,5 +383,9 @@ class JobOperations:
             return JobList(jobs=self.cache.all())
         return await self._query(None)
 
+    async def asked_records(self) -> JobList:
+        """All records, as the orchestrator has them."""
+        return await self._query(None)
+
     async def _query(self, job: str | None) -> JobList:
         return await self._backends.command(subjects.QUERY, JobQuery(job=job), deadline_s=self.times.query_s)

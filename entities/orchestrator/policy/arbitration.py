@@ -254,6 +254,10 @@ def _judge(
         return _no(
             f"{_name(suggestion)} is {suggestion.owner}'s, and has a say in {suggestion.owner}'s jobs alone"
         ), state
+    if isinstance(suggestion.action, SetQueueOrder) and suggestion.owner != names.MESH:
+        return _no(
+            "the order of the queue concerns all users: only the mesh's own modules may suggest it"
+        ), state
     if isinstance(suggestion.action, NoAction):
         return _no("an observation, nothing to adopt"), state
     if facts.automation is Automation.OFF:

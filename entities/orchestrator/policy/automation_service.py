@@ -83,7 +83,9 @@ class AutomationService:
                 await run.job.store.tell("policy", text=text)
             jobs = [message.job]
         for job in jobs:
-            if self._holds(self._runs[job]) is not Automation.ACT:
+            if (run := self._runs.get(job)) is None:  # it has ended meanwhile
+                continue
+            if self._holds(run) is not Automation.ACT:
                 self._desk.end(job)
             elif message.job is not None:
                 self._desk.release(job)  # what a person had set is the mesh's again

@@ -48,7 +48,7 @@ from entities.queue.slot_pools import MeshSlot, SlotTable
 from entities.queue.tenant_shares import DecayedUse
 from schemas import names
 from schemas.data_set.builds import BuildRecord, is_build
-from schemas.errors import Conflict, DmscError
+from schemas.errors import Conflict, DmscError, NotFound
 from schemas.job import JobRecord, JobState
 from schemas.queue import (
     MOST_LISTED,
@@ -351,7 +351,9 @@ class JobQueue:
         if job is not None and not asked and names.is_array(job):
             raise Conflict(f"no job of array {job} waits for slots: dmsc jobs {job} lists them")
         if job is not None and not asked:
-            record = known[job]
+            record = known.get(job) or self.builds.ended.get(job) or self._ended.get(job)
+            if record is None:
+                raise NotFound(unknown(job))
             waits = f"build {job} does not wait for lanes"
             if isinstance(record, JobRecord):
                 waits = f"job {job} does not wait for slots"

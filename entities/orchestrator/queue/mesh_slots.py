@@ -51,7 +51,8 @@ class SlotFacts:
         """Whether a decision made of these facts still holds. Predictions may have moved on."""
         return (
             (self.table is other.table or self.table.slots == other.table.slots)
-            and [job.request.job for job in self.queue] == [job.request.job for job in other.queue]
+            and [(job.request.job, job.request.held) for job in self.queue]
+            == [(job.request.job, job.request.held) for job in other.queue]
             and [_as_held(job) for job in self.running] == [_as_held(job) for job in other.running]
         )
 

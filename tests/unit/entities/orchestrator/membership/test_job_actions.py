@@ -62,6 +62,7 @@ class Job:
         )
         self.changes = SimpleNamespace(on_hand_over=None, migrate=self._migrate)
         self.rebalancing = SimpleNamespace(under_way="")
+        self.recutting = SimpleNamespace(under_way="")
         self.job_changes = JobChanges(self.context)
         place: Any = self
         self.actions = JobActions(self.context, place, place, place, largest_windows=lambda: {0: 8, 1: 4})
