@@ -196,7 +196,7 @@ class RandomMesh:
 
     # --- what has to hold ---------------------------------------------------------------------------------
     def decided(self, now: float, decision: QueueDecision) -> None:
-        """After each decision: nobody parks too often, and nobody starts in slots that are kept for others."""
+        """After each decision: nobody parks too often, and nobody starts in slots kept for others."""
         for park in decision.parks:
             if "reservation" not in park.reason and not park.held:
                 assert now - self.last_park.get(park.job, -math.inf) >= self.rules.cool_down_s, (
