@@ -61,8 +61,8 @@ DOOR = Subject(
     "a client's request at any gateway (queue group)",
     reply=gateway_api.JobList,
     other_replies=(
-        *(Ack, arrays.JobArray, gateway_api.DoorKey, gateway_api.MeshStatus, recut.RecutAnswer),
-        automation.AutomationStatus,
+        *(Ack, arrays.JobArray, gateway_api.DoorKey, gateway_api.MeshStatus),
+        *(plans.PlanMade, recut.RecutAnswer, automation.AutomationStatus),
         *(module_status.ModuleAnswer, policy.ModuleLifecycle, module_status.ModuleList),
     ),
     answer_bytes=RECORDS_BYTES,

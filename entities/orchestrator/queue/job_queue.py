@@ -280,7 +280,7 @@ class JobQueue:
 
     def _claimants(self, now: float) -> set[str]:
         """Jobs and reservations for which somebody may park."""
-        claimants = {each.name for each in self.reservations(now)}
+        claimants = {each.name for each in self.reservations(now) if each.end_at > now}
         for run in self._holders.values():
             if (waiting := run.waiting) is not None and not waiting.request.held:
                 claimants.add(run.name)

@@ -106,6 +106,7 @@ def _slots_of(node: NodeStatus, cordoned: Cordoned) -> tuple[MeshSlot, ...]:
             node=node.sid,
             cluster=node.cluster,
             kind=slot.kind,
+            memory_bytes=slot.memory_bytes,
             labels=_labels(slot),
             closed=is_cordoned(cordoned, node.sid, slot.index),
         )
@@ -205,6 +206,7 @@ def job_request(record: JobRecord, spec: JobSpec, held: str = "", *, unfit: bool
         needs=SlotNeeds(
             clusters=tuple(sorted(spec.parallel.clusters)),
             kind=spec.requires.device or "",
+            memory_bytes=_memory_asked(spec),
             labels=_asked(spec, record.bits_class),
         ),
         held=held,
@@ -316,6 +318,12 @@ def _asked(spec: JobSpec, bits_class: str) -> Labels:
     bits = {f"{BITS}{bits_class}": "yes"} if bits_class and requires.bits == "same" else {}
     precision = {f"{PRECISION}{requires.precision}": "yes"} if requires.precision else {}
     return tuple(sorted({**requires.labels, **precision, **bits}.items()))
+
+
+def _memory_asked(spec: JobSpec) -> int:
+    """The memory that every slot of the job must have; a rule on some layers alone is the planner's."""
+    rules = (rule for rule in spec.plan.constraints if rule.hard and rule.gib and "*" in rule.layers)
+    return max((int(rule.gib * 2**30) for rule in rules if rule.gib), default=0)
 
 
 def slots_of(parallel: ParallelSpec) -> int:

@@ -13,6 +13,7 @@ from entities.orchestrator.policy.arbitration import ArbitrationConfig
 from entities.orchestrator.policy.policy_service import PolicyService
 from entities.orchestrator.recovery.standbys import Standbys
 from schemas.envelope import EntityKind, Envelope
+from schemas.job import JobState
 from schemas.policy import ModuleLifecycle, ModuleState, PolicySuggestion, SetWeights
 from schemas.signals import CommunicationPolicy, StagePolicy
 from schemas.step import Member
