@@ -15,8 +15,8 @@ from entities.queue.queue_rules import QueueOrder, QueueRules
 from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob, predicted_s
 from entities.queue.tenant_shares import TenantShares
 
-Rank = tuple[int, float, int, int, int, float, str]
-"""Owner of a reservation that holds, class, urgent, begun, suggested, submitted at, id: lower comes first."""
+Rank = tuple[int, float, int, int, tuple[int, float, str]]
+"""Owner of a reservation that holds, class, urgent, begun, `JobRequest.turn`: lower comes first."""
 
 
 class QueueRanking:
@@ -38,7 +38,7 @@ class QueueRanking:
 
     def _rank(self, job: QueuedJob) -> Rank:
         request = job.request
-        reserved = 0 if request.job in self._owners else 1
+        reserved = 0 if self._owners and request.job in self._owners else 1
         urgent = 1 if request.deadline is None else int(not self._urgent(job, request.deadline))
         begun = 0 if job.parked else 1
         order = self._rules.order
@@ -50,10 +50,10 @@ class QueueRanking:
         elif order is QueueOrder.LAS:
             level = float(max(0, self._service_level(job.attained_slot_s) - self._aged(job)))
             begun = 1
-        return reserved, level, urgent, begun, request.preference, request.submitted_at, request.job
+        return reserved, level, urgent, begun, request.turn
 
     def _in_shares(self, ranked: Sequence[tuple[Rank, QueuedJob]]) -> Iterator[QueuedJob]:
-        by_tenant: defaultdict[str, list[QueuedJob]] = defaultdict(list)
+        shares, by_tenant = self._shares, defaultdict[str, list[QueuedJob]](list)
         for rank, job in reversed(ranked):
             if rank[0]:
                 by_tenant[job.request.account].append(job)
@@ -62,10 +62,12 @@ class QueueRanking:
         heap = [(self._need_of(tenant, jobs), tenant) for tenant, jobs in by_tenant.items()]
         heapq.heapify(heap)
         while heap:
-            _, tenant = heapq.heappop(heap)
+            (_, share), tenant = heapq.heappop(heap)
             jobs = by_tenant[tenant]
             while jobs:
                 yield jobs.pop()
+                if not shares.limited and shares.share(tenant) == share:
+                    continue  # none of its own has started
                 if jobs and heap and (turn := (self._need_of(tenant, jobs), tenant)) > heap[0]:
                     heapq.heappush(heap, turn)
                     break
