@@ -161,10 +161,11 @@ def _with_values(document: dict[str, Any], values: Mapping[str, Any]) -> dict[st
     return whole
 
 
-def changes_between(first: JobSpec, other: JobSpec) -> dict[str, Any]:
-    """What makes the second job file of the first, but for the name: JSON pointer → value."""
-    one, two = (spec.model_dump(mode="json", exclude={"name"}) for spec in (first, other))
-    return dict(_changes("", one, two))
+def changes_between(first: JobSpec, members: Iterable[JobSpec]) -> tuple[dict[str, Any], ...]:
+    """What makes each member's job file of the first one, but for the name: JSON pointer → value."""
+    one = first.model_dump(mode="json", exclude={"name"})
+    others = (member.model_dump(mode="json", exclude={"name"}) for member in members)
+    return tuple(dict(_changes("", one, other)) for other in others)
 
 
 def _changes(pointer: str, first: Any, other: Any) -> Iterator[tuple[str, Any]]:

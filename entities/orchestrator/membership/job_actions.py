@@ -20,6 +20,7 @@ from entities.orchestrator.membership.recutting import Recutting
 from entities.orchestrator.membership.slot_holding import SlotHolding
 from entities.orchestrator.planning.scaling import working_units
 from schemas.actions import (
+    REPLICAS,
     Action,
     CheckpointNow,
     ExpectFailures,
@@ -80,6 +81,7 @@ class JobActions:
         self._leaving: dict[str, tuple[str, Forecast]] = {}  # instance that migrates → by whom
         self._freed: list[str] = []
         training.changes.on_hand_over = self._handed_over
+        training.changes.on_stay = self._stays
 
     # --- whether ------------------------------------------------------------------------------------
     def objection(self, action: Action) -> str:
@@ -240,16 +242,20 @@ class JobActions:
             by=by,
             forecast=forecast,
         )
-        self._former.setdefault("replicas", lambda: self._holding.prefer(None))
+        self._former.setdefault(REPLICAS, lambda: self._holding.prefer(None))
 
         def take_back(_: JobChange) -> None:
-            self._take_back("replicas")
+            self._take_back(REPLICAS)
             if replicas > before:  # else the queue would have it grow again
                 self._holding.prefer(before)
             if not self._holding.resize(before, f"{OWN_LOOP}: {replicas} replicas were no better"):
                 raise Conflict("the job can't change its size now")
 
         self._changes.begin(change, take_back)
+
+    def _stays(self, sid: str) -> None:
+        """It does not leave after all: if it leaves later, that is another one's doing."""
+        self._leaving.pop(sid, None)
 
     def _handed_over(self, sid: str) -> None:
         """An instance leaves its slot now, and another incarnation takes its place."""
@@ -275,7 +281,3 @@ class JobActions:
     def _place_of(self, sid: str) -> str:
         place = self._job.instances.graph.placement(sid)
         return f"slot {place.slot} of {place.cluster}/{place.node}"
-
-
-def _unit(_: int) -> None:
-    """Drops a revision's number."""

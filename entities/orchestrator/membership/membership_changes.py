@@ -40,11 +40,13 @@ class MembershipChanges:
         self._joining = joining
         self._standbys = standbys
         self._checkpoints = checkpoints
-        self._drain_order = DrainOrder(job, joining.replacement)
+        self._drain_order = DrainOrder(job, joining.replacement, lambda sid: self.on_stay(sid))
         self._leaving: set[str] = set()  # units that will leave the job
         self._going: set[str] = set()  # units whose instance is being ended
         self.on_hand_over: Callable[[str], None] = lambda sid: None
         """Called with each unit whose instance leaves its slot now, for another to take its place."""
+        self.on_stay: Callable[[str], None] = lambda sid: None
+        """Called with each unit whose instance was to leave its slot, and does not."""
 
     @property
     def leaving(self) -> frozenset[str]:

@@ -283,12 +283,8 @@ class Replacement:
             for other in others
         ):
             return False
-        return any(
-            slot.index == where.slot and slot.busy_with in (None, unit.sid)
-            for node in eligible_nodes(self._job)
-            if node.sid == agent
-            for slot in node.slots
-        )
+        slots = (node.slot(where.slot) for node in eligible_nodes(self._job) if node.sid == agent)
+        return any(slot is not None and slot.busy_with in (None, unit.sid) for slot in slots)
 
     def _taken(self, own: Iterable[Placement]) -> dict[str, tuple[Placement, ...]]:
         """Slots promised to other jobs and to the rest of this one, by node agent."""

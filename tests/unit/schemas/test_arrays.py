@@ -116,7 +116,7 @@ def test_members_travel_as_what_they_differ_in() -> None:
     members = member_specs(asked)
     message = SubmitArray(
         spec=members[0].model_copy(update={"name": asked.name}),
-        members=tuple(changes_between(members[0], each) for each in members),
+        members=changes_between(members[0], members),
         paths=tuple(values),
         user="rita",
         gateway="gateway-a",

@@ -60,7 +60,7 @@ class Job:
             events=SimpleNamespace(changing=lambda change, _: self.told.append(change)),
             queue=SimpleNamespace(no_growth=lambda _: self.growth),
         )
-        self.changes = SimpleNamespace(on_hand_over=None, migrate=self._migrate)
+        self.changes = SimpleNamespace(on_hand_over=None, on_stay=None, migrate=self._migrate)
         self.rebalancing = SimpleNamespace(under_way="")
         self.recutting = SimpleNamespace(under_way="")
         self.job_changes = JobChanges(self.context)
@@ -156,6 +156,17 @@ async def test_a_migration_counts_from_the_moment_at_which_the_instance_leaves()
     last = job.told[-1]
     assert (last.kind, last.state, last.before_s, last.after_s) == ("migrate", ChangeState.BETTER, 0.4, 0.3)
     assert last.cost_s == pytest.approx(0.2)
+
+
+async def test_an_instance_that_leaves_after_its_migration_was_dropped_does_not_leave_for_the_module() -> (
+    None
+):
+    job = Job()
+    job.steps(8, 0.4)
+    job.do(Migrate(sid="j-s1-r1", forecast=FASTER))
+    job.changes.on_stay("j-s1-r1")
+    job.changes.on_hand_over("j-s1-r1")  # a person drains its node
+    assert job.told == []
 
 
 async def test_a_migration_without_room_is_declined() -> None:
