@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 from schemas.base import CallerSpan, Message, Part, Time, Token
 from schemas.errors import BadJob
 from schemas.explain import explain
-from schemas.job import ArrayPlace, JobRecord, JobSpec, JobState
+from schemas.job import ENDED, ArrayPlace, JobRecord, JobSpec, JobState
 from schemas.job_file.parallel import MOST_INSTANCES, MOST_STAGES
 from schemas.job_file.queue import MOST_MEMBERS, Values
 from schemas.marks import HOLDS_USER_VALUES, Url
@@ -84,6 +84,11 @@ class JobArray(Message, wire="job.array"):
     states: dict[str, int] = Field(description="how many members are in which state")
     members: tuple[ArrayMember, ...] = ()
     note: str = Field("", description="what an order did")
+
+    @property
+    def over(self) -> bool:
+        """Whether all its jobs are known, and have ended."""
+        return len(self.members) == self.size and all(member.state in ENDED for member in self.members)
 
 
 # --- members ------------------------------------------------------------------------------------------------
@@ -217,7 +222,7 @@ def array_of(array: str, records: Iterable[JobRecord]) -> JobArray | None:
     place, first = places[0]
     return JobArray(
         array=array,
-        name=array_name(first),
+        name=array_name(first.spec.name),
         user=first.user,
         size=place.size,
         limit=place.limit,
@@ -239,6 +244,6 @@ def array_of(array: str, records: Iterable[JobRecord]) -> JobArray | None:
     )
 
 
-def array_name(record: JobRecord) -> str:
-    """The name of a member's array: that of its file."""
-    return record.spec.name.rpartition("-")[0] or record.spec.name
+def array_name(member: str) -> str:
+    """The name of the array with a member of this name: that of its file."""
+    return member.rpartition("-")[0] or member
