@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
+from entities.metrics import MODULE_DRIFT, MetricReading
 from entities.orchestrator.job.job_run import JobRun
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.policy import arbitration_state as in_force
@@ -175,6 +176,12 @@ class PolicyService:
             )
             if standing.suspended_for and not suspended:
                 log.warning("module suspended", module=message.module, reason=standing.suspended_for)
+
+    def readings(self) -> Iterator[MetricReading]:
+        """Whether what running modules learnt no longer fits what happens."""
+        for (module, version), standing in sorted(self._state.modules.items()):
+            if standing.sid is not None:
+                yield MODULE_DRIFT(int(bool(standing.drift)), module=module, version=version)
 
     async def query(self, message: ModuleQuery, envelope: Envelope) -> ModuleList:
         """The status of all known modules, by name and version."""
@@ -380,5 +387,6 @@ def _status(key: Key, standing: ModuleReputation, alive: bool, now: float) -> Mo
         strikes=standing.strikes,
         crashes=standing.crashes,
         suspended_s=round(left_s, 1),
-        reason=standing.suspended_for if left_s else standing.said,
+        reason=standing.suspended_for if left_s else standing.said or standing.drift,
+        drift=standing.drift,
     )
