@@ -14,7 +14,9 @@ from schemas.base import Part, Token
 from schemas.changes import Forecast
 
 MOST_IN_FLIGHT = 1024
-QUEUE_ORDER, REPLICAS = "order of the queue", "replicas"
+LEAST_RATE_PER_S = 0.1
+"""A step whose microbatches come more slowly would count as stalled."""
+QUEUE_ORDER, REPLICAS, RATE = "order of the queue", "replicas", "admission rate"
 """Knobs that a mesh or a job has once; those of stages and instances are named below."""
 
 
@@ -34,18 +36,23 @@ def place_knob(sid: str) -> str:
 
 
 class SetWeights(Part):
-    """Spread one stage's microbatches by these relative weights (SID → weight ≥ 0)."""
+    """Spread one stage's microbatches by these relative weights (SID → weight ≥ 0).
+
+    With a forecast they are judged by it, and taken back if steps became no better.
+    """
 
     action: Literal["set_weights"] = "set_weights"
     stage: int
     weights: dict[str, float]
+    forecast: Forecast | None = None
 
 
 class AvoidInstance(Part):
-    """Send nothing to this instance while the suggestion is valid."""
+    """Send nothing to this instance while the suggestion is valid; with a forecast as `SetWeights`."""
 
     action: Literal["avoid_instance"] = "avoid_instance"
     sid: Token
+    forecast: Forecast | None = None
 
 
 class MoveInstance(Part):
@@ -80,6 +87,18 @@ class SetWindow(Part):
     action: Literal["set_window"] = "set_window"
     stage: int
     in_flight: int = Field(ge=1, le=MOST_IN_FLIGHT)
+    forecast: Forecast
+
+
+class SetRate(Part):
+    """How many microbatches a second the job's data instances admit to its first stage, all together.
+
+    It caps heat, the load of a link or power, where a window can't: instances work through a full window as
+    fast as they can.
+    """
+
+    action: Literal["set_rate"] = "set_rate"
+    per_s: float = Field(ge=LEAST_RATE_PER_S, le=1e6, allow_inf_nan=False)
     forecast: Forecast
 
 
@@ -128,6 +147,7 @@ Action = (
     | Migrate
     | Scale
     | SetWindow
+    | SetRate
     | SetAlgorithm
     | CheckpointNow
     | ExpectFailures
@@ -162,6 +182,8 @@ def knob_of(action: Action) -> str:
             return REPLICAS
         case SetWindow(stage=stage):
             return f"window of stage {stage}"
+        case SetRate():
+            return RATE
         case SetAlgorithm():
             return "algorithm"
         case ExpectFailures():
@@ -192,6 +214,8 @@ def value_of(action: Action) -> str:
             return str(replicas)
         case SetWindow(in_flight=in_flight):
             return f"{in_flight} in flight"
+        case SetRate(per_s=per_s):
+            return f"{per_s:g} microbatches a second"
         case SetAlgorithm(algorithm=algorithm):
             return algorithm
         case ExpectFailures(between_s=between_s):

@@ -40,6 +40,7 @@ from schemas.actions import (
     Scale,
     SetAlgorithm,
     SetQueueOrder,
+    SetRate,
     SetWeights,
     SetWindow,
     scope_of,
@@ -201,21 +202,28 @@ class Policy:
         stage: int,
         weights: Mapping[str, float],
         *,
+        forecast: Forecast | None = None,
         reason: str,
         confidence: float = 0.8,
         valid_s: float = 60.0,
     ) -> PolicySuggestion:
         """Suggests to spread a stage's microbatches by these relative weights (SID → weight ≥ 0)."""
-        action = SetWeights(stage=stage, weights=dict(weights))
+        action = SetWeights(stage=stage, weights=dict(weights), forecast=forecast)
         return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
 
     def avoid(
-        self, view: JobView, sid: str, *, reason: str, confidence: float = 0.8, valid_s: float = 60.0
+        self,
+        view: JobView,
+        sid: str,
+        *,
+        forecast: Forecast | None = None,
+        reason: str,
+        confidence: float = 0.8,
+        valid_s: float = 60.0,
     ) -> PolicySuggestion:
         """Suggests to send nothing to this instance while the suggestion is valid."""
-        return self.suggest(
-            view, AvoidInstance(sid=sid), reason=reason, confidence=confidence, valid_s=valid_s
-        )
+        action = AvoidInstance(sid=sid, forecast=forecast)
+        return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
 
     def move(
         self,
@@ -274,6 +282,20 @@ class Policy:
     ) -> PolicySuggestion:
         """Suggests how many microbatches a sender may have open at one receiver of a stage."""
         action = SetWindow(stage=stage, in_flight=in_flight, forecast=forecast)
+        return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
+
+    def set_rate(
+        self,
+        view: JobView,
+        per_s: float,
+        forecast: Forecast,
+        *,
+        reason: str,
+        confidence: float = 0.8,
+        valid_s: float = 600.0,
+    ) -> PolicySuggestion:
+        """Suggests how many microbatches a second the first stage is sent at most, by all senders."""
+        action = SetRate(per_s=per_s, forecast=forecast)
         return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
 
     def set_algorithm(

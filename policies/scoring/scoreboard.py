@@ -38,6 +38,7 @@ from schemas.actions import (
     Migrate,
     Scale,
     SetAlgorithm,
+    SetRate,
     SetWindow,
     forecast_of,
 )
@@ -291,6 +292,8 @@ def _is_of(change: JobChange, suggestion: PolicySuggestion) -> bool:
             return change.kind == "scale"
         case SetWindow(stage=stage):
             return (change.kind, change.to_stage) == ("window", stage)
+        case SetRate():
+            return change.kind == "rate"
         case SetAlgorithm():
             return change.kind == "algorithm"
     return False
