@@ -12,6 +12,8 @@ from pydantic import Field
 
 from schemas.base import Part, Token
 from schemas.changes import Forecast
+from schemas.job_file.parallel import MOST_STAGES
+from schemas.recut import MOST_REVISION, Cuts, cuts_text
 
 MOST_IN_FLIGHT = 1024
 
@@ -54,6 +56,18 @@ class Scale(Part):
 
     action: Literal["scale"] = "scale"
     replicas: int = Field(ge=1)
+    forecast: Forecast
+
+
+class Recut(Part):
+    """Give the job's stages other layers; without `cuts` those that are best by the speeds that they show.
+
+    `revision` is that of the plan that whoever suggests it has seen; of another one it is declined.
+    """
+
+    action: Literal["recut"] = "recut"
+    cuts: Cuts | None = Field(None, max_length=MOST_STAGES, description="(first, last) layer of each stage")
+    revision: int | None = Field(None, ge=0, le=MOST_REVISION)
     forecast: Forecast
 
 
@@ -110,6 +124,7 @@ Action = (
     | MoveInstance
     | Migrate
     | Scale
+    | Recut
     | SetWindow
     | SetAlgorithm
     | CheckpointNow
@@ -143,6 +158,8 @@ def knob_of(action: Action) -> str:
             return f"place of {sid}"
         case Scale():
             return "replicas"
+        case Recut():
+            return "cut"
         case SetWindow(stage=stage):
             return f"window of stage {stage}"
         case SetAlgorithm():
@@ -173,6 +190,8 @@ def value_of(action: Action) -> str:
             return f"on {node}" if node else "another slot"
         case Scale(replicas=replicas):
             return str(replicas)
+        case Recut(cuts=cuts):
+            return cuts_text(cuts) if cuts else "the best one"
         case SetWindow(in_flight=in_flight):
             return f"{in_flight} in flight"
         case SetAlgorithm(algorithm=algorithm):

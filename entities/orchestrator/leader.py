@@ -19,6 +19,7 @@ from bus.wire.packed import Sendable
 from entities import metrics
 from entities.election.leadership import LeaderCandidate
 from entities.election.lease import LeadershipLeaseConfig
+from entities.orchestrator.automation.loop_service import OwnLoop
 from entities.orchestrator.data_builds.builds import Builds, BuildsConfig
 from entities.orchestrator.faults.fault_location import stall_of
 from entities.orchestrator.faults.fault_queue import FaultQueue
@@ -146,6 +147,7 @@ class Leader:
         self._promotions = PromotionService(
             bus, self._policies, self._runs, candidate.confirmed, config.promotion
         )
+        self._own_loop = OwnLoop(self._runs, mesh, self._jobs.queue, self._policies, candidate.confirmed)
         self._guards = RecordGuards(bus, self._runs, self._jobs.ended)
         seals = (partial(seal_secrets_anew, bus), partial(seal_links_anew, bus))
         self._sealing = Resealing(bus, EntityKind.ORCHESTRATOR, *seals)
@@ -224,6 +226,7 @@ class Leader:
         self._tasks.create_task(self._draining.run(), name="draining")
         self._tasks.create_task(self._policies.orders(), name="module orders")
         self._tasks.create_task(self._promotions.run(), name="promotions")
+        self._tasks.create_task(self._own_loop.run(), name="own loop")
         self._tasks.create_task(self._builds.sweep(), name="work of builds")
         await self._policies.lapses()
 

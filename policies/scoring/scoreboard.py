@@ -30,7 +30,7 @@ from policies.scoring.scores import (
     move_worth_by_model,
     weights_worth,
 )
-from schemas.actions import CheckpointNow, Migrate, Scale, SetAlgorithm, SetWindow, forecast_of
+from schemas.actions import CheckpointNow, Migrate, Recut, Scale, SetAlgorithm, SetWindow, forecast_of
 from schemas.base import Message
 from schemas.changes import OPEN_CHANGES, Forecast, JobChange
 from schemas.fault import FaultVerdict
@@ -261,6 +261,8 @@ def _is_of(change: JobChange, suggestion: PolicySuggestion) -> bool:
             return (change.kind, change.sid) == ("migrate", sid)
         case Scale():
             return change.kind == "scale"
+        case Recut():
+            return change.kind == "recut"
         case SetWindow(stage=stage):
             return (change.kind, change.to_stage) == ("window", stage)
         case SetAlgorithm():

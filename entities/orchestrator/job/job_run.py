@@ -119,6 +119,7 @@ class JobRun:
             largest_windows=lambda: largest_windows(
                 job.spec, job.instances.graph, self.model_analysis.known, job.instances.slot_memory()
             ),
+            topology=lambda: self.model_analysis.known,
         )
         self.shape = JobShape(job, self.training.scale, lambda: self._deployment.forget_shape())
         self._reported: set[tuple[str, str, str]] = set()

@@ -8,6 +8,7 @@ job's account of changes, which has those taken back that were no better.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from bus.logs import get_logger
@@ -25,6 +26,7 @@ from schemas.actions import (
     ExpectFailures,
     Migrate,
     MoveInstance,
+    Recut,
     Scale,
     SetAlgorithm,
     SetWindow,
@@ -33,8 +35,10 @@ from schemas.actions import (
 )
 from schemas.automation import OWN_LOOP
 from schemas.changes import ChangeKind, Forecast, JobChange
-from schemas.errors import Conflict
+from schemas.errors import BadInput, Conflict
 from schemas.job import JobState
+from schemas.recut import Cuts, RecutJob, RecutRecord, cuts_text
+from schemas.task_graph import ModelTopology
 
 log = get_logger("orchestrator")
 
@@ -52,11 +56,24 @@ class ChangesTraining(Protocol):
         """The step that is open."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _AskedRecut:
+    """A re-cut that is being prepared for a suggestion, by whom, and what was forecast.
+
+    `takes_back`: it undoes the one before.
+    """
+
+    by: str
+    forecast: Forecast | None
+    takes_back: bool = False
+
+
 class JobActions:
     """Carries adopted suggestions out for one job's run.
 
     Args:
         largest_windows: of each stage: what instances have memory for.
+        topology: the job's model as analysed; None: not known to this orchestrator.
     """
 
     def __init__(
@@ -67,6 +84,7 @@ class JobActions:
         holding: SlotHolding,
         *,
         largest_windows: Callable[[], dict[int, int]],
+        topology: Callable[[], ModelTopology | None] = lambda: None,
     ) -> None:
         self._job = job
         self._rebalancing = training.rebalancing
@@ -76,10 +94,14 @@ class JobActions:
         self._checkpoints = checkpoints
         self._holding = holding
         self._largest_windows = largest_windows
+        self._topology = topology
         self._former: dict[str, Callable[[], None]] = {}  # knob → what sets it as it was before
         self._leaving: dict[str, tuple[str, Forecast]] = {}  # instance that migrates → by whom
         self._freed: list[str] = []
+        self._cutting: dict[int, _AskedRecut] = {}  # by the plan's revision
         training.changes.on_hand_over = self._handed_over
+        training.recutting.on_in_force = self._cut_anew
+        training.recutting.on_dropped = self._not_cut
 
     # --- whether ------------------------------------------------------------------------------------
     def objection(self, action: Action) -> str:
@@ -87,7 +109,7 @@ class JobActions:
         state = self._job.store.record.state
         if state is not JobState.RUNNING:
             return f"the job is {state}"
-        if isinstance(action, MoveInstance | Migrate | Scale) and (why := self._training.recutting.under_way):
+        if forecast_of(action) is not None and (why := self._training.recutting.under_way):
             return why
         match action:
             case MoveInstance(sid=sid, stage=stage, forecast=forecast):
@@ -116,7 +138,24 @@ class JobActions:
                     )
             case Scale(replicas=replicas) if replicas > self._holding.replicas:
                 return self._job.queue.no_growth(self._job.name)
+            case Recut():
+                try:
+                    self._ask_recut(action.cuts, action.revision, "", dry_run=True)
+                except (BadInput, Conflict) as refused:
+                    return refused.text
         return ""
+
+    def _ask_recut(self, cuts: Cuts | None, revision: int | None, by: str, *, dry_run: bool) -> int:
+        """Has the job cut anew, or tries whether it can be; returns the revision of the plan.
+
+        Raises:
+            BadInput: the plan is none for this job.
+            Conflict: it is impossible now.
+        """
+        if (topology := self._topology()) is None:
+            raise Conflict("this orchestrator has not seen the model analysed: `dmsc recut` has that done")
+        message = RecutJob(job=self._job.name, user=by, cuts=cuts, revision=revision, dry_run=dry_run)
+        return self._training.recutting.ask(message, topology).plan
 
     def _way(self, action: Action) -> tuple[ChangeKind, str, str]:
         """The kind of a change, its direction, and the one that takes it back."""
@@ -131,6 +170,9 @@ class JobActions:
             case Scale(replicas=replicas):
                 up = replicas > self._holding.replicas
                 return ("scale", "more replicas", "fewer") if up else ("scale", "fewer", "more replicas")
+            case Recut(cuts=cuts):
+                present = self._job.instances.graph.cuts
+                return "recut", f"cut {cuts_text(cuts) if cuts else 'by speeds'}", f"cut {cuts_text(present)}"
             case Migrate(sid=sid):
                 here = self._place_of(sid)
                 return "migrate", f"{sid} leaves {here}", f"{sid} goes to {here}"
@@ -156,6 +198,9 @@ class JobActions:
                 return self._set(action, by, reason)
             case Scale(replicas=replicas, forecast=forecast):
                 self._scale(replicas, by, forecast, reason)
+            case Recut(cuts=cuts, revision=seen, forecast=forecast):
+                plan = self._ask_recut(cuts, seen, by, dry_run=False)
+                self._cutting[plan] = _AskedRecut(by=by, forecast=forecast)
             case Migrate(sid=sid, node=node, forecast=forecast):
                 if why := self._membership.migrate(sid, node):
                     raise Conflict(f"{sid} does not leave its slot: {why}")
@@ -239,6 +284,40 @@ class JobActions:
                 raise Conflict("the job can't change its size now")
 
         self._changes.begin(change, take_back)
+
+    def _cut_anew(self, record: RecutRecord) -> None:
+        """A plan is in force: it is judged like any change, whoever wanted it."""
+        asked = self._cutting.pop(record.plan, _AskedRecut(by=record.by, forecast=None))
+        before, after = cuts_text(record.before), cuts_text(record.cuts)
+        self._changes.begin(
+            JobChange(
+                kind="recut",
+                what=f"cut: {before} → {after}",
+                direction=f"cut {after}",
+                reverse=f"cut {before}",
+                step=self._training.step,
+                by=asked.by,
+                forecast=asked.forecast,
+                takes_back=asked.takes_back,
+            ),
+            lambda change: self._cut_back(record),
+        )
+
+    def _not_cut(self, record: RecutRecord) -> None:
+        """A plan was given up before it was in force: nobody holds the cut because of it."""
+        if self._cutting.pop(record.plan, None) is not None:
+            self._freed.append("cut")
+
+    def _cut_back(self, record: RecutRecord) -> None:
+        """Has the job cut again as it was: steps have become longer.
+
+        Raises:
+            BadInput: the plan is none for this job any more.
+            Conflict: it is impossible now.
+        """
+        self._freed.append("cut")
+        plan = self._ask_recut(record.before, record.plan, OWN_LOOP, dry_run=False)
+        self._cutting[plan] = _AskedRecut(by=OWN_LOOP, forecast=None, takes_back=True)
 
     def _handed_over(self, sid: str) -> None:
         """An instance leaves its slot now, and another incarnation takes its place."""

@@ -104,9 +104,14 @@ class Recutting:
         self._losing = losing
         self._changed = changed
         self._orders = MemberOrders(job)
-        self._measured = MeasuredSpeeds()
+        self.measured = MeasuredSpeeds()
+        """What stages and steps take now."""
         self._open: OpenRecut | None = None
         self._records = job.store.record.recuts
+        self.on_in_force: Callable[[RecutRecord], None] = lambda record: None
+        """Called with each re-cut whose plan is in force now."""
+        self.on_dropped: Callable[[RecutRecord], None] = lambda record: None
+        """Called with each one that was given up before that."""
 
     # --- asking -----------------------------------------------------------------------------------------
     @property
@@ -181,14 +186,14 @@ class Recutting:
             why = "the job is being brought back: ask again in a moment"
         elif message.revision is not None and message.revision != graph.revision:
             why = f"plan {message.revision} was seen, and plan {graph.revision} is in force: look again"
-        elif missing := self._missing():
+        elif missing := self.missing():
             why = f"{', '.join(missing)} must have joined first"
         elif len(graph.cuts) < 2:
             why = "it runs in one stage, which has all layers"
         if why:
             raise Conflict(f"job {self._job.name} is not cut anew: {why}")
 
-    def _missing(self) -> list[str]:
+    def missing(self) -> list[str]:
         """Units of stages that do not work now, or are on their way."""
         if not self._step_owner.running:
             return ["all"]
@@ -198,7 +203,7 @@ class Recutting:
 
     def _speeds(self, graph: TaskGraph, work_ms: Sequence[float]) -> StageSpeeds:
         """The speed that each working instance shows now; of one that has shown nothing, that of its slot."""
-        measured = self._measured.microbatch_ms
+        measured = self.measured.microbatch_ms
         stages = []
         for stage, (first, last) in enumerate(graph.cuts):
             work = sum(work_ms[first:last])
@@ -211,7 +216,7 @@ class Recutting:
             stages.append(speeds or [1.0])
         microbatches = self._job.spec.training.microbatches
         bare = StageSpeeds(work_ms=work_ms, stages=stages, microbatches=microbatches)
-        took_ms = self._measured.step_ms
+        took_ms = self.measured.step_ms
         rest = 0.0 if took_ms is None else max(0.0, took_ms - bare.step_ms(graph.cuts))
         return StageSpeeds(work_ms=work_ms, stages=stages, microbatches=microbatches, rest_ms=rest)
 
@@ -289,6 +294,7 @@ class Recutting:
             return
         self._open = None
         self._tell(recut.record.model_copy(update={"state": RecutState.DROPPED, "why": why}))
+        self.on_dropped(recut.record)
         drop = RecutDrop(job=self._job.name, epoch=self._job.epoch, plan=recut.record.plan)
         living = [member for member in recut.members if member not in self._job.instances.lost]
 
@@ -304,7 +310,7 @@ class Recutting:
 
     def _overtaken(self, recut: OpenRecut) -> str:
         """What has changed among the members since it began, in words; empty: nothing."""
-        if missing := self._missing():
+        if missing := self.missing():
             return f"{', '.join(missing)} left, or is on its way"
         if self._step_owner.stages != recut.crew:
             return "the members of a stage have changed"
@@ -313,7 +319,7 @@ class Recutting:
     # --- reports of the training --------------------------------------------------------------------------
     def decided(self, claims: Sequence[MicrobatchClaim], step_s: float) -> None:
         """A step was decided."""
-        self._measured.decided(claims, step_s)
+        self.measured.decided(claims, step_s, time.monotonic())
         recut = self._open
         if recut is not None and (why := self._overtaken(recut)):
             self._job.tasks.spawn(self._drop(recut, why))
@@ -327,7 +333,7 @@ class Recutting:
 
     def disturbed(self, why: str) -> None:
         """All go back, or another loop opens: what is being prepared is dropped."""
-        self._measured.forget()
+        self.measured.forget()
         if self._open is not None:
             self._job.tasks.spawn(self._drop(self._open, why))
 
@@ -410,8 +416,9 @@ class Recutting:
             going.data, step=closed.step, attempt=closed.attempt, fenced=fenced, on_silent=self._silent
         )
         await self._job.tasks.unless_failed(asyncio.gather(*orders, data))
-        self._measured.forget()
+        self.measured.forget()
         self._changed()
+        self.on_in_force(recut.record)
         graph = self._job.instances.graph
         self._job.policies.refer(
             f"plan {recut.record.plan}: {cuts_text(recut.record.cuts)}",

@@ -10,17 +10,20 @@ import pytest
 from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
 from entities.orchestrator.membership.job_actions import JobActions
 from entities.orchestrator.membership.job_changes import JobChanges
-from schemas.actions import Action, CheckpointNow, Migrate, Scale, SetAlgorithm, SetWindow
+from schemas.actions import Action, CheckpointNow, Migrate, Recut, Scale, SetAlgorithm, SetWindow
 from schemas.changes import ChangeState, Forecast, JobChange
-from schemas.errors import Conflict
+from schemas.errors import BadInput, Conflict
 from schemas.job import JobState
+from schemas.recut import Cuts, RecutAnswer, RecutJob, RecutRecord
 from schemas.signals import CommunicationPolicy, StagePolicy
-from tests.builders.graphs import graph, placement, unit
+from tests.builders.graphs import graph, placement, topology, unit
 from tests.builders.jobs import job as job_record
 from tests.builders.jobs import step_result
 from tests.job_context import job_context
 
 UNITS = ("j-s0-r0", "j-s1-r0", "j-s1-r1")
+BEFORE: Cuts = ((0, 2), (2, 6))
+AFTER: Cuts = ((0, 3), (3, 6))
 FASTER = Forecast.of(0.4, 0.3, cost_s=1.0, steps_left=100)
 
 
@@ -62,9 +65,18 @@ class Job:
         )
         self.changes = SimpleNamespace(on_hand_over=None, migrate=self._migrate)
         self.rebalancing = SimpleNamespace(under_way="")
+        self.recutting: Any = SimpleNamespace(under_way="", ask=self._recut)
+        self.recuts: list[RecutJob] = []
         self.job_changes = JobChanges(self.context)
         place: Any = self
-        self.actions = JobActions(self.context, place, place, place, largest_windows=lambda: {0: 8, 1: 4})
+        self.actions = JobActions(
+            self.context,
+            place,
+            place,
+            place,
+            largest_windows=lambda: {0: 8, 1: 4},
+            topology=lambda: topology(),
+        )
 
     def ask(self, by: str) -> None:
         self.asked.append(f"checkpoint for {by}")
@@ -77,6 +89,19 @@ class Job:
 
     def prefer(self, replicas: int | None) -> None:
         self.asked.append(f"prefers {replicas}")
+
+    def _recut(self, message: RecutJob, topology: object) -> RecutAnswer:
+        if message.cuts == ((0, 9),):
+            raise BadInput("the plan is of another model")
+        if not message.dry_run:
+            self.recuts.append(message)
+        plan = 2 + len(self.recuts)
+        return RecutAnswer(job="j", plan=plan, before=BEFORE, cuts=message.cuts or AFTER, note="")
+
+    def in_force(self, before: Cuts, cuts: Cuts) -> None:
+        message, plan = self.recuts[-1], 2 + len(self.recuts)
+        record = RecutRecord(plan=plan, by=message.user, before=before, cuts=cuts, step=self.step)
+        self.recutting.on_in_force(record)
 
     def _migrate(self, sid: str, node: str | None) -> str:
         self.asked.append(f"{sid} to {node}")
@@ -200,3 +225,61 @@ async def test_only_a_running_job_does_anything() -> None:
     job.context.store.record = record.model_copy(update={"state": JobState.RUNNING})
     job.do(CheckpointNow())
     assert job.asked == ["checkpoint for m"]
+
+
+async def test_a_cut_is_judged_from_the_moment_at_which_it_is_in_force_and_taken_back_if_it_was_worse() -> (
+    None
+):
+    job = Job()
+    job.steps(8, 0.4)
+    job.do(Recut(cuts=AFTER, revision=2, forecast=FASTER))
+    assert (job.recuts[0].cuts, job.recuts[0].user) == (AFTER, "m")
+    assert job.told == []
+    job.steps(3, 0.4)  # it is prepared
+    job.in_force(BEFORE, AFTER)
+    job.steps(10, 0.6)
+    assert [(change.kind, change.state.value) for change in job.told] == [
+        ("recut", "under_way"),
+        ("recut", "in_effect"),
+        ("recut", "no_better"),
+    ]
+    assert job.told[-1].forecast == FASTER
+    assert (job.told[-1].before_s, job.told[-1].after_s) == (0.4, 0.6)
+    back = job.recuts[-1]
+    assert (back.cuts, back.user, back.revision) == (BEFORE, "orchestrator", 3)
+    job.in_force(AFTER, BEFORE)
+    assert job.told[-1].takes_back
+    assert job.actions.freed() == ["cut"]
+    job.steps(30, 0.4)
+    with pytest.raises(Conflict, match=r"was tried at step 20 \(no_better: 0.400 → 0.600 s a step\)"):
+        job.do(Recut(cuts=AFTER, forecast=FASTER))
+
+
+async def test_what_was_found_out_under_other_speeds_forbids_nothing() -> None:
+    job = Job()
+    account = job.job_changes.account
+    account.speeds = {"n/0": 0.25, "n/1": 1.0}
+    job.steps(8, 0.4)
+    job.do(Recut(cuts=AFTER, forecast=FASTER))
+    job.in_force(BEFORE, AFTER)
+    job.steps(10, 0.3)
+    assert job.told[-1].state is ChangeState.BETTER
+    job.steps(10, 0.3)
+    back = Recut(cuts=BEFORE, forecast=Forecast.of(0.3, 0.2, cost_s=0.1, steps_left=100))
+    assert "a step still takes 0.300 s as after it" not in job.actions.objection(
+        back
+    )  # the present cut's name
+    account.speeds = {"n/0": 1.0, "n/1": 1.0}
+    assert job.actions.objection(back) == ""
+
+
+async def test_a_plan_for_another_model_and_a_job_whose_automation_has_no_analysis_are_one_line_each() -> (
+    None
+):
+    job = Job()
+    job.steps(8, 0.4)
+    with pytest.raises(Conflict, match="the plan is of another model"):
+        job.do(Recut(cuts=((0, 9),), forecast=FASTER))
+    job.recutting.under_way = "plan 3 (0-2,3-5) is being prepared, as ada wanted"
+    with pytest.raises(Conflict, match="plan 3 .* is being prepared, as ada wanted"):
+        job.do(WINDOW)

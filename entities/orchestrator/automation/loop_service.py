@@ -1,0 +1,94 @@
+"""Calls the orchestrator's own loop for each running job, and has its suggestions judged like a module's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+
+from bus.logs import get_logger
+from entities.orchestrator.automation.own_loop import LoopMemory, LoopRules, Remedy, adopted, evaluate
+from entities.orchestrator.automation.situation_reading import read_situation
+from entities.orchestrator.job.job_run import JobRun
+from entities.orchestrator.mesh.mesh_view import MeshView
+from entities.orchestrator.policy.policy_service import PolicyService
+from entities.orchestrator.queue.job_queue import JobQueue
+from schemas.actions import scope_of
+from schemas.automation import OWN_LOOP, Automation, lower
+from schemas.errors import DmscError
+from schemas.policy import PolicySuggestion
+
+log = get_logger("orchestrator")
+
+EVERY_S = 1.0
+"""Between looks. One takes a fraction of a millisecond, but for a job that a better cut is sought for."""
+VERSION = "1"
+
+
+class OwnLoop:
+    """The loop of one term.
+
+    `runs`: the running jobs by id; `desk`: the service that judges suggestions; `confirmed` returns while
+    this orchestrator leads.
+    """
+
+    def __init__(
+        self,
+        runs: Mapping[str, JobRun],
+        mesh: MeshView,
+        queue: JobQueue,
+        desk: PolicyService,
+        confirmed: Callable[[], Awaitable[None]],
+        rules: LoopRules = LoopRules(),
+    ) -> None:
+        self._runs = runs
+        self._mesh = mesh
+        self._queue = queue
+        self._desk = desk
+        self._confirmed = confirmed
+        self._rules = rules
+        self._memory: dict[str, LoopMemory] = {}
+
+    async def run(self) -> None:
+        """Looks at all jobs each second, until cancelled."""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            await self._confirmed()
+            self._memory = {job: each for job, each in self._memory.items() if job in self._runs}
+            for run in list(self._runs.values()):
+                try:
+                    await self._look(run, time.monotonic())
+                except DmscError as error:  # the bus is away; it is looked at again in a second
+                    log.warning("own loop", job=run.name, reason=error.text)
+
+    async def _look(self, run: JobRun, now: float) -> None:
+        if lower(self._mesh.automation, run.job.store.record.automated) is Automation.OFF:
+            self._memory.pop(run.name, None)
+            return
+        situation = read_situation(run, self._mesh, self._queue, now)
+        if situation is None:
+            return
+        memory = self._memory.get(run.name, LoopMemory())
+        remedies, memory = evaluate(situation, memory, now, self._rules)
+        self._memory[run.name] = memory
+        for remedy in remedies:
+            outcome = await self._desk.consider(_suggestion(run, remedy))
+            log.info(
+                "own loop", job=run.name, suggests=remedy.key, adopted=outcome.adopted, reason=outcome.reason
+            )
+            if outcome.adopted:
+                self._memory[run.name] = adopted(self._memory[run.name], remedy.key, self._rules)
+
+
+def _suggestion(run: JobRun, remedy: Remedy) -> PolicySuggestion:
+    return PolicySuggestion(
+        module=OWN_LOOP,
+        version=VERSION,
+        job=run.name,
+        action=remedy.action,
+        confidence=remedy.confidence,
+        reason=remedy.reason,
+        input_revision=run.step,
+        valid_s=remedy.valid_s,
+        scope=scope_of(remedy.action),
+    )
