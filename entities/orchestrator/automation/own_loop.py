@@ -31,8 +31,10 @@ BLIND = "round-robin"
 MINDS_WEIGHTS = "least-outstanding"
 """The one that goes by weights and measures no speed. What users bring along is theirs."""
 FOR_LONG_S = 600.0
-SLOW = 1.2
-"""Times the usual time: more is no noise."""
+CLEARLY = 1.5
+"""Times as long as elsewhere: an instance so slow holds up those that send to it."""
+NOISE = 0.2
+"""Of the usual time: a larger difference is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +99,9 @@ class LoopMemory:
     since: Mapping[str, float] = field(default_factory=dict)
     pauses: Mapping[str, Pause] = field(default_factory=dict)
     usual_ms: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    rest_ms: Mapping[int, float] = field(default_factory=dict)
+    """What a step usually takes beside its stages, by plan: with a slow instance it takes more, since senders
+    learn late."""
     left: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     slots: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     """SID → its slot at the last look, and the share of the usual speed that it showed there."""
@@ -173,8 +178,11 @@ def _remembered(situation: JobSituation, memory: LoopMemory, now: float, rules: 
         if stage.instances and situation.measured_steps >= rules.least_steps:
             key = (situation.plan, number)
             present = median_low(one.microbatch_ms * one.speed for one in stage.instances)
-            usual[key] = _followed(usual.get(key, present), present)
-    memory = replace(memory, usual_ms=usual)
+            before_ms = usual.get(key, present)
+            usual[key] = _followed(before_ms, present, NOISE * before_ms)
+    before_ms = memory.rest_ms.get(situation.plan, situation.rest_ms)
+    rest_ms = {situation.plan: _followed(before_ms, situation.rest_ms, 0.05 * situation.step_ms)}
+    memory = replace(memory, usual_ms=usual, rest_ms=rest_ms)
     left = {slot: entry for slot, entry in memory.left.items() if now - entry[1] < rules.distrust_s}
     slots: dict[str, tuple[str, float]] = {}
     for number, stage in enumerate(situation.stages):
@@ -189,11 +197,11 @@ def _remembered(situation: JobSituation, memory: LoopMemory, now: float, rules: 
     return replace(memory, left=left, slots={**memory.slots, **slots})
 
 
-def _followed(usual_ms: float, present_ms: float) -> float:
+def _followed(usual_ms: float, present_ms: float, noise_ms: float) -> float:
     """What is usual after one more look: it follows what is faster soon, noise slowly, and slowness never."""
-    if present_ms > SLOW * usual_ms:
+    if present_ms > usual_ms + noise_ms:
         return usual_ms
-    return usual_ms + (0.1 if present_ms < usual_ms / SLOW else 0.03) * (present_ms - usual_ms)
+    return usual_ms + (0.1 if present_ms < usual_ms - noise_ms else 0.03) * (present_ms - usual_ms)
 
 
 def _usual_ms(situation: JobSituation, memory: LoopMemory, stage: int) -> float:
@@ -300,7 +308,10 @@ def _migrations(situation: JobSituation, memory: LoopMemory, rules: LoopRules) -
         slowest = max(stage.instances, key=lambda one: (one.microbatch_ms, one.sid), default=None)
         if slowest is None or slowest.microbatch_ms - rules.errors * slowest.error_ms <= there_ms:
             continue
-        then_ms = forecast_ms(situation, _changed(situation, number, slowest.sid, there_ms))
+        rested = situation
+        if slowest.microbatch_ms > CLEARLY * there_ms:  # then what steps take beside it is its doing, too
+            rested = replace(situation, rest_ms=min(situation.rest_ms, memory.rest_ms[situation.plan]))
+        then_ms = forecast_ms(rested, _changed(situation, number, slowest.sid, there_ms))
         forecast = _forecast(situation, then_ms, _absence_ms(situation, number, slowest.sid))
         what = (
             f"{slowest.sid} takes {slowest.microbatch_ms:.0f} ms for a microbatch, {goal.slot} would take "

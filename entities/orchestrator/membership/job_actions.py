@@ -33,12 +33,12 @@ from schemas.actions import (
     forecast_of,
     knob_of,
 )
-from schemas.automation import OWN_LOOP
+from schemas.automation import OWN_LOOP, Automation
 from schemas.changes import ChangeKind, Forecast, JobChange
 from schemas.errors import BadInput, Conflict
 from schemas.job import JobState
 from schemas.recut import Cuts, RecutJob, RecutRecord, cuts_text
-from schemas.task_graph import ModelTopology
+from schemas.task_graph import ModelTopology, TaskGraph
 
 log = get_logger("orchestrator")
 
@@ -102,6 +102,9 @@ class JobActions:
         training.changes.on_hand_over = self._handed_over
         training.recutting.on_in_force = self._cut_anew
         training.recutting.on_dropped = self._not_cut
+        training.job_changes.on_free = job.queue.again
+        holding.on_growth = self._grown
+        holding.too_soon = lambda: training.recutting.under_way or self._changes.account.too_soon()
 
     # --- whether ------------------------------------------------------------------------------------
     def objection(self, action: Action) -> str:
@@ -259,28 +262,43 @@ class JobActions:
     def _scale(self, replicas: int, by: str, forecast: Forecast, reason: str) -> None:
         """Has the job take or leave slots, as the queue does; the queue then gives it no more than these."""
         before, graph = self._holding.replicas, self._job.instances.graph
-        kind, direction, reverse = self._way(Scale(replicas=replicas, forecast=forecast))
-        if not self._holding.resize(replicas, f"{by}: {reason}"):
+        if not self._holding.change_size(replicas, f"{by}: {reason}"):
             raise Conflict(f"{replicas} replicas: there is no room for them, or the job can't change now")
         self._holding.prefer(replicas)
+        self._former.setdefault("replicas", lambda: self._holding.prefer(None))
+        self._begin_scale(before, replicas, graph, by, forecast)
+
+    def _grown(self, before: int, replicas: int, graph: TaskGraph) -> None:
+        """The queue has given the job idle slots: whether they bring what was forecast is measured."""
+        step_s = self._changes.account.step_s
+        if step_s is None or self._holding.automation is not Automation.ACT:
+            return
+        after_s = step_s * self._holding.speed(before) / self._holding.speed(replicas)
+        left = max(0, self._job.store.record.last_step - self._training.step)
+        forecast = Forecast.of(step_s, after_s, cost_s=0.0, steps_left=left)
+        self._begin_scale(before, replicas, graph, OWN_LOOP, forecast)
+
+    def _begin_scale(self, before: int, replicas: int, graph: TaskGraph, by: str, forecast: Forecast) -> None:
+        """Notes the change of size. `graph`: that before it."""
+        ways = ("more replicas", "fewer") if replicas > before else ("fewer", "more replicas")
         added = working_units(self._job.instances.graph) - working_units(graph)
         change = JobChange(
-            kind=kind,
+            kind="scale",
             what=f"replicas: {before} → {replicas}",
-            direction=direction,
-            reverse=reverse,
+            direction=ways[0],
+            reverse=ways[1],
             newcomers=tuple(sorted(added)),
+            replicas=(before, replicas),
             step=self._training.step,
             by=by,
             forecast=forecast,
         )
-        self._former.setdefault("replicas", lambda: self._holding.prefer(None))
 
         def take_back(_: JobChange) -> None:
             self._take_back("replicas")
             if replicas > before:  # else the queue would have it grow again
                 self._holding.prefer(before)
-            if not self._holding.resize(before, f"{OWN_LOOP}: {replicas} replicas were no better"):
+            if not self._holding.change_size(before, f"{OWN_LOOP}: {replicas} replicas were no better"):
                 raise Conflict("the job can't change its size now")
 
         self._changes.begin(change, take_back)

@@ -27,6 +27,9 @@ class JobChanges:
         self.on_verdict: Callable[[JobChange], None] = lambda change: None
         """Called with each change that has been judged."""
 
+        self.on_free: Callable[[], None] = lambda: None
+        """Called when another change may begin."""
+
     def begin(self, change: JobChange, take_back: TakeBack | None = None) -> JobChange:
         """Notes that a change begins, and tells it. `take_back` is called if it is judged as no better."""
         self._take_back = take_back
@@ -36,7 +39,10 @@ class JobChanges:
 
     def decided(self, result: StepResult, *, last: bool) -> None:
         """A step was decided: its figures count for the change under judgement."""
+        waited = self.account.too_soon()
         change = self.account.decided(result, last=last)
+        if waited and not self.account.too_soon():  # slots that joined meanwhile may be of use now
+            self.on_free()
         if change is None:
             return
         self._tell(change)

@@ -11,6 +11,7 @@ from entities.orchestrator.job_state.policy_distribution import PolicyDistributi
 from entities.orchestrator.membership.job_actions import JobActions
 from entities.orchestrator.membership.job_changes import JobChanges
 from schemas.actions import Action, CheckpointNow, Migrate, Recut, Scale, SetAlgorithm, SetWindow
+from schemas.automation import Automation
 from schemas.changes import ChangeState, Forecast, JobChange
 from schemas.errors import BadInput, Conflict
 from schemas.job import JobState
@@ -46,6 +47,9 @@ class Job:
         self.obstacle = ""
         self.growth = ""
         self.replicas = 2
+        self.automation = Automation.ACT
+        self.on_growth: Any = None
+        self.too_soon: Any = None
         self.fits = True
         policies = PolicyDistribution(SimpleNamespace(), Nobody())  # type: ignore[arg-type]
         stages = tuple(StagePolicy(stage=stage, window=4) for stage in range(2))
@@ -61,7 +65,7 @@ class Job:
             policies=policies,
             instances=SimpleNamespace(graph=self.graph),
             events=SimpleNamespace(changing=lambda change, _: self.told.append(change)),
-            queue=SimpleNamespace(no_growth=lambda _: self.growth),
+            queue=SimpleNamespace(no_growth=lambda _: self.growth, again=lambda: None),
         )
         self.changes = SimpleNamespace(on_hand_over=None, migrate=self._migrate)
         self.rebalancing = SimpleNamespace(under_way="")
@@ -81,7 +85,10 @@ class Job:
     def ask(self, by: str) -> None:
         self.asked.append(f"checkpoint for {by}")
 
-    def resize(self, replicas: int, why: str) -> bool:
+    def speed(self, replicas: int) -> float:
+        return replicas / 2
+
+    def change_size(self, replicas: int, why: str) -> bool:
         self.asked.append(f"{replicas} replicas: {why}")
         if self.fits:
             self.replicas = replicas
@@ -255,22 +262,28 @@ async def test_a_cut_is_judged_from_the_moment_at_which_it_is_in_force_and_taken
         job.do(Recut(cuts=AFTER, forecast=FASTER))
 
 
-async def test_what_was_found_out_under_other_speeds_forbids_nothing() -> None:
+async def test_slots_that_the_queue_gives_are_given_back_if_they_bring_nothing() -> None:
     job = Job()
-    account = job.job_changes.account
-    account.speeds = {"n/0": 0.25, "n/1": 1.0}
+    job.steps(3, 0.4)
+    assert job.too_soon() == "only 3 steps by this crew are known: nothing to compare with"
+    job.steps(5, 0.4)
+    assert job.too_soon() == ""
+    job.replicas = 3
+    job.on_growth(2, 3, job.graph)
+    assert job.told[-1].replicas == (2, 3)
+    assert job.told[-1].forecast == Forecast.of(0.4, 0.4 * 2 / 3, cost_s=0.0, steps_left=0)
+    assert job.too_soon() == "replicas: 2 → 3 is not judged yet"
+    job.steps(10, 0.4)
+    assert job.told[-1].state is ChangeState.NO_BETTER
+    assert job.asked == ["prefers 2", "2 replicas: orchestrator: 3 replicas were no better"]
+
+
+async def test_where_automation_is_off_growth_is_not_judged() -> None:
+    job = Job()
     job.steps(8, 0.4)
-    job.do(Recut(cuts=AFTER, forecast=FASTER))
-    job.in_force(BEFORE, AFTER)
-    job.steps(10, 0.3)
-    assert job.told[-1].state is ChangeState.BETTER
-    job.steps(10, 0.3)
-    back = Recut(cuts=BEFORE, forecast=Forecast.of(0.3, 0.2, cost_s=0.1, steps_left=100))
-    assert "a step still takes 0.300 s as after it" not in job.actions.objection(
-        back
-    )  # the present cut's name
-    account.speeds = {"n/0": 1.0, "n/1": 1.0}
-    assert job.actions.objection(back) == ""
+    job.automation = Automation.OFF
+    job.on_growth(2, 3, job.graph)
+    assert job.told == []
 
 
 async def test_a_plan_for_another_model_and_a_job_whose_automation_has_no_analysis_are_one_line_each() -> (
@@ -281,5 +294,5 @@ async def test_a_plan_for_another_model_and_a_job_whose_automation_has_no_analys
     with pytest.raises(Conflict, match="the plan is of another model"):
         job.do(Recut(cuts=((0, 9),), forecast=FASTER))
     job.recutting.under_way = "plan 3 (0-2,3-5) is being prepared, as ada wanted"
-    with pytest.raises(Conflict, match="plan 3 .* is being prepared, as ada wanted"):
+    with pytest.raises(Conflict, match=r"plan 3 .* is being prepared, as ada wanted"):
         job.do(WINDOW)
