@@ -16,6 +16,7 @@ from entities.orchestrator.queue.job_queue import JobQueue
 from schemas.actions import scope_of
 from schemas.automation import OWN_LOOP, Automation, lower
 from schemas.errors import DmscError
+from schemas.job import JobState
 from schemas.policy import PolicySuggestion
 
 log = get_logger("orchestrator")
@@ -23,6 +24,9 @@ log = get_logger("orchestrator")
 EVERY_S = 1.0
 """Between looks. One takes a fraction of a millisecond, but for a job that a better cut is sought for."""
 VERSION = "1"
+HOMELESS_S = 10.0
+"""How long a replica waits for a slot before a job whose size may vary does without it. A node that is
+started anew is back sooner."""
 
 
 class OwnLoop:
@@ -48,6 +52,7 @@ class OwnLoop:
         self._confirmed = confirmed
         self._rules = rules
         self._memory: dict[str, LoopMemory] = {}
+        self._homeless_since: dict[str, float] = {}
 
     async def run(self) -> None:
         """Looks at all jobs each second, until cancelled."""
@@ -65,6 +70,8 @@ class OwnLoop:
         if lower(self._mesh.automation, run.job.store.record.automated) is Automation.OFF:
             self._memory.pop(run.name, None)
             return
+        if self._gives_up_room(run, now):
+            return
         situation = read_situation(run, self._mesh, self._queue, now)
         if situation is None:
             return
@@ -78,6 +85,29 @@ class OwnLoop:
             )
             if outcome.adopted:
                 self._memory[run.name] = adopted(self._memory[run.name], remedy.key, self._rules)
+
+    def _gives_up_room(self, run: JobRun, now: float) -> bool:
+        """Has a job whose size may vary go on with the replicas that it has, if others find no room for long.
+
+        Else it would wait for slots that have left, and would be changed in no other way meanwhile.
+        """
+        within, homeless = run.job.spec.parallel.replica_range, run.training.homeless
+        if within is None or not homeless:
+            self._homeless_since.pop(run.name, None)
+            return False
+        since = self._homeless_since.setdefault(run.name, now)
+        if now - since < HOMELESS_S or run.job.store.record.state is not JobState.RUNNING:
+            return False
+        graph = run.job.instances.graph
+        stages = range(len(graph.cuts))
+        there = [
+            sum(not unit.standby and unit.sid not in homeless for unit in graph.stage(s)) for s in stages
+        ]
+        if min(there) < within.min or run.holding.replicas <= min(there):
+            return False
+        del self._homeless_since[run.name]
+        why = f"{', '.join(sorted(homeless))} found no room for {HOMELESS_S:.0f} s"
+        return run.holding.change_size(min(there), f"{OWN_LOOP}: {why}")
 
 
 def _suggestion(run: JobRun, remedy: Remedy) -> PolicySuggestion:

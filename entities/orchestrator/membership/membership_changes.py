@@ -67,7 +67,8 @@ class MembershipChanges:
             stage = graph.unit(going[0]).stage
             raise Conflict(f"{', '.join(going)} of stage {stage} is just leaving: ask again in a moment")
         added = [unit for stage in stages for unit in added_replicas(graph, stage, replicas)]
-        removed = [unit for stage in stages for unit in removed_replicas(graph, stage, replicas)]
+        homeless = self._joining.replacement.homeless
+        removed = [unit for stage in stages for unit in removed_replicas(graph, stage, replicas, homeless)]
         if added and (why := self._joining.replacement.no_room(added)):
             which = f"stage {stages[0]}" if len(stages) == 1 else f"stages {stages[0]} to {stages[-1]}"
             raise Conflict(f"{which} can't have {replicas} replicas now: {why}")
@@ -120,6 +121,9 @@ class MembershipChanges:
         working = {member for members in self._step_owner.stages for member in members}
         for sid in sorted(self._leaving):
             member = self._job.instances.members.get(sid)
+            if self._joining.forgo(sid):
+                self._leave_out(sid)
+                continue
             if member is None or not self._step_owner.running:
                 continue
             if member not in working and not self._is_aside(member):
@@ -181,6 +185,13 @@ class MembershipChanges:
         self._going.add(member.sid)
         self.part_with(member)
         self._job.tasks.spawn(self._forget(member))
+
+    def _leave_out(self, sid: str) -> None:
+        """A replica that found no room is one of the job's no more."""
+        self._leaving.discard(sid)
+        self._job.instances.graph = without_units(self._job.instances.graph, {sid})
+        self._job.instances.members.pop(sid, None)
+        self._job.events.changed(f"{sid} is given up: there was no room for it")
 
     def _move(self, member: Member) -> None:
         """Has a member leave its node; a new incarnation takes its place."""
