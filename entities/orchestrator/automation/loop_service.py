@@ -5,10 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 
 from bus.logs import get_logger
-from entities.orchestrator.automation.own_loop import LoopMemory, LoopRules, Remedy, adopted, evaluate
-from entities.orchestrator.automation.situation_reading import read_situation
+from entities.orchestrator.automation.own_loop import (
+    LoopMemory,
+    LoopRules,
+    Remedy,
+    adopted,
+    evaluate,
+    looks_slow,
+)
+from entities.orchestrator.automation.situation_reading import free_slots, read_situation
 from entities.orchestrator.job.job_run import JobRun
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.policy.policy_service import PolicyService
@@ -61,6 +69,7 @@ class OwnLoop:
             await self._confirmed()
             self._memory = {job: each for job, each in self._memory.items() if job in self._runs}
             for run in list(self._runs.values()):
+                await asyncio.sleep(0)  # others have the loop between two jobs
                 try:
                     await self._look(run, time.monotonic())
                 except DmscError as error:  # the bus is away; it is looked at again in a second
@@ -72,10 +81,12 @@ class OwnLoop:
             return
         if self._gives_up_room(run, now):
             return
-        situation = read_situation(run, self._mesh, self._queue, now)
+        situation = read_situation(run, self._mesh, now)
         if situation is None:
             return
         memory = self._memory.get(run.name, LoopMemory())
+        if looks_slow(situation, memory):
+            situation = replace(situation, free=tuple(free_slots(run, self._mesh, self._queue)))
         remedies, memory = evaluate(situation, memory, now, self._rules)
         self._memory[run.name] = memory
         for remedy in remedies:

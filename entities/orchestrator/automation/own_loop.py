@@ -31,6 +31,8 @@ BLIND = "round-robin"
 MINDS_WEIGHTS = "least-outstanding"
 """The one that goes by weights and measures no speed. What users bring along is theirs."""
 FOR_LONG_S = 600.0
+A_LITTLE = 1.05
+"""Times the usual time, at speed 1: less is not worth a look."""
 CLEARLY = 1.5
 """Times as long as elsewhere: an instance so slow holds up those that send to it."""
 NOISE = 0.2
@@ -47,8 +49,11 @@ class LoopRules:
     """Below this it is considered no more, and its wait begins again."""
     dwell_s: float = 3.0
     """How long it must have been worth it, by figures that are means of the last eight seconds."""
+    clear_dwell_s: float = 1.0
+    """The same where each of an instance's latest steps says so, and not only their mean."""
     recut_dwell_s: float = 6.0
     """Of a re-cut, which moves more."""
+    clear_recut_dwell_s: float = 2.0
     errors: float = 2.0
     """Standard errors by which an instance must be slower than it would be elsewhere: less may be noise."""
     least_steps: int = 4
@@ -107,6 +112,16 @@ class LoopMemory:
     """SID → its slot at the last look, and the share of the usual speed that it showed there."""
     routed: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     """The weights that it last suggested, by stage."""
+
+
+def looks_slow(situation: JobSituation, memory: LoopMemory) -> bool:
+    """Whether a free slot might be of use: one that is no faster is not looked for."""
+    for number, stage in enumerate(situation.stages):
+        usual_ms = _usual_ms(situation, memory, number)
+        slowest = max((one.microbatch_ms for one in stage.instances), default=0.0)
+        if not usual_ms or slowest > A_LITTLE * usual_ms:
+            return True
+    return False
 
 
 def evaluate(
@@ -228,7 +243,7 @@ def _remedies(situation: JobSituation, memory: LoopMemory, now: float, rules: Lo
     yield from _migrations(situation, memory, rules)
     if situation.moves:
         yield from _moves(situation, memory, rules)
-    if (cut := _recut(situation, rules)) is not None:
+    if (cut := _recut(situation, memory, rules)) is not None:
         yield cut
     if (algorithm := _algorithm(situation, rules)) is not None:
         yield algorithm
@@ -318,7 +333,8 @@ def _migrations(situation: JobSituation, memory: LoopMemory, rules: LoopRules) -
             f"{there_ms:.0f} ms"
         )
         action = Migrate(sid=slowest.sid, node=goal.node, forecast=forecast)
-        yield _remedy(f"migrate {slowest.sid}", action, forecast, what, rules.dwell_s, situation)
+        dwell_s = rules.clear_dwell_s if slowest.least_ms > CLEARLY * there_ms else rules.dwell_s
+        yield _remedy(f"migrate {slowest.sid}", action, forecast, what, dwell_s, situation)
 
 
 def _moves(situation: JobSituation, memory: LoopMemory, rules: LoopRules) -> Iterator[Remedy]:
@@ -362,7 +378,7 @@ def _shares(situation: JobSituation) -> str:
     )
 
 
-def _recut(situation: JobSituation, rules: LoopRules) -> Remedy | None:
+def _recut(situation: JobSituation, memory: LoopMemory, rules: LoopRules) -> Remedy | None:
     """Stages get layers by the speeds that they show."""
     cut = situation.best_cut
     if cut is None or cut.now_ms <= 0:
@@ -371,7 +387,13 @@ def _recut(situation: JobSituation, rules: LoopRules) -> Remedy | None:
     forecast = _forecast(situation, then_ms, 0.1 * cut.copies_ms + situation.step_ms)
     what = f"{_shares(situation)} for a microbatch; cut {cuts_text(cut.cuts)}"
     action = Recut(cuts=cut.cuts, revision=situation.plan, forecast=forecast)
-    return _remedy("recut", action, forecast, what, rules.recut_dwell_s, situation)
+    clear = any(
+        one.least_ms > CLEARLY * _usual_ms(situation, memory, number) / one.speed
+        for number, stage in enumerate(situation.stages)
+        for one in stage.instances
+    )
+    dwell_s = rules.clear_recut_dwell_s if clear else rules.recut_dwell_s
+    return _remedy("recut", action, forecast, what, dwell_s, situation)
 
 
 def _algorithm(situation: JobSituation, rules: LoopRules) -> Remedy | None:

@@ -11,7 +11,7 @@ import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 
 from schemas.recut import Cuts
 
@@ -20,7 +20,7 @@ from schemas.recut import Cuts
 class InstanceFigures:
     """One working instance. `slot`: the name of its place; `speed`: of that slot, as registered.
 
-    `error_ms`: the standard error of `microbatch_ms`, a mean of steps.
+    `error_ms`: the standard error of `microbatch_ms`, a mean of steps; `least_ms`: the least of the latest.
     """
 
     sid: str
@@ -28,6 +28,7 @@ class InstanceFigures:
     microbatch_ms: float
     speed: float = 1.0
     error_ms: float = 0.0
+    least_ms: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +94,11 @@ class JobSituation:
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     """The mean of what was measured, and its standard error."""
-    return fmean(values), stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    mean, count = fmean(values), len(values)
+    if count < 2:
+        return mean, 0.0
+    spread = sum((value - mean) ** 2 for value in values)  # `statistics.stdev` is exact, and slow
+    return mean, math.sqrt(spread / (count - 1) / count)
 
 
 def busy_ms(times: Sequence[float], microbatches: int) -> float:

@@ -32,6 +32,8 @@ from schemas.step import Member
 WINDOW_S, LEAST_STEPS = 8.0, 4
 """What is counted: the steps of so many seconds, and at least so many. It averages over the bursts of a noisy
 neighbour, which last one to four seconds."""
+LATEST_S, LATEST_STEPS = 2.5, 2
+"""The steps of so many seconds, and at least so many: if all say the same, no mean has to."""
 START_MS = 2000.0
 """From the order until an instance computes, without its state's way over the link."""
 COPY_MS = 700.0
@@ -44,8 +46,8 @@ OUTLIER = 3.0
 """Times the median: a step that had a checkpoint or a validation in it."""
 
 
-def read_situation(run: JobRun, mesh: MeshView, queue: JobQueue, now: float) -> JobSituation | None:
-    """The job's situation; None while it does not train, or too little of it was measured.
+def read_situation(run: JobRun, mesh: MeshView, now: float) -> JobSituation | None:
+    """The job's situation, but for free slots; None while it does not train, or too little was measured.
 
     `now`: by the steady clock.
     """
@@ -77,6 +79,7 @@ def read_situation(run: JobRun, mesh: MeshView, queue: JobQueue, now: float) -> 
                         slot=f"{places[member.sid].node}/{places[member.sid].slot}",
                         microbatch_ms=took[member][0],
                         error_ms=took[member][1],
+                        least_ms=_least(steps, member, now - LATEST_S),
                         speed=_registered(run, mesh, member.sid),
                     )
                     for member in members
@@ -96,7 +99,6 @@ def read_situation(run: JobRun, mesh: MeshView, queue: JobQueue, now: float) -> 
         stages=tuple(stages),
         scale=scale,
         rest_ms=rest_ms,
-        free=tuple(_free_slots(run, mesh, queue)),
         plan=graph.revision,
         measured_steps=len(steps),
         algorithm=policy.algorithm,
@@ -135,6 +137,16 @@ def _means(steps: Sequence[StepTimes]) -> dict[Member, tuple[float, float]]:
     return {member: mean_and_error(times) for member, times in found.items()}
 
 
+def _least(steps: Sequence[StepTimes], member: Member, since: float) -> float:
+    """The least of what a microbatch took it in the latest steps; 0: it computed too few."""
+    latest = [
+        step.microbatch_ms[member]
+        for number, step in enumerate(reversed(steps), 1)
+        if member in step.microbatch_ms and (step.at >= since or number <= LATEST_STEPS)
+    ]
+    return min(latest) if len(latest) >= LATEST_STEPS else 0.0
+
+
 def _modelled(
     run: JobRun,
     crew: Sequence[Sequence[Member]],
@@ -159,7 +171,7 @@ def _registered(run: JobRun, mesh: MeshView, sid: str) -> float:
     return next((slot.speed.get("stage", 1.0) for slot in slots if slot.index == index), 1.0)
 
 
-def _free_slots(run: JobRun, mesh: MeshView, queue: JobQueue) -> list[FreeSlot]:
+def free_slots(run: JobRun, mesh: MeshView, queue: JobQueue) -> list[FreeSlot]:
     """Slots that the job may use, and that are neither taken nor kept for others."""
     taken = {(agent, place.slot) for agent, places in queue.occupied(run.name).items() for place in places}
     taken |= {

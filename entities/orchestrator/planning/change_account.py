@@ -171,6 +171,10 @@ class ChangeAccount:
         if change is None:
             self._recent.append(result.step_s)
             return None
+        if self._other_speeds(change):  # its verdict would be about the slots
+            self._close(ChangeState.UNDONE)
+            self._since = None
+            return self.history[-1]
         if change.state is ChangeState.UNDER_WAY:
             if not all(result.shares.get(sid) for sid in change.newcomers):
                 self._lost_s += result.step_s - (change.before_s or result.step_s)

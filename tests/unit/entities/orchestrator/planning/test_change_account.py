@@ -247,3 +247,17 @@ def test_what_was_found_out_under_other_speeds_forbids_nothing() -> None:
     assert unwise(run.moves, "s1-r1", 0, back, BACK), "about as slow as it was"
     run.moves.speeds = {"n/0": 1.0, "n/1": 1.0}
     assert unwise(run.moves, "s1-r1", 0, back, BACK) == ""
+
+
+def test_a_slot_that_recovers_meanwhile_leaves_nothing_to_judge_and_nothing_to_wait_for() -> None:
+    run = Run()
+    run.moves.speeds = {"n/0": 0.25, "n/1": 1.0}
+    run.steps(8, 0.4)
+    run.begin()
+    run.join()
+    run.steps(4, 0.3)
+    run.moves.speeds = {"n/0": 1.0, "n/1": 1.0}
+    (news,) = run.steps(1, 0.3)
+    assert news.state is ChangeState.UNDONE
+    run.steps(4, 0.3)
+    assert run.moves.too_soon() == ""
