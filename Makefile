@@ -85,6 +85,10 @@ pytest: setup-dev ## the tests alone, four files at a time, e.g. make pytest ARG
 test-matrix: ## the long matrices, which `make test` leaves out: the same faults in more shapes and places
 	@$(MAKE) pytest ARGS="-m matrix tests/integration/mesh $(ARGS)"
 
+.PHONY: test-queue-events
+test-queue-events: ## 40,000 random events in virtual time through the queue's decisions, with each of four seeds
+	@DMSC_QUEUE_EVENTS=10000 DMSC_QUEUE_SEEDS=1,2,3,4 $(MAKE) pytest ARGS="tests/unit/entities/queue/test_random_events.py $(ARGS)"
+
 .PHONY: lint
 lint: setup-dev ## ruff: rules and format, changes nothing
 	@$(VENV)/ruff check .

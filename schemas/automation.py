@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from schemas.base import Message, Part, Seconds, Time, Token
 from schemas.changes import JobObjective
@@ -116,3 +116,9 @@ class AutomationSpec(Part):
     budget: BudgetSpec = Field(
         BudgetSpec(), description="a change by whose forecast the job would use more is declined"
     )
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _is_off(cls, value: Any) -> Any:
+        """YAML reads a bare `off` as false."""
+        return "off" if value is False else value

@@ -16,6 +16,7 @@ from schemas.job_file.parallel import MOST_INSTANCES, MOST_STAGES
 from schemas.marks import HOLDS_USER_VALUES, Secret, Url
 from schemas.module_status import OrderBody, QuestionBody
 from schemas.observation import Observation
+from schemas.plans import PlanBody
 from schemas.quota import Quota
 from schemas.recut import MOST_PLAN_TEXT, MOST_REVISION
 from schemas.registry import ServiceRecord
@@ -29,7 +30,8 @@ class DoorRequest(Message, wire="door.request", version=(1, 3)):
     token: Secret
     action: str = Field(
         description="job.submit | job.list | job.read | job.cancel | job.park | job.resume | job.recut | "
-        "mesh.read | policy.list | policy.order | policy.ask | policy.automation | observation.write"
+        "mesh.read | plan.make | policy.list | policy.order | policy.ask | policy.automation | "
+        "observation.write"
     )
     job: Token | None = None
     spec: JobSpec | None = None
@@ -45,6 +47,7 @@ class DoorRequest(Message, wire="door.request", version=(1, 3)):
         None, ge=0, le=MOST_REVISION, description="for job.recut, of the plan that was seen"
     )
     dry_run: bool = Field(False, description="for job.recut: it changes nothing")
+    plan_body: PlanBody | None = Field(None, description="for plan.make, as POST /v1/plans takes it")
 
 
 DOOR_KEY = "door.key"

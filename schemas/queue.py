@@ -121,6 +121,7 @@ class CapacityDemand(Part):
     bits_class: str = Field("", description="class of bits that a job which has begun stays in")
     clusters: tuple[Token, ...] = ()
     labels: dict[str, str] = Field({}, description="that the node has")
+    memory_bytes: int = Field(0, ge=0, description="of each slot, at least (`kind: memory` on all layers)")
     jobs: int
     slots: int = Field(description="the fewest with which all of them run")
     lacking: int = Field(description="slots of this kind that have to be there beside the free ones")

@@ -157,4 +157,6 @@ def cuts_of(text: str) -> Cuts:
             )
         first = int(matched[1])
         found.append((first, int(matched[2] or first) + 1))
+    if len(found) > MOST_STAGES:
+        raise BadInput(f"the plan has {len(found):,} stages; a job has {MOST_STAGES:,} at most")
     return tuple(found)

@@ -50,7 +50,8 @@ def fits(pattern: str, subject: str) -> bool:
 _OPEN = (
     # the rows that nothing private travels on: what a tap shows everybody
     *("signal.registration.*", "signal.advertisement", "signal.compute.*", "signal.qos.>"),
-    *("registry.>", "mesh.>", "topology.>", "step.>", "state.>", "data.>", "telemetry.>"),
+    *("registry.>", "mesh.>", "topology.>", "step.>", "state.>", "recut.>"),
+    *("data.>", "telemetry.>"),
     *("cluster.*.stop", "cluster.*.judge", "cluster.*.analyse", "cluster.*.strike", "cluster.*.forget"),
     *("cluster.*.sample", "policy.>", "fault.>", "log.*"),
     *("job.event.*", "job.command.*", "queue.event.*"),
@@ -117,7 +118,7 @@ ADMIN = Effects(
     "speaks in anyone's name where no stream acknowledges it; writes no record of jobs, users, the audit",
     says=(
         *OPERATOR.says,
-        *("signal.>", "access.>", "registry.>", "mesh.>", "cluster.>", "step.>", "state.>"),
+        *("signal.>", "access.>", "registry.>", "mesh.>", "cluster.>", "step.>", "state.>", "recut.>"),
         *(
             "data.answer.>",
             "data.block.>",
@@ -142,7 +143,7 @@ INSTANCE = Effects(
         *("fault.link.*.j", "broker.instance.j.j-s0-r0"),
     ),
     learns=(
-        *("step.*.j.j-s0-r0", "state.*.j.j-s0-r0", "store.query.j.j-s0-r0"),
+        *("step.*.j.j-s0-r0", "state.*.j.j-s0-r0", "recut.*.j.j-s0-r0", "store.query.j.j-s0-r0"),
         *("data.notice.j.j-s0-r0", "data.answer.j.j-s0-r0", "data.blocks.j.*", "data.block.j.j-s0-r0"),
         *("fault.verdict.*", "job.event.j", "$KV.registry.*", "$KV.jobs.j", "$KV.routes.j.>"),
         *("$KV.feeds.>", "$KV.feed_records.>", "object artifacts/j/weights", *_MEETING),
@@ -271,7 +272,8 @@ GATEWAY = Effects(
         *_GATEWAY_KEEPS,
     ),
     learns=(
-        *("signal.>", "access.>", "registry.>", "mesh.>", "topology.>", "step.>", "state.>", "data.>"),
+        *("signal.>", "access.>", "registry.>", "mesh.>", "topology.>", "step.>", "state.>", "recut.>"),
+        "data.>",
         *("telemetry.>", "cluster.*.*", "policy.>", "fault.>", "log.*", "job.>", "door.*", "dead_letter.*"),
         *("unreadable.*", "audit.*", "store.query.*.*", "queue.event.*"),
         *(*_GATEWAY_KEEPS, "$KV.jobs.*", "$KV.registry.*", "$KV.revocations.*.*", "$KV.routes.>"),

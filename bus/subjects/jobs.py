@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from bus.subject_row import Names, Subject
 from bus.subjects.table import ALL, BROKER, CLIENT, FM, MG, MI, MIC, RECORDS_BYTES, SMO, STREAM
-from schemas import arrays, broker, feeds, gateway_api, job, module_status, plans, policy, queue, recut
+from schemas import (
+    arrays,
+    automation,
+    broker,
+    feeds,
+    gateway_api,
+    job,
+    module_status,
+    plans,
+    policy,
+    queue,
+    recut,
+)
 from schemas.errors import Ack
 
 __all__ = [
@@ -49,7 +61,8 @@ DOOR = Subject(
     "a client's request at any gateway (queue group)",
     reply=gateway_api.JobList,
     other_replies=(
-        *(Ack, arrays.JobArray, gateway_api.DoorKey, gateway_api.MeshStatus, recut.RecutAnswer),
+        *(Ack, arrays.JobArray, gateway_api.DoorKey, gateway_api.MeshStatus),
+        *(plans.PlanMade, recut.RecutAnswer, automation.AutomationStatus),
         *(module_status.ModuleAnswer, policy.ModuleLifecycle, module_status.ModuleList),
     ),
     answer_bytes=RECORDS_BYTES,

@@ -85,6 +85,8 @@ class ArrayOperations:
 
         async def act(_: AccessDecision) -> JobArray:
             found = array_of(array, (await self._jobs.all_records()).jobs)
+            if found is None or len(found.members) < found.size:  # this gateway has not heard of all yet
+                found = array_of(array, (await self._jobs.asked_records()).jobs) or found
             if found is None:
                 raise NotFound(f"there is no array {array}; list the jobs to see which there are")
             return found

@@ -76,6 +76,9 @@ class NatsDoor:
                 _job(request), request.plan, request.revision, dry_run=request.dry_run
             ),
             "mesh.read": self._jobs.mesh,
+            "plan.make": lambda: self._jobs.plan(
+                bearer, _given(request, request.plan_body, "plan_body", "what to plan")
+            ),
             "policy.list": modules.modules,
             "policy.order": lambda: modules.order(
                 _module(request), _given(request, request.order, "order", "its body")

@@ -66,6 +66,22 @@ def too_many(new: SlotReservation, others: Iterable[SlotReservation], table: Slo
     )
 
 
+def counting(reservations: Iterable[SlotReservation], now: float) -> tuple[SlotReservation, ...]:
+    """Those on which the slots of present ones depend: all that have not ended, and what overlapped these.
+
+    Without the ended ones the others would have other slots all of a sudden, and jobs would leave them for
+    that.
+    """
+    there = list(reservations)
+    found = [each for each in there if each.end_at > now]
+    ended = sorted((each for each in there if each.end_at <= now), key=lambda each: -each.end_at)
+    for each in found:  # grows meanwhile: they in turn had slots beside others
+        overlapping = [other for other in ended if other.overlaps(each)]
+        found += overlapping
+        ended = [other for other in ended if other not in overlapping]
+    return tuple(found)
+
+
 def assign(reservations: Sequence[SlotReservation], table: SlotTable) -> list[ReservedSlots]:
     """Which slots each reservation has: the last of those that satisfy it and that none before it has.
 

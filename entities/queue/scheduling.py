@@ -111,7 +111,8 @@ class _Deciding:
             rules.half_life_s,
             counts=bool(around.quotas) or rules.order is QueueOrder.FAIR,
         )
-        self._reserved = assign([each for each in around.reservations if each.end_at > now], table)
+        reserved = assign(around.reservations, table)  # ended ones, too: others are beside them
+        self._reserved = [each for each in reserved if each.reservation.end_at > now]
         holding = [each.reservation for each in self._reserved if each.reservation.start_at <= now]
         owners = (
             [job.request.job for job in queue if any(each.is_for(job.request) for each in holding)]
@@ -268,8 +269,14 @@ class _Deciding:
             self._moves.shrink(wanted - free, pools, below_want=False, claimant=request)
             self._changed()
         blocked: Hold | None = None
+        closed = barred
         for count in dict.fromkeys((replicas, request.replicas.least)):
-            numbers = self._planned(request, count, pools, barred)
+            if self._reserved and count < request.replicas.want:  # it runs longer, into other reservations
+                run_s = predicted_s(job, count)
+                closed = barred | barred_for(request, self._reserved, self._now, self._now + run_s)
+                if self._free.count(pools, closed) < request.slots(count):
+                    continue
+            numbers = self._planned(request, count, pools, closed)
             if numbers is None:
                 blocked = Hold(
                     cause=Cause.PLAN,
@@ -285,7 +292,7 @@ class _Deciding:
             blocked = Hold(
                 cause=Cause.BEHIND, reason=f"it would delay {late.job}, which comes first", blocker=late.job
             )
-        return blocked
+        return blocked or self._make_room(job, pools, closed, self._free.count(pools, closed), rival)
 
     def _fitting(self, request: JobRequest, free: int) -> int:
         return (free - request.other_slots) // request.replica_slots

@@ -18,6 +18,7 @@ class MeshSlot:
     """One slot. `slot`: its id, unique in the mesh; `closed`: cordoned, so it gets nothing new.
 
     `lane`: it is a lane instead: a place for one unit of preparation at a time, beside what computes.
+    `memory_bytes` 0: nobody knows, and it counts as enough.
     """
 
     slot: str
@@ -46,7 +47,7 @@ class SlotNeeds:
             self.lane == slot.lane
             and (not self.clusters or slot.cluster in self.clusters)
             and (not self.kind or slot.kind == self.kind)
-            and self.memory_bytes <= slot.memory_bytes
+            and (not slot.memory_bytes or self.memory_bytes <= slot.memory_bytes)
             and set(self.labels) <= set(slot.labels)
         )
 

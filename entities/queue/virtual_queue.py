@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from entities.queue.decision import Admission, ParkOrder, QueueDecision, Resize
 from entities.queue.queue_rules import QueueOrder
@@ -127,6 +128,7 @@ class VirtualQueue:
         self._runs: dict[str, _VirtualRun] = {}
         self._events: list[tuple[float, int, _Happening, str, int]] = []
         self._number = 0
+        self._versions = 0
         self._counts_use = self.around.rules.order is QueueOrder.FAIR
         self._used = self._used_before()
         self._done: dict[str, bool] = dict(self.around.done)
@@ -189,6 +191,35 @@ class VirtualQueue:
         if job in self._waits:
             self._waits[job].held = held
             self._at(self.now, _Happening.LOOK, "")
+
+    def change_request(self, job: str, **asked: Any) -> None:
+        """A job asks for something else from now on, a person has set its priority, say."""
+        course = self.courses[job]
+        course.job = replace(course.job, request=replace(course.job.request, **asked))
+        self._at(self.now, _Happening.LOOK, "")
+
+    def park(self, job: str) -> None:
+        """Has a running job park until it is let go, as a person would."""
+        run = self._runs[job]
+        if not run.exits:
+            self._order_park(ParkOrder(job=job, at=self.now, reason="parked by a person", held=True))
+            self._at(self.now, _Happening.LOOK, "")
+
+    def change_mesh(self, around: QueueSurroundings) -> None:
+        """Slots, reservations or quotas are others from now on.
+
+        Jobs that hold slots which are gone wait again, with the work that they had left.
+        """
+        self.around = around
+        there = around.table.index
+        for job, run in list(self._runs.items()):
+            run.leaving = frozenset(slot for slot in run.leaving if slot in there)
+            run.slots = tuple(slot for slot in run.slots if slot in there or slot in run.leaving)
+            if len(run.slots) - len(run.leaving) < run.course.job.request.slots(run.replicas):
+                self._advance(run)
+                del self._runs[job]
+                self._waits[job] = self._waits_again(run)
+        self._at(self.now, _Happening.LOOK, "")
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
         """Runs until nothing happens any more, or until `until` says so."""
@@ -254,7 +285,7 @@ class VirtualQueue:
             run.slots = tuple(slot for slot in run.slots if slot not in run.leaving)
             run.leaving = frozenset()
             return True
-        if event is _Happening.PARKED and run.parks_at is not None:
+        if event is _Happening.PARKED and run.parks_at is not None and self.now >= run.parks_at:
             return self._parks(job, run)
         return False
 
@@ -263,16 +294,20 @@ class VirtualQueue:
         self._advance(run)
         if not run.exits:
             run.exits = True
-            run.version += 1  # it computes no more
+            run.version = 0  # it computes no more
             run.computes_from = math.inf
-            self._at(self.now + self.times.park_s, _Happening.PARKED, job)
+            run.parks_at = self.now + self.times.park_s
+            self._at(run.parks_at, _Happening.PARKED, job)
             return False
         del self._runs[job]
         run.course.parks += 1
-        self._waits[job] = _VirtualWait(
+        self._waits[job] = self._waits_again(run)
+        return True
+
+    def _waits_again(self, run: _VirtualRun) -> _VirtualWait:
+        return _VirtualWait(
             run.course, self.now, run.left_s, run.attained_slot_s, run.ran_s, self.now, run.held
         )
-        return True
 
     def _ended(self, job: str, run: _VirtualRun) -> None:
         del self._runs[job]
@@ -292,7 +327,8 @@ class VirtualQueue:
         run.at = self.now
 
     def _plan_end(self, job: str, run: _VirtualRun) -> None:
-        run.version += 1
+        self._versions += 1  # of all runs: what was planned for a former run of the job is not for this one
+        run.version = self._versions
         speed = run.course.job.request.speed(run.replicas)
         self._at(max(self.now, run.computes_from) + run.left_s / speed, _Happening.ENDS, job, run.version)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -108,6 +109,8 @@ class ArraySpec(Part):
         for path, values in value.items() if isinstance(value, dict) else ():
             if not isinstance(values, (list, tuple)):
                 raise ValueError(f"{path}: {values!r} is one value; give a list of values")
+            if len(values) > MOST_MEMBERS:
+                raise ValueError(f"{path}: {_too_many(len(values))}")
         return value
 
     @model_validator(mode="after")
@@ -119,7 +122,7 @@ class ArraySpec(Part):
             if not values:
                 raise ValueError(f"values: {path}: no values; give at least one, or leave it out")
             texts = [json.dumps(value, sort_keys=True, default=str) for value in values]
-            if twice := [text for index, text in enumerate(texts) if text in texts[:index]]:
+            if twice := [text for text, count in Counter(texts).items() if count > 1]:
                 raise ValueError(f"values: {path}: {twice[0]} stands there twice; keep one of them")
         first = self.members[0] if self.members else self.values
         for number, member in enumerate(self.members):

@@ -216,6 +216,7 @@ class RecutWorld:
             self._reopen,
             self._losing,
             lambda: None,
+            lambda: None,
         )
         self.recutting.taken_over()
 

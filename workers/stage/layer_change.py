@@ -194,11 +194,11 @@ class LayerChange:
             for each in order.takes
         }
 
-        def build() -> None:
-            for one in (stage, *(each.stage for each in arriving.values())):
-                one.build(given=lambda name: True)
+        async def build() -> None:
+            for one in (stage, *(each.stage for each in arriving.values())):  # microbatches come between
+                await self._thread.order(partial(one.build, given=lambda name: True))
 
-        building = self._thread.order(build)
+        building = asyncio.ensure_future(build())
         building.add_done_callback(lambda done: done.cancelled() or done.exception())
         self.built = BuiltPlan(order, stage, building, arriving)
         return self.built
@@ -219,6 +219,7 @@ class LayerChange:
     def _end(self, why: str) -> None:
         built, self.built = self.built, None
         if built is not None:
+            built.building.cancel()
             for giving in built.giving.values():
                 giving.follower.end(why)
             self._moved.set()
@@ -297,9 +298,13 @@ class LayerChange:
             giving.follower.applied(step, HostCopy(redo, rate))
 
     def fence(self, members: Sequence[Member]) -> None:
-        """Sends nothing more to these. What was to come from one of them will not: all of it is dropped."""
+        """Sends nothing more to these. What was to come from one of them will not: all of it is dropped.
+
+        What is complete already lacks nothing: its plan may be in force.
+        """
         built = self.built
-        if built is not None and any(source in members for source, _ in built.arriving):
+        incomplete = built is not None and built.filled != self._version()
+        if built is not None and incomplete and any(source in members for source, _ in built.arriving):
             self.drop("a source of its layers is fenced")
         if self.built is not None:
             for (to, _), giving in self.built.giving.items():

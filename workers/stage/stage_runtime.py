@@ -193,14 +193,20 @@ class StageRuntime(HopRuntime):
         if notice.direction in LAYERS:
             known = notice.epoch >= self.epoch and notice.sender not in self.machine.fenced
             return self.layer_change.offered(notice) if known else "stale"
-        if notice.direction in STATE and notice.plan is not None and notice.plan != self.layer_change.plan:
-            return "stale" if notice.plan < self.layer_change.plan else "later"
+        if self._is_cut_otherwise(notice):
+            return "stale" if (notice.plan or 0) < self.layer_change.plan else "later"
         return super().offered(notice)
+
+    def _is_cut_otherwise(self, notice: MicrobatchNotice) -> bool:
+        """Whether it is state of stages as another plan cuts them; equal blocks would fit all the same."""
+        return notice.direction in STATE and notice.plan not in (None, self.layer_change.plan)
 
     def received(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
         """Passes the tensors of an accepted offer to the replica buffer, the state or the machine."""
         if notice.direction in LAYERS:
             self.layer_change.received(notice, tensors)
+        elif self._is_cut_otherwise(notice):
+            return  # the cut has changed while it was on its way
         elif notice.direction in COPIES and notice.stage != self.stage:
             self.store_replica(notice, tensors)
         elif notice.direction == "state":

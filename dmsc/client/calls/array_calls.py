@@ -59,7 +59,7 @@ class ArrayCalls(CodeCalls):
         """Wait until all jobs of an array have ended. Failed jobs raise nothing: see `states`."""
         while True:
             found = await self.array(array)
-            if all(member.state in ENDED for member in found.members):
+            if len(found.members) == found.size and all(member.state in ENDED for member in found.members):
                 return found
             await asyncio.sleep(poll_s)
 

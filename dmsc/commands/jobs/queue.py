@@ -133,7 +133,9 @@ def slots_in_words(asked: CapacityDemand | ReservationSpec, precision: str = "",
     """Which slots a demand or a reservation is about."""
     labels = [f"{key}={value}" for key, value in sorted(asked.labels.items())]
     bits = f"bits {bits_class}" if bits_class else ""
-    parts = [asked.device, precision, *asked.clusters, *labels, bits]
+    memory_bytes = getattr(asked, "memory_bytes", 0)
+    memory = f"{memory_bytes / 2**30:.3g} GiB" if memory_bytes else ""
+    parts = [asked.device, precision, memory, *asked.clusters, *labels, bits]
     return ", ".join(part for part in parts if part) or "any"
 
 

@@ -91,19 +91,22 @@ class InstanceJudge:
     async def _on_sample(self, sample: InstanceSample, envelope: Envelope) -> None:
         instance = self._instances.ledger.find(sample.sid, sample.incarnation)
         if instance is not None:
-            expected_ms = self._expected_ms(instance)
+            expected_ms = self._expected_ms(instance, sample.stage_cost_ms)
             self._detector.observe(sample, expected_ms, asyncio.get_running_loop().time())
             self._on_each(sample)
 
-    def _expected_ms(self, instance: LocalIncarnation) -> float:
-        """Of a microbatch, by the plan: the analysis' time, at this slot's speed and share of the cores."""
+    def _expected_ms(self, instance: LocalIncarnation, cost_ms: float) -> float:
+        """Of a microbatch, by the plan: the analysis' time, at this slot's speed and share of the cores.
+
+        `cost_ms`: of the layers that it has now, as it says; 0: those that it was started with.
+        """
         requirements, slot = instance.unit.requirements, self._slot_of(instance)
         if slot is None:
             return 0.0
         speed = slot.speed.get("stage", 1.0)
         if slot.emulated:  # only padded layers know of its speed
             speed = min(speed, 1.0)
-        return requirements.cost_ms * requirements.measured_speed / speed * self._crowding(slot)
+        return (cost_ms or requirements.cost_ms) * requirements.measured_speed / speed * self._crowding(slot)
 
     def _slot_of(self, instance: LocalIncarnation) -> Slot | None:
         slots = self._instances.ledger.slots

@@ -86,7 +86,7 @@ class OperationTimes:
 
     query_s: float = 3.0  # one query to the orchestrator, repeated while nobody leads: longer than a failover
     command_s: float = 15.0  # one command to the orchestrator, repeated until answered
-    plan_s: float = 120.0  # one plan: longer than its turn, an analysis and two searches together
+    plan_s: float = 140.0  # one plan: longer than its turn, an analysis and two searches together
     pause_s: float = 0.1  # between two checks whether another gateway has answered the same request
 
 
@@ -381,6 +381,10 @@ class JobOperations:
         """The records of all jobs."""
         if self.cache.current.is_set():
             return JobList(jobs=self.cache.all())
+        return await self._query(None)
+
+    async def asked_records(self) -> JobList:
+        """All records, as the orchestrator has them."""
         return await self._query(None)
 
     async def _query(self, job: str | None) -> JobList:

@@ -255,6 +255,7 @@ class Builds:
 
     async def _start(self, record: BuildRecord, revision: int, reason: str) -> BuildRecord:
         store = BuildStore(self._term.bus, record, revision, self._term.candidate.confirmed)
+        store.used(record.usage.held(0, time.time()))  # it has no lanes before the queue gives it some
         await store.move(record.state, reason if record.ends_as is None else record.reason)
         run = self._run_of(store)
         self.running[record.build] = run

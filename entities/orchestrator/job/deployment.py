@@ -234,6 +234,8 @@ class Deployment:
             planned = await asyncio.to_thread(plan_granted, facts)
             if self._turn is not turn:
                 return NoRoom("it has left the queue")
+            if held := job.store.record.held:  # it was to wait while it was planned
+                return NoRoom(held)
             if job.spec is not facts.spec or job.store.record.bits_class != facts.bits_class:
                 continue
             self._shaped = planned.spec

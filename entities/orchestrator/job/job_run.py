@@ -203,7 +203,7 @@ class JobRun:
         """See `Recutting.ask`. Of a job that was taken over the model is measured first."""
         topology = self.model_analysis.known
         if self.job.store.record.state is JobState.RUNNING and topology is None:
-            topology = await self.model_analysis.analyse()
+            topology = await self.model_analysis.while_running()
         state = self.job.store.record.state
         if state is not JobState.RUNNING or topology is None:
             raise Conflict(f"job {self.job.name} is {state}; only a running one can be cut anew")

@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import TypeVar
 
 from bus import subjects
@@ -215,6 +216,8 @@ class JobRuns:
         """Writes all records, that of the first member last: with it the array is submitted (ADR-0087)."""
         array, stores = f"{names.ARRAY_LETTER}{secrets.token_hex(3)}", []
         for index, spec in enumerate(specs):
+            if not index % 16:
+                await asyncio.sleep(0)  # a thousand files are not written down in one piece
             values = values_at(spec, message.paths)
             place = ArrayPlace(array=array, index=index, size=len(specs), limit=message.limit, values=values)
             job = names.member_id(array, index)
@@ -290,11 +293,18 @@ class JobRuns:
             self.ended[run.name] = run.job.store.record
             self.arrays.take(run.job.store.record)
             self.queue.job_ended(run.job.store.record)
-            while len(self.ended) > self._term.ended_kept:
-                del self.ended[next(iter(self.ended))]
+            self._forget_oldest()
             self._forget(run.name)
             self._term.mesh.forget_job(run.name)
             await self._release_code(run)
+
+    def _forget_oldest(self) -> None:
+        """Of jobs that have ended the last ones are known, and those that others are to start after."""
+        if (surplus := len(self.ended) - self._term.ended_kept) > 0:
+            wanted = {name for run in self.running.values() for name in run.job.spec.queue.after}
+            oldest = (name for name in [*self.ended] if name not in wanted)
+            for name in islice(oldest, surplus):
+                del self.ended[name]
 
     async def _release_code(self, run: JobRun) -> None:
         if run.job.spec.code is not None and run.job.store.record.state in ENDED:

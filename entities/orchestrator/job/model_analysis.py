@@ -11,13 +11,16 @@ from entities.orchestrator.job_state.context import JobContext, eligible_nodes
 from entities.orchestrator.job_state.job_secrets import secrets_for
 from entities.orchestrator.planning.eligible_slots import refusal
 from schemas.cluster import Analyse, AnalysisFailed, SampleWritten, WriteSample
-from schemas.errors import BadJob, BadModel, DmscError, ErrorReply, Unavailable
+from schemas.errors import BadJob, BadModel, Conflict, DmscError, ErrorReply, Unavailable
 from schemas.job import WeightsManifest
 from schemas.limits import SLOWEST_BYTES_PER_S
 from schemas.memory_estimate import largest_room, shown
 from schemas.task_graph import ModelTopology
 
 log = get_logger("orchestrator")
+
+ASKED_S = 10.0
+"""A command about a job waits so long for its model to be measured: less than a gateway waits for it."""
 
 
 class ModelAnalysis:
@@ -29,6 +32,7 @@ class ModelAnalysis:
         self._times = job.times.run
         self._topology: asyncio.Future[ModelTopology] = asyncio.get_running_loop().create_future()
         self._sample: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._again: asyncio.Task[ModelTopology | DmscError] | None = None
         self._analysts: set[str] = set()
         self._writers: set[str] = set()
 
@@ -83,6 +87,29 @@ class ModelAnalysis:
             self._topology = asyncio.get_running_loop().create_future()
             self._topology.set_result(found)
         return found
+
+    async def while_running(self) -> ModelTopology:
+        """The topology of a job that trains, which an earlier orchestrator had measured.
+
+        Raises:
+            Conflict: it takes longer than whoever asks waits; it is there before long.
+            DmscError: see `analyse`.
+        """
+        if self._again is None or self._again.done():
+            self._again = self._job.tasks.spawn(self._found())
+        done, _ = await asyncio.wait({self._again}, timeout=ASKED_S)
+        if not done:
+            raise Conflict(f"the model of job {self._job.name} is being measured: ask again in a moment")
+        found = self._again.result()
+        if isinstance(found, DmscError):
+            raise found
+        return found
+
+    async def _found(self) -> ModelTopology | DmscError:
+        try:
+            return await self.analyse()
+        except DmscError as error:  # no matter of the job, which trains
+            return error
 
     async def _analyse(self) -> ModelTopology:
         secrets = await secrets_for(self._job.bus, self._job.spec)

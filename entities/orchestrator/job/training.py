@@ -72,7 +72,13 @@ class Training:
         self._copies = PeerCopies(job, step_owner, joining)
         self._left_out = LeftOutSteps(job, step_owner, self.failures, self._reopen)
         self.recutting = Recutting(
-            job, step_owner, joining, self._reopen, self.failures.losing, self._cut_anew
+            job,
+            step_owner,
+            joining,
+            self._reopen,
+            self.failures.losing,
+            lambda: self._arrivals.wake(),
+            self._cut_anew,
         )
         self._arrivals = Arrivals(job)
         self._validated_at = -1
@@ -93,6 +99,8 @@ class Training:
         finally:
             await self._arrivals.close()
             await self._job.tasks.close()
+            store, recuts = self._job.store, self.recutting.ended("training ended before it was in force")
+            store.record = store.record.model_copy(update={"recuts": recuts})  # written with its last state
 
     # --- for the job's run ------------------------------------------------------------
     @property

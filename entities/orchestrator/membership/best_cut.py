@@ -14,6 +14,8 @@ from itertools import accumulate
 from schemas.recut import Cuts
 
 HALVINGS = 45
+CLOSE = 1e-6
+"""Bounds are equal if they differ by this share."""
 """Of the interval in which the bottleneck is looked for: beyond what measurements are worth."""
 
 
@@ -71,6 +73,8 @@ class StageSpeeds:
                 low = middle
             else:
                 high, found = middle, tried
+            if high - low <= CLOSE * high:
+                break
         return tuple((edges[first], edges[last]) for first, last in found)
 
     def _within(self, at_edges: Sequence[float], bottleneck: float) -> list[tuple[int, int]] | None:

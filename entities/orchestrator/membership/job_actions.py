@@ -226,21 +226,25 @@ class JobActions:
         policies, knob = self._job.policies, knob_of(action)
         kind, direction, reverse = self._way(action)
         text = f"{by}: {reason}"
+        was_set = knob in self._former
         if isinstance(action, SetWindow):
             stage, before = action.stage, policies.windows()[action.stage]
             what = f"{knob}: {before} → {action.in_flight}"
             revision = policies.revise(text, window=(stage, action.in_flight))
-            self._former.setdefault(
-                knob, lambda: _unit(policies.revise(f"{knob} is {before} again", window=(stage, before)))
-            )
+
+            def former_value() -> None:
+                policies.revise(f"{knob} is {before} again", window=(stage, before))
+
         else:
             assert policies.policy is not None
             stage, former = None, policies.policy.algorithm
             what = f"{knob}: {former} → {action.algorithm}"
             revision = policies.revise(text, algorithm=action.algorithm)
-            self._former.setdefault(
-                knob, lambda: _unit(policies.revise(f"{knob} is {former} again", algorithm=former))
-            )
+
+            def former_value() -> None:
+                policies.revise(f"{knob} is {former} again", algorithm=former)
+
+        self._former.setdefault(knob, former_value)
         change = JobChange(
             kind=kind,
             what=what,
@@ -251,7 +255,14 @@ class JobActions:
             by=by,
             forecast=action.forecast,
         )
-        self._changes.begin(change, lambda _: self._take_back(knob))
+
+        def take_back(_: JobChange) -> None:
+            if was_set:  # what was set before was better, and stays until it lapses
+                former_value()
+            else:
+                self._take_back(knob)
+
+        self._changes.begin(change, take_back)
         return revision
 
     def _take_back(self, knob: str) -> None:

@@ -32,6 +32,7 @@ class JobChanges:
 
     def begin(self, change: JobChange, take_back: TakeBack | None = None) -> JobChange:
         """Notes that a change begins, and tells it. `take_back` is called if it is judged as no better."""
+        self.disturbed()  # what is under judgement can't be told from this one
         self._take_back = take_back
         begun = self.account.begin(change)
         self._tell(begun)

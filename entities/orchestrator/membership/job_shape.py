@@ -41,8 +41,8 @@ class JobShape:
             units = job.instances.units
             found = [each.stage for each in units if each.scaled_as == unit]
             if not found:
-                there = sorted({each.scaled_as for each in units if each.scaled_as})
-                raise BadInput(f"job {job.name} has no unit {unit}; it has {', '.join(there)}")
+                there = ", ".join(sorted({each.scaled_as for each in units if each.scaled_as})) or "none"
+                raise BadInput(f"job {job.name} has no unit {unit}; those that make batches: {there}")
             stages = range(found[0], found[0] + 1)
         return self._scale(stages, replicas)
 

@@ -15,7 +15,7 @@ from entities.planner.plan_request import LayerRule, NoPlan, PlanLayer, PlanRequ
 from schemas.cluster import NodeStatus
 from schemas.errors import BadInput, BadJob, Conflict
 from schemas.job import JobSpec
-from schemas.memory_estimate import shown
+from schemas.memory_estimate import GRADIENT_BYTES, SUM_BYTES, shown
 from schemas.recut import Cuts, LayerRange, cuts_text
 from schemas.step import Member
 from schemas.task_graph import ModelTopology, PlanForecast, TaskGraph, UnitKind
@@ -132,6 +132,7 @@ def recut_graph(
             update={
                 "memory_bytes": memory.state + memory.activations,
                 "cost_ms": sum(layer.forward_ms + layer.backward_ms for layer in layers),
+                "measured_speed": topology.speed.get("stage", 1.0),
                 "labels": tuple(sorted(labels)),
             }
         )
@@ -225,6 +226,10 @@ def _state_bytes(topology: ModelTopology, layer: int) -> int:
     return profile.parameter_bytes + int((profile.parameters - profile.frozen) * topology.optimizer_bytes)
 
 
+def _trained(topology: ModelTopology, layer: int) -> int:
+    return topology.layers[layer].parameters - topology.layers[layer].frozen
+
+
 def check_room(
     graph: TaskGraph,
     recut: TaskGraph,
@@ -246,6 +251,8 @@ def check_room(
     stages = range(len(graph.cuts))
     standbys = [sum(unit.standby for unit in graph.stage(stage)) for stage in stages]
     working = [len(graph.stage(stage)) - standbys[stage] for stage in stages]
+    # each range that it takes is a stage of its own until the switch: with sums, and gradients of a redo
+    work_bytes = SUM_BYTES[spec.training.exact_accumulation] + GRADIENT_BYTES[False]
     for unit in recut.units:
         node = node_of.get(unit.sid)
         if unit.kind is not UnitKind.STAGE or node is None:
@@ -256,7 +263,7 @@ def check_room(
             for each in (own, unit)
         )
         taken = sum(
-            _state_bytes(topology, layer)
+            _state_bytes(topology, layer) + _trained(topology, layer) * work_bytes
             for layer in range(unit.first_layer, unit.last_layer)
             if not own.first_layer <= layer < own.last_layer
         )

@@ -84,6 +84,7 @@ class Recutting:
         joining: Members on their way; while somebody is, nothing is cut.
         reopen: Opens the step again with those that go on.
         losing: Reports members that do not answer.
+        ready: Called once training has to rest for the switch.
         changed: Called once another plan is in force: what was known of the former one is forgotten.
     """
 
@@ -94,6 +95,7 @@ class Recutting:
         joining: JoiningMembers,
         reopen: Callable[[ResumePoint], Awaitable[None]],
         losing: Callable[[Sequence[Member], str], None],
+        ready: Callable[[], None],
         changed: Callable[[], None],
     ) -> None:
         self._job = job
@@ -102,6 +104,7 @@ class Recutting:
         self._joining = joining
         self._reopen = reopen
         self._losing = losing
+        self._ready = ready
         self._changed = changed
         self._orders = MemberOrders(job)
         self.measured = MeasuredSpeeds()
@@ -255,6 +258,7 @@ class Recutting:
             took = time.monotonic() - recut.began
             recut.record = recut.record.model_copy(update={"moved_bytes": moved, "copy_s": took})
             recut.is_ready = True
+            self._ready()
 
     async def _copied(self, recut: OpenRecut) -> int:
         patience_s = self._job.instances.patience_s(self._times.build_s)
@@ -330,6 +334,14 @@ class Recutting:
             if record.state is RecutState.PREPARING:
                 why = "another orchestrator leads"
                 self._tell(record.model_copy(update={"state": RecutState.DROPPED, "why": why}))
+
+    def ended(self, why: str) -> tuple[RecutRecord, ...]:
+        """Training ends: what is being prepared never comes into force. Returns the records."""
+        self._open = None
+        for record in self._records:
+            if record.state is RecutState.PREPARING:
+                self._note(record.model_copy(update={"state": RecutState.DROPPED, "why": why}))
+        return self._records
 
     def disturbed(self, why: str) -> None:
         """All go back, or another loop opens: what is being prepared is dropped."""
@@ -448,5 +460,8 @@ class Recutting:
 
 
 def _placed(graph: TaskGraph, present: TaskGraph) -> TaskGraph:
-    """The new graph with what the present one says of places, which may have changed meanwhile."""
-    return graph.model_copy(update={"placements": present.placements, "distances": present.distances})
+    """The new graph with the units and places that are there now: those of data come and go meanwhile."""
+    cut = {unit.sid: unit for unit in graph.units}
+    units = tuple(cut.get(unit.sid, unit) for unit in present.units)
+    update = {"units": units, "placements": present.placements, "distances": present.distances}
+    return graph.model_copy(update=update)

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from entities.orchestrator.policy import module_reputation
-from entities.orchestrator.policy.arbitration_state import ArbitrationState
+from entities.orchestrator.policy.arbitration_state import ArbitrationState, knob_key
 from entities.orchestrator.policy.knobs import ActiveSuggestion, as_weights, held_by, rank, taken
 from entities.orchestrator.policy.module_reputation import STRANGERS, Key, ModuleReputation, ReputationConfig
 from entities.orchestrator.policy.suggestion_rules import (
@@ -42,9 +42,9 @@ from schemas.actions import (
     NoAction,
     Scale,
     SetAlgorithm,
+    SetQueueOrder,
     SetWeights,
     SetWindow,
-    knob_of,
     value_of,
 )
 from schemas.automation import Automation
@@ -221,7 +221,7 @@ def lapse(
     lapses += [
         Lapse(job=job, knob=knob, reason=f"{knob}: what {entry.module} set lapsed")
         for (job, knob), entry in free
-        if job in facts
+        if job in facts or not job
     ]
     in_force = {*state.adopted, *((job, stage) for job, stage, _ in state.avoided)}
     return lapses, replace(state, base={key: entry for key, entry in state.base.items() if key in in_force})
@@ -253,6 +253,10 @@ def _judge(
     if suggestion.owner not in (names.MESH, facts.user):
         return _no(
             f"{_name(suggestion)} is {suggestion.owner}'s, and has a say in {suggestion.owner}'s jobs alone"
+        ), state
+    if isinstance(suggestion.action, SetQueueOrder) and suggestion.owner != names.MESH:
+        return _no(
+            "the order of the queue concerns all users: only the mesh's own modules may suggest it"
         ), state
     if isinstance(suggestion.action, NoAction):
         return _no("an observation, nothing to adopt"), state
@@ -292,7 +296,7 @@ def _pass_on(
     """Passes an action on to the job's run, which judges its worth (`membership.job_actions`)."""
     action, stage = suggestion.action, _stage(suggestion, facts)
     valid_s = min(suggestion.valid_s, config.max_valid_s) - age
-    knob = (suggestion.job, knob_of(action))
+    knob = knob_key(suggestion)
     holder = state.held.get(knob)
     if conflict := taken(suggestion, holder, now, config.precedence):
         return _no(conflict, stage), state

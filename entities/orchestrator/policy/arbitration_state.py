@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from entities.orchestrator.policy.knobs import ActiveSuggestion, JobKnob
 from entities.orchestrator.policy.module_reputation import Key, ModuleReputation
-from schemas.actions import knob_of
+from schemas.actions import SetQueueOrder, knob_of
 from schemas.policy import PolicySuggestion
 
 
@@ -27,6 +27,12 @@ class ArbitrationState:
     avoided: Mapping[tuple[str, int, str], ActiveSuggestion] = field(default_factory=dict)
     held: Mapping[JobKnob, ActiveSuggestion] = field(default_factory=dict)
     """Who holds the other knobs: windows, replicas, places, …"""
+
+
+def knob_key(suggestion: PolicySuggestion) -> tuple[str, str]:
+    """The job and the name of the knob that it sets; the order of the queue is the mesh's, and no job's."""
+    job = "" if isinstance(suggestion.action, SetQueueOrder) else suggestion.job
+    return job, knob_of(suggestion.action)
 
 
 def withdraw(
@@ -50,7 +56,7 @@ def not_carried_out(
     state: ArbitrationState, suggestion: PolicySuggestion, before: ArbitrationState
 ) -> ArbitrationState:
     """Notes that the job's run declined an adopted suggestion: its knob is as it was before."""
-    key, knob = (suggestion.module, suggestion.version), (suggestion.job, knob_of(suggestion.action))
+    key, knob = (suggestion.module, suggestion.version), knob_key(suggestion)
     former = {} if knob not in before.held else {knob: before.held[knob]}
     held = {other: entry for other, entry in state.held.items() if other != knob}
     state = replace(state, held=held | former)

@@ -74,6 +74,8 @@ class AutomationService:
         if message.job is None:
             await self._write(message.mode, message.user)
             jobs = list(self._runs)
+            if message.mode is not Automation.ACT:
+                self._desk.end("")  # the order of the queue, which is no job's
         else:
             run, mode = self._run(message.job), message.mode
             before = run.job.store.record.automated
@@ -83,7 +85,9 @@ class AutomationService:
                 await run.job.store.tell("policy", text=text)
             jobs = [message.job]
         for job in jobs:
-            if self._holds(self._runs[job]) is not Automation.ACT:
+            if (still := self._runs.get(job)) is None:  # it has ended meanwhile
+                continue
+            if self._holds(still) is not Automation.ACT:
                 self._desk.end(job)
             elif message.job is not None:
                 self._desk.release(job)  # what a person had set is the mesh's again

@@ -343,12 +343,14 @@ class PolicyService:
                 facts = {job: known for job, known in pairs if known is not None}
                 lapses, self._state = lapse(self._state, facts, time.monotonic())
                 for ended in lapses:
+                    if ended.knob == ORDER:
+                        self._queue.suggest_order(())
+                        log.info("order of the queue lapsed", reason=ended.reason)
+                        continue
                     run = self._runs.get(ended.job)
                     if run is None:
                         continue
-                    if ended.knob == ORDER:
-                        self._queue.suggest_order(())
-                    elif ended.stage is None:
+                    if ended.stage is None:
                         run.actions.release(ended.knob)
                     else:
                         run.job.policies.revise(ended.reason, weights=(ended.stage, ended.weights))

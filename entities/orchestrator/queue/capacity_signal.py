@@ -180,6 +180,7 @@ def _as_told(demand: _Demand) -> CapacityDemand:
         bits_class=bits.removeprefix(BITS),
         clusters=demand.needs.clusters,
         labels={key: value for key, value in labels.items() if key not in (precision, bits)},
+        memory_bytes=demand.needs.memory_bytes,
         jobs=demand.jobs,
         slots=demand.slots,
         lacking=demand.lacking,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from schemas.job import ENDED, JobRecord, JobState
 
@@ -14,6 +15,7 @@ class _ArrayTally:
     size: int
     jobs: dict[int, str] = field(default_factory=dict)  # by index
     done: set[str] = field(default_factory=set)
+    ended: set[str] = field(default_factory=set)
     failed: str = ""
 
 
@@ -34,12 +36,16 @@ class JobArrays:
             return
         members = self._arrays.setdefault(place.array, _ArrayTally(size=place.size))
         members.jobs[place.index] = record.job
+        if record.state in ENDED:
+            members.ended.add(record.job)
         if record.state is JobState.DONE:
             members.done.add(record.job)
         elif record.state in ENDED:
             members.failed = members.failed or record.job
-        while len(self._arrays) > self._kept:
-            self._arrays.popitem(last=False)
+        if (surplus := len(self._arrays) - self._kept) > 0:
+            over = (array for array, tally in [*self._arrays.items()] if len(tally.ended) == tally.size)
+            for array in islice(over, surplus):
+                del self._arrays[array]
 
     def jobs(self, array: str) -> list[str]:
         """The ids of the array's jobs, by index."""

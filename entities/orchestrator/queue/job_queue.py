@@ -48,7 +48,7 @@ from entities.queue.slot_pools import MeshSlot, SlotTable
 from entities.queue.tenant_shares import DecayedUse
 from schemas import names
 from schemas.data_set.builds import BuildRecord, is_build
-from schemas.errors import Conflict, DmscError
+from schemas.errors import Conflict, DmscError, NotFound
 from schemas.job import JobRecord, JobState
 from schemas.queue import (
     MOST_LISTED,
@@ -280,7 +280,7 @@ class JobQueue:
 
     def _claimants(self, now: float) -> set[str]:
         """Jobs and reservations for which somebody may park."""
-        claimants = {each.name for each in self.reservations(now)}
+        claimants = {each.name for each in self.reservations(now) if each.end_at > now}
         for run in self._holders.values():
             if (waiting := run.waiting) is not None and not waiting.request.held:
                 claimants.add(run.name)
@@ -351,7 +351,9 @@ class JobQueue:
         if job is not None and not asked and names.is_array(job):
             raise Conflict(f"no job of array {job} waits for slots: dmsc jobs {job} lists them")
         if job is not None and not asked:
-            record = known[job]
+            record = known.get(job) or self.builds.ended.get(job) or self._ended.get(job)
+            if record is None:
+                raise NotFound(unknown(job))
             waits = f"build {job} does not wait for lanes"
             if isinstance(record, JobRecord):
                 waits = f"job {job} does not wait for slots"

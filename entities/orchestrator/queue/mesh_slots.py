@@ -52,7 +52,8 @@ class SlotFacts:
         """Whether a decision made of these facts still holds. Predictions may have moved on."""
         return (
             (self.table is other.table or self.table.slots == other.table.slots)
-            and [job.request.job for job in self.queue] == [job.request.job for job in other.queue]
+            and [(job.request.job, job.request.held) for job in self.queue]
+            == [(job.request.job, job.request.held) for job in other.queue]
             and [_as_held(job) for job in self.running] == [_as_held(job) for job in other.running]
         )
 
@@ -106,6 +107,7 @@ def _slots_of(node: NodeStatus, cordoned: Cordoned) -> tuple[MeshSlot, ...]:
             node=node.sid,
             cluster=node.cluster,
             kind=slot.kind,
+            memory_bytes=slot.memory_bytes,
             labels=_labels(slot),
             closed=is_cordoned(cordoned, node.sid, slot.index),
         )
@@ -205,6 +207,7 @@ def job_request(record: JobRecord, spec: JobSpec, held: str = "", *, unfit: bool
         needs=SlotNeeds(
             clusters=tuple(sorted(spec.parallel.clusters)),
             kind=spec.requires.device or "",
+            memory_bytes=_memory_asked(spec),
             labels=_asked(spec, record.bits_class),
         ),
         held=held,
@@ -342,6 +345,12 @@ def _asked(spec: JobSpec, bits_class: str) -> Labels:
     bits = {f"{BITS}{bits_class}": "yes"} if bits_class and requires.bits == "same" else {}
     precision = {f"{PRECISION}{requires.precision}": "yes"} if requires.precision else {}
     return tuple(sorted({**requires.labels, **precision, **bits}.items()))
+
+
+def _memory_asked(spec: JobSpec) -> int:
+    """The memory that every slot of the job must have; a rule on some layers alone is the planner's."""
+    rules = (rule for rule in spec.plan.constraints if rule.hard and rule.gib and "*" in rule.layers)
+    return max((int(rule.gib * 2**30) for rule in rules if rule.gib), default=0)
 
 
 def slots_of(parallel: ParallelSpec) -> int:

@@ -20,7 +20,7 @@ from entities.orchestrator.planning.plan_rules import open_to
 from entities.orchestrator.queue.mesh_slots import emptied
 from entities.planner.plan_request import NoPlan, PlanRequest
 from entities.planner.planning_process import PlanningConfig, searched_with_less
-from schemas.cluster import Analyse, AnalysisFailed, ForgetTopology
+from schemas.cluster import Analyse, AnalysisFailed, ForgetTopology, NodeStatus
 from schemas.envelope import Envelope
 from schemas.errors import (
     BadJob,
@@ -32,7 +32,8 @@ from schemas.errors import (
     Overloaded,
     Unavailable,
 )
-from schemas.plans import MakePlan, PlanMade
+from schemas.job import JobSpec
+from schemas.plans import MakePlan, PlanBody, PlanMade
 from schemas.task_graph import ModelTopology, Placement
 
 log = get_logger("orchestrator")
@@ -58,6 +59,8 @@ class PlanServiceConfig:
     search_s: float = 10.0
     analysis_s: float = 60.0
     """A node's analysis of a model that nobody has measured; it builds the model."""
+    measured_s: float = 15.0
+    """For nodes that have just joined and are still measured, where there is no plan without them."""
 
 
 class PlanService:
@@ -94,20 +97,8 @@ class PlanService:
         """
         async with self._turn(message.user):
             topology = await self._topology(message)
-            question = message.question
-            nodes, taken = self._mesh.open_nodes(), self._occupied()
-            if not question.free:
-                nodes, taken = emptied(nodes), {}
+            spec, topology, request, nodes = await self._asked(message.question, topology)
             try:
-                spec, topology, request = await asyncio.to_thread(
-                    asked,
-                    question,
-                    topology,
-                    nodes,
-                    dict(self._mesh.records),
-                    dict(taken),
-                    self._mesh.cordons.places(),
-                )
                 on_links = await asyncio.to_thread(
                     on_network, request, self._mesh.network(), work_ms(request)
                 )
@@ -115,6 +106,34 @@ class PlanService:
             except NoPlan as refused:
                 raise BadJob(str(refused)) from refused
             return await asyncio.to_thread(told, spec, topology, request, answer, nodes)
+
+    async def _asked(
+        self, question: PlanBody, topology: ModelTopology
+    ) -> tuple[JobSpec, ModelTopology, PlanRequest, list[NodeStatus]]:
+        """What the planner is asked, and on which nodes. While some are still measured, which offer no slots
+        yet, it waits for these if there is no plan without them."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._config.measured_s
+        while True:
+            seen = self._mesh.changes
+            nodes, taken = self._mesh.open_nodes(), self._occupied()
+            if not question.free:
+                nodes, taken = emptied(nodes), {}
+            records, cordons = dict(self._mesh.records), self._mesh.cordons.places()
+            try:
+                return *await asyncio.to_thread(
+                    asked, question, topology, nodes, records, taken, cordons
+                ), nodes
+            except NoPlan as refused:
+                measured = sorted(node.sid for node in nodes if not node.warm)
+                if not measured or loop.time() >= until:
+                    rest = (
+                        f"; still measured: {', '.join(measured)}: ask again in a moment" if measured else ""
+                    )
+                    raise BadJob(f"{refused}{rest}") from refused
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await self._mesh.until_changed(seen)
 
     @contextlib.asynccontextmanager
     async def _turn(self, user: str) -> AsyncIterator[None]:

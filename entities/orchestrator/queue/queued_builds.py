@@ -101,7 +101,7 @@ class QueuedBuilds:
     def admit(self, admission: Admission) -> bool:
         """Gives a build the lanes with which it starts; False: it is none of these, or has some meanwhile."""
         build = self.members.get(admission.job)
-        if build is None or build.waiting is None:
+        if build is None or build.waiting is None or build.held:
             return False
         log.info("build admitted", build=admission.job, lanes=len(admission.slots), reason=admission.reason)
         build.take(admission.slots)

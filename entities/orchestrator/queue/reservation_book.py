@@ -9,7 +9,7 @@ from collections.abc import Callable, Container
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
-from entities.queue.reservations import SlotReservation, too_many
+from entities.queue.reservations import SlotReservation, counting, too_many
 from entities.queue.slot_pools import SlotNeeds, SlotTable
 from schemas.envelope import Envelope
 from schemas.errors import Conflict, NotFound
@@ -65,8 +65,8 @@ class ReservationBook:
         return tuple(sorted(there, key=lambda record: (record.spec.start_at, record.spec.name)))
 
     def kept(self, now: float) -> tuple[SlotReservation, ...]:
-        """The same for the queue's core."""
-        return tuple(_for_core(record.spec) for record in self.present(now))
+        """For the queue's core: with them those on which their slots depend, though they have ended."""
+        return counting((_for_core(record.spec) for record in self._records.values()), now)
 
     async def query(self, message: ReservationsQuery, envelope: Envelope) -> Reservations:
         """All that have not ended."""
@@ -120,18 +120,25 @@ class ReservationBook:
             NotFound: there is no such reservation.
         """
         async with self._turn:
-            if message.name not in self._records:
-                there = ", ".join(record.spec.name for record in self.present(time.time())) or "none"
-                raise NotFound(f"no reservation {message.name}; there are {there}")
-            await self._bucket.delete(reservation=message.name)
-            del self._records[message.name]
+            now = time.time()
+            present = {record.spec.name: record for record in self.present(now)}
+            if (record := present.get(message.name)) is None:
+                raise NotFound(f"no reservation {message.name}; there are {', '.join(present) or 'none'}")
+            if record.spec.start_at < now:  # others may have their slots beside it
+                over = record.model_copy(update={"spec": record.spec.model_copy(update={"end_at": now})})
+                await self._bucket.put(over, reservation=message.name)
+                self._records[message.name] = over
+            else:
+                await self._bucket.delete(reservation=message.name)
+                del self._records[message.name]
             log.info("reservation cancelled", name=message.name, by=message.by)
         self._changed()
         return Reservations(reservations=self.present(time.time()))
 
     async def _forget_past(self, now: float) -> None:
-        for name, record in list(self._records.items()):
-            if record.spec.end_at <= now:
+        names = [each.name for each in self.kept(now)][: 2 * MOST_RESERVATIONS]
+        for name in list(self._records):
+            if name not in names:
                 await self._bucket.delete(reservation=name)
                 del self._records[name]
 

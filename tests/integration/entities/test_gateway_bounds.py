@@ -11,7 +11,7 @@ from entities.gateway import Gateway
 from tests.integration.entities.conftest import bearer
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
 
-BAD = ("nan", "inf", "-inf", "1e999", "-1e999", "1" + "0" * 40, "-" + "9" * 40, "-101")
+BAD = ("nan", "inf", "-inf", "1e999", "-1e999", "1" + "0" * 40, "-" + "9" * 40, "-1001")
 JOB = {"name": "tiny", "model": {"factory": "models:build"}, "training": {"steps": 2}}
 
 

@@ -14,11 +14,12 @@ from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
 from entities.service_registry.service import ServiceRegistry
 from schemas.envelope import EntityKind, Envelope
-from schemas.errors import BadInput, NotFound, Refused
+from schemas.errors import BadInput, BadJob, NotFound, Refused
 from schemas.gateway_api import DoorRequest, JobList, MeshStatus
 from schemas.job import JobState
 from schemas.module_status import ModuleAnswer, ModuleQuestion
 from schemas.observation import Observation
+from schemas.plans import MakePlan, PlanBody, PlanMade
 from schemas.registry import InstanceState
 from tests.builders.jobs import spec
 from tests.integration.entities.conftest import Dial, Heard, Start, bearer
@@ -115,6 +116,22 @@ async def test_observations_come_by_the_nats_door_too(gateway: Gateway, dial: Di
     for action in ("policy.ask", "policy.order"):
         with pytest.raises(BadInput, match="module: missing"):
             await client.command(subjects.DOOR, DoorRequest(token="olga", action=action), action="policy")
+
+
+async def test_a_plan_is_asked_for_by_the_nats_door_too(gateway: Gateway, dial: Dial) -> None:
+    client, orchestrator = await dial("script"), await dial("orchestrator", EntityKind.ORCHESTRATOR)
+    asked: list[MakePlan] = []
+
+    async def make(message: MakePlan, envelope: Envelope) -> PlanMade:
+        asked.append(message)
+        raise BadJob("needs 2 slots, 1 of 1 free")
+
+    await orchestrator.serve(subjects.MAKE_PLAN, make)
+    with pytest.raises(BadJob, match="needs 2 slots, 1 of 1 free"):
+        await knock(client, "plan.make", plan_body=PlanBody(job=spec(), like="j1"))
+    assert (asked[0].user, asked[0].question.like) == ("ruth", "j1")
+    with pytest.raises(BadInput, match="plan_body: missing"):
+        await knock(client, "plan.make")
 
 
 async def test_a_request_that_is_said_again_through_another_gateway_is_not_done_again(

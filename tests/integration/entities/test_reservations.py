@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from entities.orchestrator.queue.reservation_book import MOST_RESERVATIONS, ReservationBook
+from entities.queue.reservations import assign
 from entities.queue.slot_pools import MeshSlot, SlotTable
 from schemas.envelope import EntityKind
 from schemas.errors import Conflict, NotFound
@@ -53,6 +54,23 @@ async def test_what_is_promised_stays_promised_under_a_new_leader_until_it_is_ca
     assert kept(await book_of(dial)) == []
     with pytest.raises(NotFound, match="no reservation night; there are none"):
         await after.cancel(CancelReservation(name="night", by="olga"), ASKED)
+
+
+async def test_one_that_is_cancelled_while_it_holds_takes_no_slots_from_those_beside_it(dial: Dial) -> None:
+    book, now = await book_of(dial), time.time()
+    await book.reserve(asks("first", 2, start_at=now - 60, user="rita"), ASKED)
+    await book.reserve(asks("second", 1, start_at=now - 30, user="ana"), ASKED)
+    numbers = {each.reservation.name: each.numbers for each in assign(book.kept(time.time()), TABLE)}
+    await book.cancel(CancelReservation(name="first", by="olga"), ASKED)
+    for later in (book, await book_of(dial)):
+        assert kept(later) == ["second"]
+        present = {each.reservation.name: each.numbers for each in assign(later.kept(time.time()), TABLE)}
+        assert present["second"] == numbers["second"]
+    with pytest.raises(NotFound, match="no reservation first; there are second"):
+        await book.cancel(CancelReservation(name="first", by="olga"), ASKED)
+    await book.cancel(CancelReservation(name="second", by="olga"), ASKED)
+    await book.reserve(asks("third", 4), ASKED)  # what is over is forgotten
+    assert kept(await book_of(dial)) == ["third"]
 
 
 async def test_what_can_not_be_kept_is_refused_in_one_line(dial: Dial) -> None:

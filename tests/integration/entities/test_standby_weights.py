@@ -13,10 +13,12 @@ from entities.orchestrator.policy.arbitration import ArbitrationConfig
 from entities.orchestrator.policy.policy_service import PolicyService
 from entities.orchestrator.recovery.standbys import Standbys
 from schemas.envelope import EntityKind, Envelope
+from schemas.job import JobState
 from schemas.policy import ModuleLifecycle, ModuleState, PolicySuggestion, SetWeights
 from schemas.signals import CommunicationPolicy, StagePolicy
 from schemas.step import Member
 from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
+from tests.builders.jobs import job
 from tests.integration.entities.conftest import Dial
 from tests.job_context import job_context
 from tests.patience import PATIENCE_S
@@ -52,7 +54,7 @@ async def always() -> None:
 class Journal:
     def __init__(self) -> None:
         self.told: asyncio.Queue[str] = asyncio.Queue()
-        self.record = SimpleNamespace(user="ann")
+        self.record = job("j", JobState.RUNNING)
 
     async def tell(self, kind: str, text: str) -> None:
         self.told.put_nowait(text)
@@ -73,8 +75,10 @@ async def test_a_lapse_leaves_the_standby_at_work_that_is_all_a_stage_has(dial: 
     journal = Journal()
     job = job_context(policies=communication, instances=instances, store=journal, events=telling)
     standbys = Standbys(job, progress)
-    run: Any = SimpleNamespace(job=job, step=0, training=SimpleNamespace(standbys=standbys))
-    desk = PolicyService(bus, {"j": run}, lambda sid: True, always, ArbitrationConfig())
+    training, holding = SimpleNamespace(standbys=standbys), SimpleNamespace(replicas=2)
+    run: Any = SimpleNamespace(job=job, step=0, training=training, holding=holding)
+    mesh, queue = MeshView(), SimpleNamespace(waiting=())
+    desk = PolicyService(bus, {"j": run}, mesh, queue, always, ArbitrationConfig())
     module = await dial("m", EntityKind.FUNCTIONAL_MODULE)
     lifecycle = ModuleLifecycle(module="m", version="1", state=ModuleState.ACTIVE, sid="m", incarnation="i")
     sent = Envelope(type="x", version=(1, 0), id="s-1", sender=module.sender, sent_at=time.time(), body={})

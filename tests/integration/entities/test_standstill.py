@@ -17,6 +17,7 @@ from bus.nats.dialer import ConnectionTimes
 from bus.server.embedded import EmbeddedServer
 from entities.orchestrator.job.bus_outages import BusOutages, OutageTimes
 from entities.orchestrator.job.model_analysis import ModelAnalysis
+from entities.orchestrator.job.shared_analyses import SharedAnalyses
 from entities.orchestrator.job_state.context import JobTimes, RecoveryTimes, RunTimes
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
 from entities.orchestrator.job_state.retry_limits import Parked
@@ -99,7 +100,7 @@ async def test_a_bus_that_stands_still_before_an_analysis_is_acknowledged_costs_
     times = JobTimes(run=RunTimes(analysis_accept_s=LIMIT_S))
     bus, mesh = await dial("orchestrator", EntityKind.ORCHESTRATOR), MeshView()
     journal: Any = Journal()
-    work = ModelAnalysis(job_context(bus=bus, mesh=mesh, store=journal, times=times))
+    work = ModelAnalysis(job_context(bus=bus, mesh=mesh, store=journal, times=times), SharedAnalyses())
     analyst = Analyst(TOPOLOGY)
     await analyst.serve(await dial("agent-a"), mesh, work, "agent-a")
     async with standstill(own_server):
@@ -116,14 +117,17 @@ async def test_an_analysis_that_lacked_the_bus_is_made_again_and_a_verdict_is_no
     outages = BusOutages("j", journal.reason)
     lacked = AnalysisFailed(job="j", code="bus_unreachable", text="no bus at nats://x")
     work, analyst = (
-        ModelAnalysis(job_context(bus=bus, mesh=mesh, store=journal)),
+        ModelAnalysis(job_context(bus=bus, mesh=mesh, store=journal), SharedAnalyses()),
         Analyst(lacked, lacked, lacked, lacked, TOPOLOGY),
     )
     await analyst.serve(await dial("agent-a"), mesh, work, "agent-a")
     assert await outages.outlast("analysing", work.analyse) == TOPOLOGY
     assert len(analyst.asked) == 5
     stuck = AnalysisFailed(job="j", code="no_progress", text="made no progress for 120 s and was ended")
-    work, analyst = ModelAnalysis(job_context(bus=bus, mesh=mesh, store=journal)), Analyst(stuck)
+    work, analyst = (
+        ModelAnalysis(job_context(bus=bus, mesh=mesh, store=journal), SharedAnalyses()),
+        Analyst(stuck),
+    )
     await analyst.serve(await dial("agent-b"), MeshView(), work, "agent-b")
     await mesh.node(mesh.nodes.pop("agent-a").model_copy(update={"sid": "agent-b"}))
     with pytest.raises(BadModel, match="no progress"):

@@ -41,16 +41,18 @@ from tests.warm_processes import WarmProcess, incubator, start_module
 USER_MODELS = Path(__file__).parent / "user_models"
 """On every mesh's code path, as a user would put a folder of their own there."""
 TOKEN = "a-test-token"
+OTHER_TOKEN = "another-test-token"
 CLUSTERS = ("a", "b")
 
 
 def users_file(folder: Path) -> Path:
-    """A researcher, `rita`, whose token is `TOKEN`."""
-    digest = hashlib.sha256(TOKEN.encode()).hexdigest()
+    """Two researchers: `rita`, whose token is `TOKEN`, and `ana` with `OTHER_TOKEN`."""
+    users = [
+        {"name": name, "role": "researcher", "token_sha256": hashlib.sha256(token.encode()).hexdigest()}
+        for name, token in (("rita", TOKEN), ("ana", OTHER_TOKEN))
+    ]
     path = folder / "tokens.yaml"
-    path.write_text(
-        yaml.safe_dump({"users": [{"name": "rita", "role": "researcher", "token_sha256": digest}]})
-    )
+    path.write_text(yaml.safe_dump({"users": users}))
     return path
 
 
@@ -192,8 +194,10 @@ class Witness:
             units = self.processes.setdefault(record.job, {})
             units.setdefault(record.sid, set()).add(record.endpoint.pid)
 
-    async def ask(self, action: str, **fields: object) -> JobList | JobArray | MeshStatus:
-        request = DoorRequest(token=TOKEN, action=action, **fields)
+    async def ask(
+        self, action: str, *, token: str = TOKEN, **fields: object
+    ) -> JobList | JobArray | MeshStatus:
+        request = DoorRequest(token=token, action=action, **fields)
         row = subjects.DOOR
         answer = await self.bus.command(row, request, deadline_s=PATIENCE_S, action=action.split(".")[1])
         assert isinstance(answer, JobList | JobArray | MeshStatus)
@@ -228,13 +232,13 @@ class Witness:
         """Waits until this client, too, has noticed that the bus is away."""
         await eventually(lambda: not self.bus.connected)
 
-    async def submit(self, spec: JobSpec) -> str:
+    async def submit(self, spec: JobSpec, *, token: str = TOKEN) -> str:
         """Patient with an authorizer that is on its way back."""
         answer: object = None
         async with asyncio.timeout(PATIENCE_S):
             while answer is None:
                 try:
-                    answer = await self.ask("job.submit", spec=spec)
+                    answer = await self.ask("job.submit", token=token, spec=spec)
                 except NoResponders:
                     await asyncio.sleep(0.05)
                 except Overloaded as error:  # asked too often in vain: the gateway says when to come again

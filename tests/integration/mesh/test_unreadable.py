@@ -19,6 +19,7 @@ from bus.server.embedded import EmbeddedServer
 from bus.subject_row import Subject
 from bus.wire import codec
 from schemas.access import Revocation, StoredUser
+from schemas.automation import Automation, MeshAutomation
 from schemas.cluster import Cordon
 from schemas.data_set.build_file import DataBuildSpec
 from schemas.data_set.builds import BuildRecord, BuildState, DataSetVersion, UnitCommit
@@ -87,6 +88,8 @@ async def seed(client: Witness) -> None:
     await bus.bucket(subjects.REVOCATION).put(revoked, kind="user", id="una")
     cordon = Cordon(agent="away", cluster="a", node="away", slot=None, reason="fan", by="ada", at=now)
     await bus.bucket(subjects.CORDON).put(cordon, agent="away", slot="node")
+    automation = MeshAutomation(mode=Automation.ACT, started_with=Automation.ACT, by="ada", at=now)
+    await bus.bucket(subjects.MESH_AUTOMATION).put(automation, scope="mesh")
     module = ModuleRecord(module="mod", active="2", previous="1", by="ada", reason="better", since=now)
     await bus.bucket(subjects.MODULE_RECORD).put(module, module="mod")
     secret = StoredSecret(user="uma", name="store", sealed="nothing that opens", stored_at=now)

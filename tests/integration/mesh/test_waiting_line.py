@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from bus import subjects
 from bus.server.embedded import EmbeddedServer
 from schemas.arrays import JobArray
 from schemas.gateway_api import MeshStatus
 from schemas.job import JobEvent, JobSpec, JobState
 from schemas.job_file.parallel import ReplicaRange
 from schemas.job_file.queue import ArraySpec, QueueSpec
+from schemas.queue import CancelReservation, ReservationSpec, ReservationsQuery, ReserveSlots
 from tests.integration.mesh.conftest import padded, tiny_job
 from tests.integration.mesh.expected_weights import check_weights_at
-from tests.integration.mesh.own_mesh import OwnMesh, Witness
+from tests.integration.mesh.own_mesh import OTHER_TOKEN, OwnMesh, Witness
 from tests.waiting import eventually
 
 SLOTS = 2
@@ -164,6 +167,37 @@ async def test_an_array_keeps_its_limit_over_a_new_leader_and_others_wait_for_al
     found = [(await witness.record(member.job)).weights for member in array.members]
     first, other, again = (None if weights is None else weights.sha256 for weights in found)
     assert first == again != other
+
+
+async def test_a_reservation_outlives_the_leader_that_promised_it(own: OwnMesh, witness: Witness) -> None:
+    """The whole mesh is ana's: rita's job goes on waiting under the next leader, hers starts at once."""
+    now = time.time()
+    spec = ReservationSpec(name="anas", slots=2 * SLOTS, start_at=now - 1, end_at=now + 3600, user="ana")
+    await witness.bus.command(subjects.RESERVE_SLOTS, ReserveSlots(spec=spec, by="olga"))
+    stranger = await witness.submit(of_slots("stranger", 1))
+    await said(witness, stranger, "needs 1 slots, 0 of 4 free")
+    before = await pid_and_term(witness)
+    assert before[0] == own.kill("smo-1")
+    own.start("smo-1")
+    await witness.until_value(subjects.LEADERSHIP, lambda lease: lease.term > before[1], role="orchestrator")
+    promised = await witness.bus.command(subjects.RESERVATIONS_QUERY, ReservationsQuery())
+    assert [(each.spec, each.by) for each in promised.reservations] == [(spec, "olga")]
+    entitled = await witness.submit(of_slots("entitled", 2 * SLOTS), token=OTHER_TOKEN)
+    over = (await done(witness, entitled))[-1].at
+    record = await witness.record(stranger)
+    assert record.state is JobState.QUEUED, record.reason
+    assert record.user == "rita"
+    assert (await witness.record(entitled)).user == "ana"
+    await witness.bus.command(subjects.CANCEL_RESERVATION, CancelReservation(name="anas", by="olga"))
+    await done(witness, stranger)
+    assert await ran(witness, stranger) > over
+
+
+async def pid_and_term(client: Witness) -> tuple[int, int]:
+    """Which process leads, and in which term."""
+    entry = await client.bus.bucket(subjects.LEADERSHIP).get(leader=True, role="orchestrator")
+    assert entry is not None
+    return entry.message.pid, entry.message.term
 
 
 async def until_working(client: Witness, job: str, replicas: int) -> None:

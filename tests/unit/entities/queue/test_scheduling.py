@@ -12,7 +12,7 @@ from entities.queue.decision import Cause, QueueDecision
 from entities.queue.explanation import explain
 from entities.queue.queue_rules import Backfill, QueueOrder, QueueRules
 from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob, Replicas
-from entities.queue.reservations import SlotReservation, too_many
+from entities.queue.reservations import SlotReservation, counting, too_many
 from entities.queue.scheduling import QueueSurroundings, decide
 from entities.queue.slot_pools import MeshSlot, SlotNeeds, SlotTable
 from entities.queue.tenant_shares import DecayedUse, TenantQuota
@@ -360,6 +360,29 @@ def test_for_a_reservation_a_job_gives_up_its_last_replicas_or_parks() -> None:
     assert (park.job, park.blocker) == ("spread", "night")
     pairs = asks("pairs", 2, least=1, replica_slots=2)
     assert decide([], [runs(pairs, 0, 2, 1, 3, replicas=2)], around, NOW).parks
+
+
+def test_a_job_with_fewer_replicas_than_it_wants_runs_longer_and_may_reach_into_a_reservation() -> None:
+    window = SlotReservation(name="night", start_at=NOW + 100, end_at=NOW + 500, count=2)
+    around = QueueSurroundings(table=mesh(4), reservations=(window,))
+    other = runs(asks("other", 2), 0, 1)
+    late, early = waits(asks("late", 4, least=1), 60), waits(asks("early", 4, least=1), 40)
+    assert decide([late], [other], around, NOW).holds["late"].cause is Cause.RESERVED
+    assert started(decide([early], [other], around, NOW)) == {"early": 2}
+
+
+def test_a_reservation_keeps_its_slots_when_one_beside_it_ends() -> None:
+    """Else a job would have to leave its slots for one that has had others all the time."""
+    over = SlotReservation(name="a", start_at=NOW - 100, end_at=NOW, count=2, tenant="x")
+    goes_on = SlotReservation(name="b", start_at=NOW - 50, end_at=NOW + 500, count=1, tenant="y")
+    long_ago = SlotReservation(name="c", start_at=NOW - 900, end_at=NOW - 800, count=1)
+    kept = counting((over, goes_on, long_ago), NOW)
+    assert {each.name for each in kept} == {"a", "b"}
+    around = QueueSurroundings(table=mesh(4), reservations=kept)
+    decision = decide([], [runs(asks("mine", 2, tenant="x"), 2, 3)], around, NOW)
+    assert not decision.parks
+    assert not decision.resizes
+    assert counting(kept, NOW + 500) == ()
 
 
 def test_reservations_that_can_not_all_be_kept_are_refused_in_one_line() -> None:

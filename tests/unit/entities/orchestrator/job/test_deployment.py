@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -114,6 +115,37 @@ async def test_another_shape_is_not_placed_with_a_plan_of_the_former_one(
     plans = meanwhile(monkeypatch, reshaped)
     assert len(slots(await waiting.place())) == 1
     assert len(plans) == 2
+
+
+async def test_a_search_that_breaks_is_no_verdict_and_the_job_waits_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mesh = await mesh_of(node("a", "m", 1), node("a", "n", 2))
+    waiting = Waiting(mesh, 1)
+    context: Any = waiting.deployment._job
+    context.planning = None
+    context.spec = spec(
+        parallel={"stages": 2},
+        plan={"constraints": [{"kind": "together", "scope": "node", "layers": ["*"]}]},
+    )
+    begun = asyncio.Event()
+
+    async def broken(request: Any, config: Any) -> Any:
+        begun.set()
+        raise RuntimeError("no such answer")
+
+    monkeypatch.setattr(deployment, "searched", broken)
+    found = await waiting.place()
+    assert isinstance(found, NoRoom)
+    assert "a plan for places that keep the constraints is searched" in found.reason
+    await begun.wait()
+    await asyncio.sleep(0)
+    found = await waiting.place()
+    assert isinstance(found, NoRoom)
+    assert "others go first: the search for a plan failed: RuntimeError: no such answer" in found.reason
+    assert not found.never
+    while waiting.deployment._later:
+        waiting.deployment._later.pop().cancel()
 
 
 async def test_slots_promised_to_others_follow_what_these_take_and_leave() -> None:

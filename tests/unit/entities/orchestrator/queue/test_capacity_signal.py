@@ -57,6 +57,16 @@ def test_a_free_slot_of_another_kind_is_none() -> None:
     assert (demand.device, demand.jobs, demand.slots, demand.lacking) == ("cuda", 2, 4, 3)
 
 
+def test_a_free_slot_of_less_memory_is_none() -> None:
+    large = SlotNeeds(memory_bytes=40 << 30)
+    found = capacity(
+        [*slots(4, memory_bytes=8 << 30), *slots(1, memory_bytes=80 << 30)], [waits("a", 3, large)]
+    )
+    (demand,) = found.demands
+    assert (demand.memory_bytes, demand.slots, demand.lacking) == (40 << 30, 3, 2)
+    assert capacity(slots(3), [waits("a", 3, large)]).lacking == 0, "what nobody knows counts as enough"
+
+
 def test_free_slots_are_shared_out_so_that_few_are_missing() -> None:
     """The first may use any slot, the second only the one that the first would take."""
     there = [*slots(1, "cuda"), *slots(1)]

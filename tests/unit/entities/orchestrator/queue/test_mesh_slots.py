@@ -55,6 +55,18 @@ def test_the_table_of_slots_is_the_same_until_a_slot_is_another() -> None:
     assert [slot.closed for slot in registered.table(nodes, {"b-n": {0}}).slots[3:]] == [True, False]
 
 
+def test_a_job_asks_the_queue_for_the_memory_that_each_of_its_slots_must_have() -> None:
+    def asked(*rules: dict[str, Any]) -> int:
+        spec = jobs.spec(plan={"constraints": list(rules)})
+        return job_request(jobs.job("j", spec=spec), spec).needs.memory_bytes
+
+    everywhere = {"kind": "memory", "gib": 40}
+    assert asked(everywhere, {"kind": "memory", "gib": 2}) == 40 << 30
+    assert asked({**everywhere, "layers": ["head"]}, {**everywhere, "hard": False}) == 0
+    (small, large) = RegisteredSlots().table([node("a", slots=2)], {}).slots
+    assert small.memory_bytes == large.memory_bytes == 0
+
+
 def test_a_job_asks_the_queue_for_slots_of_its_kind_precision_labels_and_bits() -> None:
     record = jobs.job(
         "j", spec=jobs.spec(requires={"device": "cuda", "precision": "bf16", "labels": {"region": "eu"}})

@@ -28,6 +28,8 @@ from schemas.plans import MakePlan, MeasuredModel, PlanBody, PlanMade, planned_j
 from schemas.task_graph import LayerEdge
 from tests.builders import jobs
 from tests.builders.graphs import layer, node, topology
+from tests.builders.queue_runs import mesh_of
+from tests.patience import NEVER_S
 
 CHAIN = topology(
     *(layer(at, output_bytes=64 + at) for at in range(6)),
@@ -130,6 +132,7 @@ def test_a_measured_model_is_the_analysed_one_and_bounded() -> None:
 def service(**config: Any) -> PlanService:
     mesh = SimpleNamespace(
         open_nodes=lambda: list(NODES),
+        changes=0,
         network=MeshNetwork,
         records={},
         cordons=SimpleNamespace(places=dict, whole=lambda _: False),
@@ -176,9 +179,32 @@ async def test_a_turn_that_does_not_come_is_refused_with_a_time_to_come_back() -
     assert (await plans.make(MakePlan(question=whole, user="ben"), cast(Envelope, None))).slots == 2
 
 
+async def test_nodes_that_are_still_measured_are_waited_for_where_there_is_no_plan_without_them() -> None:
+    mesh = await mesh_of(node("a", "n1", 0).model_copy(update={"warm": False}))
+    config = PlanServiceConfig(measured_s=NEVER_S)
+    plans = PlanService(cast(Bus, None), mesh, lambda _: None, dict, config)
+    whole = question(model=MeasuredModel.of(CHAIN).model_dump(mode="json"))
+
+    async def ask() -> PlanMade:
+        return await plans.make(MakePlan(question=whole, user="ada"), cast(Envelope, None))
+
+    waits = asyncio.create_task(ask())
+    await mesh.nudge()
+    await asyncio.sleep(0)
+    assert not waits.done()
+    await mesh.node(node("a", "n1", 2))
+    assert (await waits).slots == 2
+    await mesh.node(node("a", "n1", 1))
+    await mesh.node(node("a", "n2", 0).model_copy(update={"warm": False}))
+    plans = PlanService(cast(Bus, None), mesh, lambda _: None, dict, PlanServiceConfig(measured_s=0.0))
+    with pytest.raises(BadJob, match=r"needs 2 slots, 1 of 1 free.*; still measured: a-n2: ask again"):
+        await ask()
+
+
 def test_a_gateway_waits_longer_than_all_that_a_plan_may_take() -> None:
     config = PlanServiceConfig()
-    assert config.wait_s + config.analysis_s + 2 * config.search_s < OperationTimes().plan_s
+    all_s = config.wait_s + config.analysis_s + config.measured_s + 2 * config.search_s
+    assert all_s < OperationTimes().plan_s
 
 
 def test_a_job_whose_model_is_known_travels_without_what_planning_does_not_read() -> None:

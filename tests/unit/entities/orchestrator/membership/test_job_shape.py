@@ -1,0 +1,49 @@
+"""Another number of replicas, as people ask for it: what can't be is refused before anything changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
+
+from entities.orchestrator.membership.job_shape import JobShape
+from schemas.errors import BadInput, Conflict
+from schemas.job import JobState
+from tests.builders.jobs import job, spec
+from tests.job_context import job_context
+
+
+def shape(state: JobState = JobState.RUNNING) -> tuple[JobShape, list[tuple[list[int], int]]]:
+    """Of a job of two stages that the queue gives one to four replicas, and what its training is told."""
+    told: list[tuple[list[int], int]] = []
+
+    def scale(stages: Sequence[int], replicas: int) -> str:
+        told.append((list(stages), replicas))
+        return "grows"
+
+    parallel = {"stages": 2, "replicas": {"min": 1, "want": 2, "max": 4}}
+    instances = SimpleNamespace(units=())
+    context = job_context(job("j", state, spec=spec(parallel=parallel)), instances=instances)
+    return JobShape(context, scale, lambda: None), told
+
+
+def test_a_person_may_ask_for_more_than_the_range_has_and_the_range_goes_along() -> None:
+    wide, told = shape()
+    assert wide.scale(None, 6) == "grows"
+    assert wide.scale(1, 3) == "grows"
+    assert told == [([0, 1], 6), ([1], 3)]
+
+
+def test_a_range_that_would_be_too_wide_is_refused_before_anything_changes() -> None:
+    wide, told = shape()
+    with pytest.raises(
+        BadInput, match=r"300 replicas: parallel\.replicas would be too wide: min 1 to max 300"
+    ):
+        wide.scale(None, 300)
+    with pytest.raises(BadInput, match="job j has no unit tokenizer; those that make batches: none"):
+        wide.scale(None, 2, "tokenizer")
+    parked, _ = shape(JobState.PARKED)
+    with pytest.raises(Conflict, match="job j is parked; only a running one can be scaled"):
+        parked.scale(None, 2)
+    assert told == []
