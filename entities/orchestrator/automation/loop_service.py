@@ -74,6 +74,8 @@ class OwnLoop:
                     await self._look(run, time.monotonic())
                 except DmscError as error:  # the bus is away; it is looked at again in a second
                     log.warning("own loop", job=run.name, reason=error.text)
+                except Exception as error:  # in the term's group it would end all jobs
+                    log.error("own loop failed", job=run.name, exc_info=error)
 
     async def _look(self, run: JobRun, now: float) -> None:
         if lower(self._mesh.automation, run.job.store.record.automated) is Automation.OFF:
@@ -83,6 +85,8 @@ class OwnLoop:
             return
         situation = read_situation(run, self._mesh, now)
         if situation is None:
+            if run.name in self._memory:
+                self._memory[run.name] = replace(self._memory[run.name], since={})
             return
         memory = self._memory.get(run.name, LoopMemory())
         if looks_slow(situation, memory):

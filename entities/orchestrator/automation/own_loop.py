@@ -50,7 +50,7 @@ class LoopRules:
     dwell_s: float = 3.0
     """How long it must have been worth it, by figures that are means of the last eight seconds."""
     clear_dwell_s: float = 1.0
-    """The same where each of an instance's latest steps says so, and not only their mean."""
+    """The same where each of the latest steps says so, and not only their mean."""
     recut_dwell_s: float = 6.0
     """Of a re-cut, which moves more."""
     clear_recut_dwell_s: float = 2.0
@@ -243,7 +243,7 @@ def _remedies(situation: JobSituation, memory: LoopMemory, now: float, rules: Lo
     yield from _migrations(situation, memory, rules)
     if situation.moves:
         yield from _moves(situation, memory, rules)
-    if (cut := _recut(situation, memory, rules)) is not None:
+    if (cut := _recut(situation, rules)) is not None:
         yield cut
     if (algorithm := _algorithm(situation, rules)) is not None:
         yield algorithm
@@ -378,21 +378,16 @@ def _shares(situation: JobSituation) -> str:
     )
 
 
-def _recut(situation: JobSituation, memory: LoopMemory, rules: LoopRules) -> Remedy | None:
+def _recut(situation: JobSituation, rules: LoopRules) -> Remedy | None:
     """Stages get layers by the speeds that they show."""
     cut = situation.best_cut
     if cut is None or cut.now_ms <= 0:
         return None
-    then_ms = situation.step_ms * cut.then_ms / cut.now_ms
-    forecast = _forecast(situation, then_ms, 0.1 * cut.copies_ms + situation.step_ms)
+    present = replace(situation, step_ms=cut.now_ms)
+    forecast = _forecast(present, cut.then_ms, 0.1 * cut.copies_ms + cut.now_ms)
     what = f"{_shares(situation)} for a microbatch; cut {cuts_text(cut.cuts)}"
     action = Recut(cuts=cut.cuts, revision=situation.plan, forecast=forecast)
-    clear = any(
-        one.least_ms > CLEARLY * _usual_ms(situation, memory, number) / one.speed
-        for number, stage in enumerate(situation.stages)
-        for one in stage.instances
-    )
-    dwell_s = rules.clear_recut_dwell_s if clear else rules.recut_dwell_s
+    dwell_s = rules.clear_recut_dwell_s if cut.clear else rules.recut_dwell_s
     return _remedy("recut", action, forecast, what, dwell_s, situation)
 
 

@@ -59,6 +59,8 @@ class BestCut:
     then_ms: float
     copies_ms: float
     """How long state goes over links while training goes on, a tenth slower."""
+    clear: bool = False
+    """Whether all of the latest steps say the same of each instance."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, median
 
 from entities.orchestrator.automation.situation import (
@@ -24,16 +25,18 @@ from entities.orchestrator.planning.placement import is_cordoned
 from entities.orchestrator.planning.plan_requests import speed_of
 from entities.orchestrator.planning.task_graph import reference_ms
 from entities.orchestrator.queue.job_queue import JobQueue
+from schemas.cluster import Slot
 from schemas.errors import BadInput, Conflict
 from schemas.job import JobState
 from schemas.recut import RecutJob
 from schemas.step import Member
+from schemas.task_graph import Placement, slot_in_words
 
 WINDOW_S, LEAST_STEPS = 8.0, 4
 """What is counted: the steps of so many seconds, and at least so many. It averages over the bursts of a noisy
 neighbour, which last one to four seconds."""
-LATEST_S, LATEST_STEPS = 2.5, 2
-"""The steps of so many seconds, and at least so many: if all say the same, no mean has to."""
+LATEST_S = 2.5
+"""The latest steps, which are so long together: if all say the same, no mean has to."""
 START_MS = 2000.0
 """From the order until an instance computes, without its state's way over the link."""
 COPY_MS = 700.0
@@ -42,6 +45,10 @@ UNMEASURED_BYTES_PER_S = 1e8
 """A link that nobody has measured."""
 WORTH_A_LOOK = 1.1
 """How much longer than the mean the longest stage takes before a better cut is looked for."""
+LABELS = {"cost": "price", "carbon": "carbon"}
+"""Objective → the label of slots that says what they use of it."""
+AGREE = 1.25
+"""Times: steps that differ by less agree."""
 OUTLIER = 3.0
 """Times the median: a step that had a checkpoint or a validation in it."""
 
@@ -54,6 +61,8 @@ def read_situation(run: JobRun, mesh: MeshView, now: float) -> JobSituation | No
     job, training = run.job, run.training
     if run.over or job.store.record.state is not JobState.RUNNING or job.instances.deployed is None:
         return None
+    if training.recutting.missing():  # somebody has to join first; and while all are, nothing trains
+        return None
     graph, policy = job.instances.graph, job.policies.policy
     standbys = {unit.sid for unit in graph.units if unit.standby}
     crew = [
@@ -63,7 +72,8 @@ def read_situation(run: JobRun, mesh: MeshView, now: float) -> JobSituation | No
     present = {member for members in crew for member in members}
     steps = training.recutting.measured.since(now - WINDOW_S, LEAST_STEPS)
     steps = [step for step in steps if present.issuperset(step.microbatch_ms)]
-    took = _means(steps)
+    took, latest = _means(steps), _latest(steps)
+    agreed = _agreed(latest, present)
     if policy is None or policy.ended or not steps or not all(crew) or not present.issubset(took):
         return None
     bytes_per_s = _bytes_per_s(mesh)
@@ -76,10 +86,10 @@ def read_situation(run: JobRun, mesh: MeshView, now: float) -> JobSituation | No
                 instances=tuple(
                     InstanceFigures(
                         sid=member.sid,
-                        slot=f"{places[member.sid].node}/{places[member.sid].slot}",
+                        slot=slot_in_words(places[member.sid]),
                         microbatch_ms=took[member][0],
                         error_ms=took[member][1],
-                        least_ms=_least(steps, member, now - LATEST_S),
+                        least_ms=_least(latest, member),
                         speed=_registered(run, mesh, member.sid),
                     )
                     for member in members
@@ -103,14 +113,14 @@ def read_situation(run: JobRun, mesh: MeshView, now: float) -> JobSituation | No
         measured_steps=len(steps),
         algorithm=policy.algorithm,
         moves=job.spec.parallel.rebalance,
-        best_cut=None if len(crew) < 2 else _best_cut(run, stages, bytes_per_s),
+        best_cut=None if len(crew) < 2 else _best_cut(run, stages, bytes_per_s, agreed),
         busy=_busy(run),
     )
     training.job_changes.account.speeds = {
-        one.slot: stage.work_ms / one.microbatch_ms
-        for stage in stages
-        for one in stage.instances
-        if stage.work_ms
+        slot_in_words(places[member.sid]): stage.work_ms / agreed[member]
+        for stage, members in zip(stages, crew, strict=True)
+        for member in members
+        if stage.work_ms and member in agreed
     }
     return situation
 
@@ -118,8 +128,6 @@ def read_situation(run: JobRun, mesh: MeshView, now: float) -> JobSituation | No
 def _busy(run: JobRun) -> str:
     """Why nothing can be changed now, in words."""
     training = run.training
-    if missing := training.recutting.missing():
-        return f"{', '.join(missing)} must have joined first"
     if training.changes.leaving:
         return f"{', '.join(sorted(training.changes.leaving))} is leaving"
     if training.rebalancing.under_way:
@@ -137,14 +145,29 @@ def _means(steps: Sequence[StepTimes]) -> dict[Member, tuple[float, float]]:
     return {member: mean_and_error(times) for member, times in found.items()}
 
 
-def _least(steps: Sequence[StepTimes], member: Member, since: float) -> float:
-    """The least of what a microbatch took it in the latest steps; 0: it computed too few."""
-    latest = [
-        step.microbatch_ms[member]
-        for number, step in enumerate(reversed(steps), 1)
-        if member in step.microbatch_ms and (step.at >= since or number <= LATEST_STEPS)
-    ]
-    return min(latest) if len(latest) >= LATEST_STEPS else 0.0
+def _latest(steps: Sequence[StepTimes]) -> Sequence[StepTimes]:
+    """The latest steps that are long enough together, newest first."""
+    found: list[StepTimes] = []
+    for step in reversed(steps):
+        found.append(step)
+        if sum(each.step_ms for each in found) >= 1e3 * LATEST_S:
+            break
+    return found
+
+
+def _least(latest: Sequence[StepTimes], member: Member) -> float:
+    """The least of what a microbatch took it in the latest steps; 0: it was not in all of them."""
+    return min(step.microbatch_ms.get(member, 0.0) for step in latest)
+
+
+def _agreed(latest: Sequence[StepTimes], members: Iterable[Member]) -> dict[Member, float]:
+    """What a microbatch takes those members of whom the latest steps say the same, by the last of these."""
+    found = {}
+    for member in members:
+        times = [step.microbatch_ms.get(member, 0.0) for step in latest]
+        if min(times) > 0 and max(times) < AGREE * min(times):
+            found[member] = times[0]
+    return found
 
 
 def _modelled(
@@ -177,17 +200,50 @@ def free_slots(run: JobRun, mesh: MeshView, queue: JobQueue) -> list[FreeSlot]:
     taken |= {
         (mesh.agent_of(place.cluster, place.node) or "", place.slot) for place in run.job.instances.placements
     }
-    closed = mesh.cordons.places()
-    wanted = run.job.spec.parallel.clusters
-    return [
-        FreeSlot(slot=f"{node.node}/{slot.index}", node=node.sid, speed=speed_of(slot))
-        for node in eligible_nodes(run.job)
-        if not wanted or node.cluster in wanted
+    closed, wanted = mesh.cordons.places(), run.job.spec.parallel.clusters
+    affordable = _affordable(run, mesh)
+    found = []
+    for node in eligible_nodes(run.job):
+        if wanted and node.cluster not in wanted:
+            continue
+        for slot in node.slots:
+            if slot.busy_with is not None or (node.sid, slot.index) in taken:
+                continue
+            if is_cordoned(closed, node.sid, slot.index) or not affordable(slot):
+                continue
+            place = Placement(
+                sid="", cluster=node.cluster, node=node.node, slot=slot.index, device=slot.device
+            )
+            found.append(FreeSlot(slot=slot_in_words(place), node=node.sid, speed=speed_of(slot)))
+    return found
+
+
+def _affordable(run: JobRun, mesh: MeshView) -> Callable[[Slot], bool]:
+    """Whether a slot is no dearer than the dearest of the job, where its objective is money or carbon."""
+    label = LABELS.get(run.job.spec.automation.objective)
+    if label is None:
+        return lambda slot: True
+    own = {(mesh.agent_of(place.cluster, place.node), place.slot) for place in run.job.instances.placements}
+    prices = [
+        price
+        for node in mesh.nodes.values()
         for slot in node.slots
-        if slot.busy_with is None
-        and (node.sid, slot.index) not in taken
-        and not is_cordoned(closed, node.sid, slot.index)
+        if (node.sid, slot.index) in own and (price := _number(slot.labels.get(label))) is not None
     ]
+    most = max(prices, default=math.inf)
+
+    def affordable(slot: Slot) -> bool:
+        price = _number(slot.labels.get(label))
+        return price is not None and price <= most
+
+    return affordable
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None
 
 
 def _bytes_per_s(mesh: MeshView) -> float:
@@ -196,14 +252,17 @@ def _bytes_per_s(mesh: MeshView) -> float:
     return median(measured) if measured else UNMEASURED_BYTES_PER_S
 
 
-def _best_cut(run: JobRun, stages: Sequence[StageFigures], bytes_per_s: float) -> BestCut | None:
+def _best_cut(
+    run: JobRun, stages: Sequence[StageFigures], bytes_per_s: float, agreed: Mapping[Member, float]
+) -> BestCut | None:
     """The best cut by what stages show; None: the present one is about as good, or nobody knows the model."""
     topology = run.model_analysis.known
     if topology is None or not _is_uneven(stages, run.job.spec.training.microbatches):
         return None
+    usual = run.training.recutting.measured.microbatch_ms
     asked = RecutJob(job=run.name, user="orchestrator", dry_run=True)
     try:
-        answer = run.training.recutting.ask(asked, topology)
+        answer = run.training.recutting.ask(asked, topology, {**usual, **agreed})
     except (BadInput, Conflict):  # the job says how it is cut; it is as well cut as can be
         return None
     assert answer.step_ms is not None
@@ -211,6 +270,7 @@ def _best_cut(run: JobRun, stages: Sequence[StageFigures], bytes_per_s: float) -
         cuts=answer.cuts,
         now_ms=answer.step_ms[0],
         then_ms=answer.step_ms[1],
+        clear=len(agreed) == sum(len(stage.instances) for stage in stages),
         copies_ms=COPY_MS + 1e3 * answer.moved_bytes / bytes_per_s,
     )
 

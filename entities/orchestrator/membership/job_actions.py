@@ -38,7 +38,7 @@ from schemas.changes import ChangeKind, Forecast, JobChange
 from schemas.errors import BadInput, Conflict
 from schemas.job import JobState
 from schemas.recut import Cuts, RecutJob, RecutRecord, cuts_text
-from schemas.task_graph import ModelTopology, TaskGraph
+from schemas.task_graph import ModelTopology, TaskGraph, slot_in_words
 
 log = get_logger("orchestrator")
 
@@ -370,8 +370,7 @@ class JobActions:
         )
 
     def _place_of(self, sid: str) -> str:
-        place = self._job.instances.graph.placement(sid)
-        return f"slot {place.slot} of {place.cluster}/{place.node}"
+        return slot_in_words(self._job.instances.graph.placement(sid))
 
 
 def _unit(_: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bus.logs import get_logger
@@ -130,8 +130,12 @@ class Recutting:
         """Whether training has to rest for it."""
         return self._open is not None and self._open.is_ready
 
-    def ask(self, message: RecutJob, topology: ModelTopology) -> RecutAnswer:
+    def ask(
+        self, message: RecutJob, topology: ModelTopology, took_ms: Mapping[Member, float] | None = None
+    ) -> RecutAnswer:
         """Begins a re-cut, or says what it would be.
+
+        `took_ms`: what a microbatch takes each member now; None: as the last five steps say.
 
         Raises:
             BadInput: the plan is none for this job; the text says where.
@@ -140,7 +144,7 @@ class Recutting:
         graph, spec = self._job.instances.graph, self._job.spec
         self._check_possible(message)
         costs = layer_costs(spec, topology, len(graph.cuts))
-        speeds = self._speeds(graph, costs.work_ms)
+        speeds = self._speeds(graph, costs.work_ms, took_ms)
         cuts = message.cuts
         if cuts is None:
             cuts = speeds.best(costs.edges)
@@ -204,9 +208,11 @@ class Recutting:
         lacking = {unit.sid for unit in self._job.instances.units if not unit.is_data} - working
         return sorted(lacking | set(self._joining.coming))
 
-    def _speeds(self, graph: TaskGraph, work_ms: Sequence[float]) -> StageSpeeds:
+    def _speeds(
+        self, graph: TaskGraph, work_ms: Sequence[float], took_ms: Mapping[Member, float] | None
+    ) -> StageSpeeds:
         """The speed that each working instance shows now; of one that has shown nothing, that of its slot."""
-        measured = self.measured.microbatch_ms
+        measured = self.measured.microbatch_ms if took_ms is None else took_ms
         stages = []
         for stage, (first, last) in enumerate(graph.cuts):
             work = sum(work_ms[first:last])
@@ -219,8 +225,8 @@ class Recutting:
             stages.append(speeds or [1.0])
         microbatches = self._job.spec.training.microbatches
         bare = StageSpeeds(work_ms=work_ms, stages=stages, microbatches=microbatches)
-        took_ms = self.measured.step_ms
-        rest = 0.0 if took_ms is None else max(0.0, took_ms - bare.step_ms(graph.cuts))
+        step_ms = self.measured.step_ms
+        rest = 0.0 if step_ms is None else max(0.0, step_ms - bare.step_ms(graph.cuts))
         return StageSpeeds(work_ms=work_ms, stages=stages, microbatches=microbatches, rest_ms=rest)
 
     def _slot_speed(self, member: Member) -> float:

@@ -83,8 +83,14 @@ class ChangeAccount:
 
     @property
     def step_s(self) -> float | None:
-        """A step now: the median of the last ones; None: none was measured since the last change."""
-        return median(self._recent) if self._recent else None
+        """A step now: the median of the last ones; None: none was measured since the last change.
+
+        Where the latest are others by far, only these count: something has become slow.
+        """
+        if not self._recent:
+            return None
+        usual, latest = median(self._recent), median([*self._recent][-3:])
+        return latest if not 0.8 < latest / usual < 1.25 else usual
 
     # --- whether a change is allowed --------------------------------------------------------------------
     def obstacle(self) -> str:
@@ -114,8 +120,12 @@ class ChangeAccount:
             return f"would gain {forecast.gain_s:.1f} s and cost {forecast.cost_s:.1f} s"
         if why := self.too_soon():
             return why
-        now_s = median(self._recent)
-        if not 1 / rules.agreement <= forecast.step_before_s / now_s <= rules.agreement:
+        now_s = self.step_s
+        assert now_s is not None
+        if not any(
+            1 / rules.agreement <= forecast.step_before_s / each <= rules.agreement
+            for each in (now_s, self._recent[-1])
+        ):
             return f"forecast for steps of {forecast.step_before_s:.3f} s, but they take {now_s:.3f} s"
         return self._precedent(direction, reverse, now_s)
 

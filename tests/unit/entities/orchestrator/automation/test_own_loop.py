@@ -138,12 +138,7 @@ class Job:
         )
 
     def _least(self, sid: str) -> float:
-        latest = [
-            took[sid]
-            for number, (at, _, took) in enumerate(reversed(self.history), 1)
-            if at >= self.at - 2.5 or number <= 3
-        ]
-        return min(latest) if len(latest) >= 3 else 0.0
+        return min(took[sid] for at, step_ms, took in self.history if at + step_ms / 1e3 >= self.at - 2.5)
 
     def _look(self) -> None:
         situation = self.situation()
