@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from bus.logs import get_logger
 from entities.orchestrator.automation.own_loop import (
@@ -29,12 +29,18 @@ from schemas.policy import PolicySuggestion
 
 log = get_logger("orchestrator")
 
-EVERY_S = 1.0
-"""Between looks. One takes a fraction of a millisecond, but for a job that a better cut is sought for."""
 VERSION = "1"
-HOMELESS_S = 10.0
-"""How long a replica waits for a slot before a job whose size may vary does without it. A node that is
-started anew is back sooner."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopTimes:
+    """When the loop looks, in seconds."""
+
+    every_s: float = 1.0
+    """Between looks. One takes a fraction of a millisecond, but for a job that a better cut is sought for."""
+    homeless_s: float = 10.0
+    """How long a replica waits for a slot before a job whose size may vary does without it. A node that is
+    started anew is back sooner."""
 
 
 class OwnLoop:
@@ -52,7 +58,9 @@ class OwnLoop:
         desk: PolicyService,
         confirmed: Callable[[], Awaitable[None]],
         rules: LoopRules = LoopRules(),
+        times: LoopTimes = LoopTimes(),
     ) -> None:
+        self._times = times
         self._runs = runs
         self._mesh = mesh
         self._queue = queue
@@ -65,7 +73,7 @@ class OwnLoop:
     async def run(self) -> None:
         """Looks at all jobs each second, until cancelled."""
         while True:
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(self._times.every_s)
             await self._confirmed()
             self._memory = {job: each for job, each in self._memory.items() if job in self._runs}
             for run in list(self._runs.values()):
@@ -106,12 +114,12 @@ class OwnLoop:
 
         Else it would wait for slots that have left, and would be changed in no other way meanwhile.
         """
-        within, homeless = run.job.spec.parallel.replica_range, run.training.homeless
+        within, homeless = run.job.spec.parallel.replica_range, run.training.changes.homeless
         if within is None or not homeless:
             self._homeless_since.pop(run.name, None)
             return False
         since = self._homeless_since.setdefault(run.name, now)
-        if now - since < HOMELESS_S or run.job.store.record.state is not JobState.RUNNING:
+        if now - since < self._times.homeless_s or run.job.store.record.state is not JobState.RUNNING:
             return False
         graph = run.job.instances.graph
         stages = range(len(graph.cuts))
@@ -121,7 +129,7 @@ class OwnLoop:
         if min(there) < within.min or run.holding.replicas <= min(there):
             return False
         del self._homeless_since[run.name]
-        why = f"{', '.join(sorted(homeless))} found no room for {HOMELESS_S:.0f} s"
+        why = f"{', '.join(sorted(homeless))} found no room for {self._times.homeless_s:.0f} s"
         return run.holding.change_size(min(there), f"{OWN_LOOP}: {why}")
 
 

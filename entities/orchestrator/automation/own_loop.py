@@ -30,7 +30,6 @@ BLIND = "round-robin"
 """The built-in algorithm that sees neither speeds nor load."""
 MINDS_WEIGHTS = "least-outstanding"
 """The one that goes by weights and measures no speed. What users bring along is theirs."""
-FOR_LONG_S = 600.0
 A_LITTLE = 1.05
 """Times the usual time, at speed 1: less is not worth a look."""
 CLEARLY = 1.5
@@ -65,6 +64,7 @@ class LoopRules:
     """For so long a slot that was left for being slow counts as slow as it was then."""
     reroutes: float = 0.1
     """Share of a stage's work that new weights must move, under an algorithm that does not measure."""
+    algorithm_valid_s: float = 600.0
     weights_valid_s: float = 60.0
     weights_renew_s: float = 20.0
 
@@ -404,7 +404,9 @@ def _algorithm(situation: JobSituation, rules: LoopRules) -> Remedy | None:
     forecast = _forecast(situation, then_ms, 0.0)
     what = f"{_shares(situation)} for a microbatch, which {situation.algorithm} does not see"
     action = SetAlgorithm(algorithm=DEFAULT_ALGORITHM, forecast=forecast)
-    return _remedy("algorithm", action, forecast, what, rules.dwell_s, situation, valid_s=FOR_LONG_S)
+    return _remedy(
+        "algorithm", action, forecast, what, rules.dwell_s, situation, valid_s=rules.algorithm_valid_s
+    )
 
 
 def _weights(situation: JobSituation, memory: LoopMemory, rules: LoopRules) -> Iterator[Remedy]:

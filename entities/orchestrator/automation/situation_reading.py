@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean, median
 
 from entities.orchestrator.automation.situation import (
@@ -19,7 +20,7 @@ from entities.orchestrator.automation.situation import (
 )
 from entities.orchestrator.job.job_run import JobRun
 from entities.orchestrator.job_state.context import eligible_nodes
-from entities.orchestrator.membership.measured_speeds import StepTimes
+from entities.orchestrator.membership.measured_speeds import MeasuredStep
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.placement import is_cordoned
 from entities.orchestrator.planning.plan_requests import speed_of
@@ -32,15 +33,6 @@ from schemas.recut import RecutJob
 from schemas.step import Member
 from schemas.task_graph import Placement, slot_in_words
 
-WINDOW_S, LEAST_STEPS = 8.0, 4
-"""What is counted: the steps of so many seconds, and at least so many. It averages over the bursts of a noisy
-neighbour, which last one to four seconds."""
-LATEST_S = 2.5
-"""The latest steps, which are so long together: if all say the same, no mean has to."""
-START_MS = 2000.0
-"""From the order until an instance computes, without its state's way over the link."""
-COPY_MS = 700.0
-"""Of a re-cut's copy, likewise."""
 UNMEASURED_BYTES_PER_S = 1e8
 """A link that nobody has measured."""
 WORTH_A_LOOK = 1.1
@@ -53,7 +45,24 @@ OUTLIER = 3.0
 """Times the median: a step that had a checkpoint or a validation in it."""
 
 
-def read_situation(run: JobRun, mesh: MeshView, now: float) -> JobSituation | None:
+@dataclass(frozen=True, kw_only=True)
+class LookTimes:
+    """How long what is counted lasts, and what takes how long until somebody has measured it."""
+
+    window_s: float = 8.0
+    """The steps of so many seconds count: bursts of a noisy neighbour, one to four seconds, are averaged."""
+    least_steps: int = 4
+    latest_s: float = 2.5
+    """The latest steps, which are so long together: if all say the same, no mean has to."""
+    start_ms: float = 2000.0
+    """From the order until an instance computes, without its state's way over the link."""
+    copy_ms: float = 700.0
+    """Of a re-cut's copy, likewise."""
+
+
+def read_situation(
+    run: JobRun, mesh: MeshView, now: float, times: LookTimes = LookTimes()
+) -> JobSituation | None:
     """The job's situation, but for free slots; None while it does not train, or too little was measured.
 
     `now`: by the steady clock.
@@ -70,9 +79,9 @@ def read_situation(run: JobRun, mesh: MeshView, now: float) -> JobSituation | No
         for members in training.stages()
     ]
     present = {member for members in crew for member in members}
-    steps = training.recutting.measured.since(now - WINDOW_S, LEAST_STEPS)
+    steps = training.recutting.measured.since(now - times.window_s, times.least_steps)
     steps = [step for step in steps if present.issuperset(step.microbatch_ms)]
-    took, latest = _means(steps), _latest(steps)
+    took, latest = _means(steps), _latest(steps, times.latest_s)
     agreed = _agreed(latest, present)
     if policy is None or policy.ended or not steps or not all(crew) or not present.issubset(took):
         return None
@@ -95,7 +104,7 @@ def read_situation(run: JobRun, mesh: MeshView, now: float) -> JobSituation | No
                     for member in members
                 ),
                 work_ms=reference_ms(graph, stage),
-                joins_ms=START_MS + 1e3 * state_bytes / bytes_per_s,
+                joins_ms=times.start_ms + 1e3 * state_bytes / bytes_per_s,
                 weights=job.policies.weights().get(stage, {}),
             )
         )
@@ -113,7 +122,7 @@ def read_situation(run: JobRun, mesh: MeshView, now: float) -> JobSituation | No
         measured_steps=len(steps),
         algorithm=policy.algorithm,
         moves=job.spec.parallel.rebalance,
-        best_cut=None if len(crew) < 2 else _best_cut(run, stages, bytes_per_s, agreed),
+        best_cut=None if len(crew) < 2 else _best_cut(run, stages, bytes_per_s, agreed, times.copy_ms),
         busy=_busy(run),
     )
     training.job_changes.account.speeds = {
@@ -135,7 +144,7 @@ def _busy(run: JobRun) -> str:
     return training.recutting.under_way or training.job_changes.account.too_soon()
 
 
-def _means(steps: Sequence[StepTimes]) -> dict[Member, tuple[float, float]]:
+def _means(steps: Sequence[MeasuredStep]) -> dict[Member, tuple[float, float]]:
     """What a microbatch takes each member, with its error."""
     found: dict[Member, list[float]] = {}
     for step in steps:
@@ -145,22 +154,22 @@ def _means(steps: Sequence[StepTimes]) -> dict[Member, tuple[float, float]]:
     return {member: mean_and_error(times) for member, times in found.items()}
 
 
-def _latest(steps: Sequence[StepTimes]) -> Sequence[StepTimes]:
+def _latest(steps: Sequence[MeasuredStep], latest_s: float) -> Sequence[MeasuredStep]:
     """The latest steps that are long enough together, newest first."""
-    found: list[StepTimes] = []
+    found: list[MeasuredStep] = []
     for step in reversed(steps):
         found.append(step)
-        if sum(each.step_ms for each in found) >= 1e3 * LATEST_S:
+        if sum(each.step_ms for each in found) >= 1e3 * latest_s:
             break
     return found
 
 
-def _least(latest: Sequence[StepTimes], member: Member) -> float:
+def _least(latest: Sequence[MeasuredStep], member: Member) -> float:
     """The least of what a microbatch took it in the latest steps; 0: it was not in all of them."""
     return min(step.microbatch_ms.get(member, 0.0) for step in latest)
 
 
-def _agreed(latest: Sequence[StepTimes], members: Iterable[Member]) -> dict[Member, float]:
+def _agreed(latest: Sequence[MeasuredStep], members: Iterable[Member]) -> dict[Member, float]:
     """What a microbatch takes those members of whom the latest steps say the same, by the last of these."""
     found = {}
     for member in members:
@@ -173,7 +182,7 @@ def _agreed(latest: Sequence[StepTimes], members: Iterable[Member]) -> dict[Memb
 def _modelled(
     run: JobRun,
     crew: Sequence[Sequence[Member]],
-    step: StepTimes,
+    step: MeasuredStep,
     means: Mapping[Member, tuple[float, float]],
 ) -> float:
     """What the model says of a step that was. Who computed nothing in it takes what it usually does."""
@@ -253,7 +262,11 @@ def _bytes_per_s(mesh: MeshView) -> float:
 
 
 def _best_cut(
-    run: JobRun, stages: Sequence[StageFigures], bytes_per_s: float, agreed: Mapping[Member, float]
+    run: JobRun,
+    stages: Sequence[StageFigures],
+    bytes_per_s: float,
+    agreed: Mapping[Member, float],
+    copy_ms: float,
 ) -> BestCut | None:
     """The best cut by what stages show; None: the present one is about as good, or nobody knows the model."""
     topology = run.model_analysis.known
@@ -271,7 +284,7 @@ def _best_cut(
         now_ms=answer.step_ms[0],
         then_ms=answer.step_ms[1],
         clear=len(agreed) == sum(len(stage.instances) for stage in stages),
-        copies_ms=COPY_MS + 1e3 * answer.moved_bytes / bytes_per_s,
+        copies_ms=copy_ms + 1e3 * answer.moved_bytes / bytes_per_s,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from bus.logs import get_logger
 from entities import metrics
@@ -147,11 +147,6 @@ class Training:
     def finds_room(self) -> bool:
         """Whether there is room now for an instance that waits for a slot: it is placed in a moment."""
         return self._joining.replacement.finds_room()
-
-    @property
-    def homeless(self) -> Collection[str]:
-        """Units that wait for a slot."""
-        return self._joining.replacement.homeless.keys()
 
     async def events_written(self) -> None:
         await self._job.tasks.unless_failed(self._job.events.written())

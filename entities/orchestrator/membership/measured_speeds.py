@@ -16,7 +16,7 @@ MOST = 64
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
+class MeasuredStep:
     """One decided step, in milliseconds: itself, and what a microbatch took each member."""
 
     at: float
@@ -29,7 +29,7 @@ class MeasuredSpeeds:
 
     def __init__(self) -> None:
         self._times: dict[Member, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT))
-        self._steps: deque[StepTimes] = deque(maxlen=MOST)
+        self._steps: deque[MeasuredStep] = deque(maxlen=MOST)
 
     def decided(self, claims: Iterable[MicrobatchClaim], step_s: float, at: float = 0.0) -> None:
         """Takes a decided step: who computed which microbatch how long, what the step took, and when."""
@@ -39,7 +39,7 @@ class MeasuredSpeeds:
         present = {member: median(times) for member, times in found.items()}
         for member, time_ms in present.items():
             self._times[member].append(time_ms)
-        self._steps.append(StepTimes(at, step_s * 1e3, present))
+        self._steps.append(MeasuredStep(at, step_s * 1e3, present))
 
     def forget(self) -> None:
         """Other layers, or other members: what was measured says nothing any more."""
@@ -57,7 +57,7 @@ class MeasuredSpeeds:
         latest = [step.step_ms for step in self._steps][-KEPT:]
         return median(latest) if latest else None
 
-    def since(self, at: float, least: int) -> Sequence[StepTimes]:
+    def since(self, at: float, least: int) -> Sequence[MeasuredStep]:
         """The steps since a moment, and at least so many of the latest."""
         steps = list(self._steps)
         return [step for number, step in enumerate(steps, 1) if step.at >= at or number > len(steps) - least]

@@ -6,7 +6,7 @@ steps: then nothing is computed twice, and nothing is lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from bus.logs import get_logger
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
@@ -50,6 +50,11 @@ class MembershipChanges:
     def leaving(self) -> frozenset[str]:
         """Units that were told to leave and have not been seen to exit."""
         return frozenset(self._leaving | self._going)
+
+    @property
+    def homeless(self) -> Collection[str]:
+        """Units that wait for a slot."""
+        return self._joining.replacement.homeless.keys()
 
     def scale(self, stages: Sequence[int], replicas: int) -> str:
         """Gives these stages more or fewer working replicas; returns what will happen, in words.
