@@ -32,8 +32,10 @@ MINDS_WEIGHTS = "least-outstanding"
 """The one that goes by weights and measures no speed. What users bring along is theirs."""
 A_LITTLE = 1.05
 """Times the usual time, at speed 1: less is not worth a look."""
-CLEARLY = 1.5
+LATE = 1.25
 """Times as long as elsewhere: an instance so slow holds up those that send to it."""
+CLEARLY = 1.5
+"""The same of each of the latest steps: it need not be watched for long."""
 NOISE = 0.2
 """Of the usual time: a larger difference is none."""
 
@@ -324,7 +326,7 @@ def _migrations(situation: JobSituation, memory: LoopMemory, rules: LoopRules) -
         if slowest is None or slowest.microbatch_ms - rules.errors * slowest.error_ms <= there_ms:
             continue
         rested = situation
-        if slowest.microbatch_ms > CLEARLY * there_ms:  # then what steps take beside it is its doing, too
+        if slowest.microbatch_ms > LATE * there_ms:  # then what steps take beside it is its doing, too
             rested = replace(situation, rest_ms=min(situation.rest_ms, memory.rest_ms[situation.plan]))
         then_ms = forecast_ms(rested, _changed(situation, number, slowest.sid, there_ms))
         forecast = _forecast(situation, then_ms, _absence_ms(situation, number, slowest.sid))

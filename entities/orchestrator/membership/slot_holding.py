@@ -19,9 +19,8 @@ from entities.orchestrator.queue.mesh_slots import (
 )
 from entities.queue.queued_job import ActiveJob, QueuedJob
 from schemas.automation import Automation, lower
-from schemas.changes import JobObjective
 from schemas.errors import DmscError
-from schemas.job import JobRecord, JobSpec
+from schemas.job import JobRecord
 from schemas.task_graph import Placement, TaskGraph
 
 log = get_logger("orchestrator")
@@ -51,12 +50,6 @@ class GivesWay(Protocol):
 
     def give_way(self, why: str, *, held: bool) -> bool:
         """Has it park for another job, or for good (`held`); False: it can't now."""
-
-
-def _counts_use(spec: JobSpec) -> bool:
-    """Whether a job is to use little of something else than time: then it gets no more than it wants."""
-    automation = spec.automation
-    return automation.objective != "time" or not automation.budget.limits().keys() <= {JobObjective.TIME}
 
 
 class SlotHolding:
@@ -145,8 +138,6 @@ class SlotHolding:
         request = job_request(record, spec)
         if self._preferred is not None and graph is not None:
             request = with_preference(request, self._preferred)
-        elif _counts_use(spec) and graph is not None:
-            request = with_preference(request, request.replicas.want)
         replicas = request.replicas.want
         if graph is not None and spec.parallel.replica_range is not None:
             replicas = replicas_of(graph) - self._going(graph)

@@ -16,7 +16,7 @@ from entities.queue.queue_rules import QueueOrder, QueueRules
 from entities.queue.queued_job import GROWTH, ActiveJob, JobRequest, QueuedJob, Replicas, lanes_of
 from entities.queue.slot_pools import Labels, MeshSlot, SlotNeeds, SlotTable
 from entities.queue.tenant_shares import DecayedUse, TenantQuota
-from schemas.changes import ChangeState, JobChange
+from schemas.changes import ChangeState, JobChange, JobObjective
 from schemas.cluster import NodeStatus, Slot
 from schemas.data_set.builds import BUILD_ENDED, BuildRecord
 from schemas.errors import BadInput
@@ -240,12 +240,19 @@ def _sizes(record: JobRecord, spec: JobSpec) -> dict[str, Any]:
     else:
         speeds = _speeds_by_rounds(within, spec.training.microbatches)
     speeds = as_measured(speeds, within, record.changes)
+    most = within.want if _counts_use(spec) else within.max
     return {
-        "replicas": Replicas(least=within.min, want=within.want, most=within.max),
+        "replicas": Replicas(least=within.min, want=within.want, most=most),
         "replica_slots": parallel.stages,
         "other_slots": sum(parallel.standbys_per_stage()),
-        "speeds": speeds,
+        "speeds": speeds[: most - within.min + 1],
     }
+
+
+def _counts_use(spec: JobSpec) -> bool:
+    """Whether a job is to use little of something else than time: then it gets no more than it wants."""
+    automation = spec.automation
+    return automation.objective != "time" or not automation.budget.limits().keys() <= {JobObjective.TIME}
 
 
 def as_measured(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from entities.orchestrator.queue.mesh_slots import as_measured
+from entities.orchestrator.queue.mesh_slots import as_measured, job_request
 from entities.queue.queued_job import JobRequest, Replicas
 from schemas.changes import ChangeState, Forecast, JobChange
 from schemas.job_file.parallel import ReplicaRange
+from tests.builders import jobs
 
 WITHIN = ReplicaRange(min=2, want=2, max=4)
 FORECAST = (1.0, 1.5, 2.0)
@@ -53,3 +54,22 @@ def test_speeds_stay_relative_to_what_the_job_wants() -> None:
     assert speeds[2] == 1.0
     assert speeds[1:] == pytest.approx((1.0, 1.0, 1.0))
     assert speeds[0] == pytest.approx(0.4 / 0.7)
+
+
+@pytest.mark.parametrize(
+    ("automation", "most"),
+    [
+        ({}, 4),
+        ({"objective": "cost"}, 2),
+        ({"budget": {"energy": 1e6}}, 2),
+        ({"budget": {"time": 3600.0}}, 4),
+    ],
+)
+def test_a_job_for_another_objective_than_time_gets_no_more_than_it_wants(
+    automation: dict[str, object], most: int
+) -> None:
+    parallel = {"stages": 2, "replicas": {"min": 1, "want": 2, "max": 4}}
+    spec = jobs.spec(parallel=parallel, automation=automation)
+    request = job_request(jobs.job("j", spec=spec), spec)
+    assert request.replicas == Replicas(least=1, want=2, most=most)
+    assert len(request.speeds) == most
