@@ -379,7 +379,10 @@ class JobRuns:
         return Ack(note=note)
 
     async def recut(self, message: RecutJob, envelope: Envelope) -> RecutAnswer:
-        return await self._running(message.job).recut(message)
+        answer = await self._running(message.job).recut(message)
+        if message.cuts is not None and not message.dry_run:  # not one that is left to the planner
+            self._set_by_person(message.job, "cut", f"plan {answer.plan}", message.user)
+        return answer
 
     async def cancel(self, message: CancelJob, envelope: Envelope) -> JobRecord:
         run = self.running.get(message.job)
