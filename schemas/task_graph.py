@@ -299,9 +299,9 @@ class TaskGraph(Part):
         return tuple(unit for unit in self.units if unit.stage == stage)
 
 
-def slot_in_words(place: Placement) -> str:
-    """The slot of a placement, for people."""
-    return f"slot {place.slot} of {place.cluster}/{place.node}"
+def slot_in_words(cluster: str, node: str, slot: int) -> str:
+    """A slot, for people."""
+    return f"slot {slot} of {cluster}/{node}"
 
 
 class JobTopology(Message, wire="topology.graph"):

@@ -8,14 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
 from bus.logs import get_logger
-from entities.orchestrator.automation.own_loop import (
-    LoopMemory,
-    LoopRules,
-    Remedy,
-    adopted,
-    evaluate,
-    looks_slow,
-)
+from entities.orchestrator.automation.loop_memory import LoopMemory, LoopRules
+from entities.orchestrator.automation.own_loop import adopted, evaluate, looks_slow
+from entities.orchestrator.automation.remedies import Remedy
 from entities.orchestrator.automation.situation_reading import free_slots, read_situation
 from entities.orchestrator.job.job_run import JobRun
 from entities.orchestrator.mesh.mesh_view import MeshView

@@ -42,12 +42,18 @@ class FreeSlot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageFigures:
-    """One stage. `work_ms`: of a microbatch at speed 1, by the plan; `joins_ms`: until a newcomer works."""
+    """One stage. `work_ms`: of a microbatch at speed 1, by the plan; `joins_ms`: until a newcomer works.
+
+    `window`: microbatches that one sender may have open at one receiver; 0: not known. `link_ms`: of a usual
+    transfer over the slowest link into the stage, as Type 5 reports it.
+    """
 
     instances: tuple[InstanceFigures, ...]
     work_ms: float = 0.0
     joins_ms: float = 2000.0
     weights: Mapping[str, float] = field(default_factory=dict)
+    window: int = 0
+    link_ms: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

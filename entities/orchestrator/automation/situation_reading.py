@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -30,8 +30,9 @@ from schemas.cluster import Slot
 from schemas.errors import BadInput, Conflict
 from schemas.job import JobState
 from schemas.recut import RecutJob
+from schemas.signals import QosReport
 from schemas.step import Member
-from schemas.task_graph import Placement, slot_in_words
+from schemas.task_graph import slot_in_words
 
 UNMEASURED_BYTES_PER_S = 1e8
 """A link that nobody has measured."""
@@ -81,12 +82,14 @@ def read_situation(
     present = {member for members in crew for member in members}
     steps = training.recutting.measured.since(now - times.window_s, times.least_steps)
     steps = [step for step in steps if present.issuperset(step.microbatch_ms)]
-    took, latest = _means(steps), _latest(steps, times.latest_s)
-    agreed = _agreed(latest, present)
+    took = _means(steps)
     if policy is None or policy.ended or not steps or not all(crew) or not present.issubset(took):
         return None
+    latest = _latest(steps, times.latest_s)
+    agreed = _agreed(latest, present)
     bytes_per_s = _bytes_per_s(mesh)
-    places = {place.sid: place for place in graph.placements}
+    reported = [report for (_, name), report in mesh.quality.items() if name == run.name]
+    slots = {place.sid: slot_in_words(place.cluster, place.node, place.slot) for place in graph.placements}
     stages = []
     for stage, members in enumerate(crew):
         state_bytes = graph.stage(stage)[0].requirements.memory_bytes
@@ -95,7 +98,7 @@ def read_situation(
                 instances=tuple(
                     InstanceFigures(
                         sid=member.sid,
-                        slot=slot_in_words(places[member.sid]),
+                        slot=slots[member.sid],
                         microbatch_ms=took[member][0],
                         error_ms=took[member][1],
                         least_ms=_least(latest, member),
@@ -106,6 +109,8 @@ def read_situation(
                 work_ms=reference_ms(graph, stage),
                 joins_ms=times.start_ms + 1e3 * state_bytes / bytes_per_s,
                 weights=job.policies.weights().get(stage, {}),
+                window=job.policies.windows().get(stage, 0),
+                link_ms=_link_ms(reported, {member.sid for member in members}),
             )
         )
     scale, rest_ms = correction([(step.step_ms, _modelled(run, crew, step, took)) for step in steps])
@@ -126,7 +131,7 @@ def read_situation(
         busy=_busy(run),
     )
     training.job_changes.account.speeds = {
-        slot_in_words(places[member.sid]): stage.work_ms / agreed[member]
+        slots[member.sid]: stage.work_ms / agreed[member]
         for stage, members in zip(stages, crew, strict=True)
         for member in members
         if stage.work_ms and member in agreed
@@ -220,10 +225,8 @@ def free_slots(run: JobRun, mesh: MeshView, queue: JobQueue) -> list[FreeSlot]:
                 continue
             if is_cordoned(closed, node.sid, slot.index) or not affordable(slot):
                 continue
-            place = Placement(
-                sid="", cluster=node.cluster, node=node.node, slot=slot.index, device=slot.device
-            )
-            found.append(FreeSlot(slot=slot_in_words(place), node=node.sid, speed=speed_of(slot)))
+            name = slot_in_words(node.cluster, node.node, slot.index)
+            found.append(FreeSlot(slot=name, node=node.sid, speed=speed_of(slot)))
     return found
 
 
@@ -253,6 +256,17 @@ def _number(text: str | None) -> float | None:
         return None if text is None else float(text)
     except ValueError:
         return None
+
+
+def _link_ms(reports: Sequence[QosReport], receivers: Collection[str]) -> float:
+    """Of a usual transfer over the slowest link to one of these instances; 0: none is reported."""
+    times = (
+        link.figures.transfer_ms or 0.0
+        for report in reports
+        for link in report.links
+        if link.receiver in receivers
+    )
+    return max(times, default=0.0)
 
 
 def _bytes_per_s(mesh: MeshView) -> float:

@@ -370,7 +370,8 @@ class JobActions:
         )
 
     def _place_of(self, sid: str) -> str:
-        return slot_in_words(self._job.instances.graph.placement(sid))
+        place = self._job.instances.graph.placement(sid)
+        return slot_in_words(place.cluster, place.node, place.slot)
 
 
 def _unit(_: int) -> None:

@@ -13,14 +13,9 @@ from statistics import fmean
 
 import pytest
 
-from entities.orchestrator.automation.own_loop import (
-    LoopMemory,
-    LoopRules,
-    Remedy,
-    adopted,
-    evaluate,
-    looks_slow,
-)
+from entities.orchestrator.automation.loop_memory import LoopMemory, LoopRules
+from entities.orchestrator.automation.own_loop import adopted, evaluate, looks_slow
+from entities.orchestrator.automation.remedies import Remedy
 from entities.orchestrator.automation.situation import (
     BestCut,
     FreeSlot,
@@ -32,7 +27,7 @@ from entities.orchestrator.automation.situation import (
     mean_and_error,
     model_ms,
 )
-from schemas.actions import Migrate, MoveInstance, Recut, SetAlgorithm, SetWeights
+from schemas.actions import Migrate, MoveInstance, Recut, SetAlgorithm, SetWeights, SetWindow
 
 WORK_MS, MICROBATCHES, REST_MS = 50.0, 12, 60.0
 Speed = Callable[[str, float], float]
@@ -272,6 +267,29 @@ def test_turns_that_do_not_see_speeds_give_way_to_the_default_algorithm() -> Non
     assert job.actions == ["algorithm"]
     assert job.algorithm == "expected-completion"
     assert Job(spare=0, algorithm="round-robin").run(until_s=40.0).actions == []
+
+
+def test_a_window_that_a_slow_link_outgrows_is_made_larger() -> None:
+    job = Job(spare=0).run(until_s=10.0)
+    here = job.situation()
+
+    def suggested(link_ms: float, rest_ms: float, window: int = 2) -> list[Remedy]:
+        stages = (here.stages[0], replace(here.stages[1], window=window, link_ms=link_ms))
+        slow = replace(here, stages=stages, rest_ms=rest_ms, step_ms=350.0 + rest_ms)
+        memory, found = LoopMemory(), []
+        for second in range(5):
+            remedies, memory = evaluate(slow, memory, float(second))
+            found += remedies
+        return found
+
+    (remedy,) = suggested(link_ms=120.0, rest_ms=300.0)
+    assert isinstance(remedy.action, SetWindow)
+    assert (remedy.action.stage, remedy.action.in_flight) == (1, 3)
+    assert "a transfer into stage 1 takes 120 ms" in remedy.reason
+    assert "is open for 290 ms, and 2 may be at a time" in remedy.reason
+    assert suggested(link_ms=120.0, rest_ms=300.0, window=3) == []
+    assert suggested(link_ms=120.0, rest_ms=5.0) == [], "steps take no longer than without links"
+    assert suggested(link_ms=20.0, rest_ms=300.0) == []
 
 
 def test_weights_follow_speeds_where_the_algorithm_does_not_measure() -> None:
