@@ -87,7 +87,7 @@ def read_situation(
         return None
     latest = _latest(steps, times.latest_s)
     agreed = _agreed(latest, present)
-    bytes_per_s = _bytes_per_s(mesh)
+    busy, bytes_per_s = _busy(run), _bytes_per_s(mesh)
     reported = [report for (_, name), report in mesh.quality.items() if name == run.name]
     slots = {place.sid: slot_in_words(place.cluster, place.node, place.slot) for place in graph.placements}
     stages = []
@@ -127,8 +127,10 @@ def read_situation(
         measured_steps=len(steps),
         algorithm=policy.algorithm,
         moves=job.spec.parallel.rebalance,
-        best_cut=None if len(crew) < 2 else _best_cut(run, stages, bytes_per_s, agreed, times.copy_ms),
-        busy=_busy(run),
+        best_cut=None
+        if busy or len(crew) < 2
+        else _best_cut(run, stages, bytes_per_s, agreed, times.copy_ms),
+        busy=busy,
     )
     training.job_changes.account.speeds = {
         slots[member.sid]: stage.work_ms / agreed[member]
