@@ -37,7 +37,7 @@ from schemas.step import Member
 from schemas.task_graph import TaskUnit
 from workers.compute.compute_thread import ComputeThread
 from workers.compute.stage_compute import StageCompute
-from workers.links.hop_exchange import Outcome
+from workers.links.hop_exchange import STATE, Outcome
 from workers.local_store.recorder import Order
 from workers.stage.followers import Follower
 from workers.state.layer_state import (
@@ -320,6 +320,10 @@ class LayerChange:
         if built is None or notice.transfer > built.order.plan or not built.is_built:
             return "later"
         return "accepted" if (notice.sender, notice.microbatch) in built.arriving else "stale"
+
+    def cuts_otherwise(self, notice: MicrobatchNotice) -> bool:
+        """Whether this is state of stages that another plan cuts; equal blocks would fit all the same."""
+        return notice.direction in STATE and notice.plan not in (None, self.plan)
 
     def received(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
         """Takes the state of layers, or the redo of a step."""

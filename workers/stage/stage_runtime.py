@@ -60,7 +60,7 @@ from schemas.step import (
 )
 from workers.compute.compute_thread import ComputeThread
 from workers.compute.stage_compute import StageCompute
-from workers.links.hop_exchange import COPIES, LAYERS, STATE
+from workers.links.hop_exchange import COPIES, LAYERS
 from workers.links.offers import TensorTransfer
 from workers.links.peer_copy import CopySource
 from workers.local_store.recorder import Order
@@ -193,20 +193,16 @@ class StageRuntime(HopRuntime):
         if notice.direction in LAYERS:
             known = notice.epoch >= self.epoch and notice.sender not in self.machine.fenced
             return self.layer_change.offered(notice) if known else "stale"
-        if self._is_cut_otherwise(notice):
+        if self.layer_change.cuts_otherwise(notice):
             return "stale" if (notice.plan or 0) < self.layer_change.plan else "later"
         return super().offered(notice)
-
-    def _is_cut_otherwise(self, notice: MicrobatchNotice) -> bool:
-        """Whether it is state of stages as another plan cuts them; equal blocks would fit all the same."""
-        return notice.direction in STATE and notice.plan not in (None, self.layer_change.plan)
 
     def received(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
         """Passes the tensors of an accepted offer to the replica buffer, the state or the machine."""
         if notice.direction in LAYERS:
             self.layer_change.received(notice, tensors)
-        elif self._is_cut_otherwise(notice):
-            return  # the cut has changed while it was on its way
+        elif self.layer_change.cuts_otherwise(notice):
+            pass
         elif notice.direction in COPIES and notice.stage != self.stage:
             self.store_replica(notice, tensors)
         elif notice.direction == "state":
@@ -479,8 +475,7 @@ class StageRuntime(HopRuntime):
             )
         if outcome != "delivered":
             raise Conflict(f"{order.to.sid} takes no state of version {order.version}: {outcome}")
-        size = sum(tensor.nbytes for tensor in tensors)
-        return StateReady(member=self.member, version=order.version, bytes=size)
+        return StateReady(member=self.member, version=order.version, bytes=sum(t.nbytes for t in tensors))
 
     async def keep_copy(self, order: CopyTo) -> Ack:
         """Starts or stops keeping a replica of this stage's state at a peer. Idempotent."""

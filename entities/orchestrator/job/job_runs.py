@@ -8,7 +8,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import TypeVar
 
 from bus import subjects
@@ -23,7 +22,7 @@ from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.retry_limits import Parked
 from entities.orchestrator.membership.slot_holding import SlotHolding
 from entities.orchestrator.queue.admission import JobAdmission
-from entities.orchestrator.queue.job_arrays import JobArrays, half_submitted
+from entities.orchestrator.queue.job_arrays import JobArrays, forget_oldest, half_submitted
 from entities.orchestrator.queue.job_queue import JobQueue, unknown
 from entities.orchestrator.queue.mesh_slots import reshaped
 from entities.orchestrator.queue.reservation_book import ReservationBook
@@ -293,18 +292,11 @@ class JobRuns:
             self.ended[run.name] = run.job.store.record
             self.arrays.take(run.job.store.record)
             self.queue.job_ended(run.job.store.record)
-            self._forget_oldest()
+            wanted = {name for each in self.running.values() for name in each.job.spec.queue.after}
+            forget_oldest(self.ended, self._term.ended_kept, wanted)
             self._forget(run.name)
             self._term.mesh.forget_job(run.name)
             await self._release_code(run)
-
-    def _forget_oldest(self) -> None:
-        """Of jobs that have ended the last ones are known, and those that others are to start after."""
-        if (surplus := len(self.ended) - self._term.ended_kept) > 0:
-            wanted = {name for run in self.running.values() for name in run.job.spec.queue.after}
-            oldest = (name for name in [*self.ended] if name not in wanted)
-            for name in islice(oldest, surplus):
-                del self.ended[name]
 
     async def _release_code(self, run: JobRun) -> None:
         if run.job.spec.code is not None and run.job.store.record.state in ENDED:

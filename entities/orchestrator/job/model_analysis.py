@@ -19,9 +19,6 @@ from schemas.task_graph import ModelTopology
 
 log = get_logger("orchestrator")
 
-ASKED_S = 10.0
-"""A command about a job waits so long for its model to be measured: less than a gateway waits for it."""
-
 
 class ModelAnalysis:
     """Orders model work from agents of the job's clusters; results come back as messages of their own."""
@@ -97,7 +94,7 @@ class ModelAnalysis:
         """
         if self._again is None or self._again.done():
             self._again = self._job.tasks.spawn(self._found())
-        done, _ = await asyncio.wait({self._again}, timeout=ASKED_S)
+        done, _ = await asyncio.wait({self._again}, timeout=self._times.analysis_asked_s)
         if not done:
             raise Conflict(f"the model of job {self._job.name} is being measured: ask again in a moment")
         found = self._again.result()

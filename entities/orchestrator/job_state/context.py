@@ -132,6 +132,8 @@ class RunTimes:
     """Pause before the order is repeated: an agent that was restarted does not know of the analysis. An agent
     that is working on it ignores the repetition; it ends a worker without progress, and sets no other
     limit."""
+    analysis_asked_s: float = 10.0
+    """A command about a running job waits so long for its model: less than a gateway waits for the answer."""
     analysis_accept_s: float = 20.0
     """A living agent takes an order within milliseconds; after this time (while the bus is heard) the next
     agent is asked."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -58,6 +58,14 @@ class JobArrays:
         if members is None or members.failed:
             return False
         return True if len(members.done) == members.size else None
+
+
+def forget_oldest(ended: dict[str, JobRecord], kept: int, wanted: Container[str]) -> None:
+    """Of jobs that have ended the last ones stay, and those that others are to start after."""
+    if (surplus := len(ended) - kept) > 0:
+        oldest = (name for name in [*ended] if name not in wanted)
+        for name in [*islice(oldest, surplus)]:
+            del ended[name]
 
 
 def half_submitted(records: Iterable[JobRecord]) -> list[str]:

@@ -354,10 +354,8 @@ class JobQueue:
             record = known.get(job) or self.builds.ended.get(job) or self._ended.get(job)
             if record is None:
                 raise NotFound(unknown(job))
-            waits = f"build {job} does not wait for lanes"
-            if isinstance(record, JobRecord):
-                waits = f"job {job} does not wait for slots"
-            raise Conflict(f"{waits}: {record.state}: {record.reason}")
+            what = (f"job {job}", "slots") if isinstance(record, JobRecord) else (f"build {job}", "lanes")
+            raise Conflict(f"{what[0]} does not wait for {what[1]}: {record.state}: {record.reason}")
         around = await self._around(facts)
         decision = await asyncio.to_thread(decide, facts.queue, facts.running, around, now)
         explained = None

@@ -76,7 +76,9 @@ async def test_a_lapse_leaves_the_standby_at_work_that_is_all_a_stage_has(dial: 
     job = job_context(policies=communication, instances=instances, store=journal, events=telling)
     standbys = Standbys(job, progress)
     training, holding = SimpleNamespace(standbys=standbys), SimpleNamespace(replicas=2)
-    run: Any = SimpleNamespace(job=job, step=0, training=training, holding=holding)
+    run: Any = SimpleNamespace(
+        job=job, step=0, training=training, holding=holding, actions=SimpleNamespace(freed=list)
+    )
     mesh, queue = MeshView(), SimpleNamespace(waiting=())
     desk = PolicyService(bus, {"j": run}, mesh, queue, always, ArbitrationConfig())
     module = await dial("m", EntityKind.FUNCTIONAL_MODULE)

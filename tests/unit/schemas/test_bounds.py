@@ -116,6 +116,16 @@ ALLOWED: dict[str, set[str]] = {
     "observations[0].at": {"zero"},
     "inputs[0].values.x": {"zero", "negative", "huge"},
     "inputs[0].at": {"zero"},
+    "plan_body.slots": set(),
+    "plan_body.model.speed": set(),
+    **{f"plan_body.model.{key}": {"zero"} for key in ("input_bytes", "optimizer_bytes")},
+    **{
+        f"plan_body.model.layers[0].{key}": {"zero"}
+        for key in (
+            *("parameters", "frozen", "parameter_bytes", "forward_ms", "backward_ms"),
+            *("activation_bytes", "input_bytes", "output_bytes"),
+        )
+    },
     # commands
     "replicas": set(),
     "stage": {"zero"},
@@ -172,11 +182,15 @@ def numbers(
         yield from numbers(schema["additionalProperties"], defs, f"{path}.x")
 
 
+ELSEWHERE = ("plan_body.job.", "plan_body.plan.", "plan_body.model.edges", "plan_body.model.tied")
+"""The numbers of a job, tried as a job's; layers' numbers, bounded by how many there are (`test_plans`)."""
+
 PLACES = [
     (model, path, found)
     for model in SUBMITTED
     for schema in [model.model_json_schema()]
     for path, found in numbers(schema, schema.get("$defs", {}))
+    if not path.startswith(ELSEWHERE)
 ]
 
 
@@ -188,6 +202,15 @@ def document(model: type[Part], path: str, value: object) -> dict[str, Any]:
         return body
     if path.startswith("question."):
         body["question"] = document(QuestionBody, path.removeprefix("question."), value)
+        return body
+    if path.startswith("plan_body.model."):
+        model_of: dict[str, Any] = {"layers": [{"name": "a", "forward_ms": 1.0}]}
+        inside, key = path.removeprefix("plan_body.model."), path.rpartition(".")[2]
+        (model_of["layers"][0] if inside.startswith("layers") else model_of)[key] = value
+        body["plan_body"] = {"job": BASE[JobSpec], "model": model_of}
+        return body
+    if path.startswith("plan_body."):
+        body["plan_body"] = {"job": BASE[JobSpec], path.removeprefix("plan_body."): value}
         return body
     if path.startswith(("observations[0].", "inputs[0].")):
         name = path.partition("[")[0]

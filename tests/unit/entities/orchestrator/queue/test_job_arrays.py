@@ -43,7 +43,8 @@ def test_it_never_will_be_once_one_ended_otherwise() -> None:
 def test_the_oldest_are_forgotten() -> None:
     arrays = JobArrays(2)
     for array in ("r1", "r2", "r3"):
-        arrays.take(member(0, array=array))
+        for index in range(3):
+            arrays.take(member(index, JobState.DONE, array=array))
     assert [array in arrays for array in ("r1", "r2", "r3")] == [False, True, True]
     arrays.take(job("j"))
 
