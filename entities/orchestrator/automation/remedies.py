@@ -101,6 +101,11 @@ def _remedy(
     )
 
 
+def _saves(situation: JobSituation, then_ms: float, rules: LoopRules) -> bool:
+    """Whether it may be worth a look; most are not, and a forecast in words costs more than its figures."""
+    return then_ms <= (1 - rules.stays) * situation.step_ms
+
+
 def _absence_ms(situation: JobSituation, number: int, sid: str) -> float:
     """What is lost while an instance is away from its stage; the only one of a stage halts all."""
     stage = situation.stages[number]
@@ -137,6 +142,8 @@ def _migrations(situation: JobSituation, memory: LoopMemory, rules: LoopRules) -
         if slowest.microbatch_ms > LATE * there_ms:  # then what steps take beside it is its doing, too
             rested = replace(situation, rest_ms=min(situation.rest_ms, memory.rest_ms[situation.plan]))
         then_ms = forecast_ms(rested, _changed(situation, number, slowest.sid, there_ms))
+        if not _saves(situation, then_ms, rules):
+            continue
         forecast = _forecast(situation, then_ms, _absence_ms(situation, number, slowest.sid))
         what = (
             f"{slowest.sid} takes {slowest.microbatch_ms:.0f} ms for a microbatch, {goal.slot} would take "
@@ -160,8 +167,10 @@ def _moves(situation: JobSituation, memory: LoopMemory, rules: LoopRules) -> Ite
                 there_ms = usual_ms_of(situation, memory, other) / (one.speed * share)
                 times = _changed(situation, number, one.sid, None)
                 times[other] = [*times[other], there_ms]
-                cost_ms = _absence_ms(situation, number, one.sid)
-                forecast = _forecast(situation, forecast_ms(situation, times), cost_ms)
+                then_ms = forecast_ms(situation, times)
+                if not _saves(situation, then_ms, rules):
+                    continue
+                forecast = _forecast(situation, then_ms, _absence_ms(situation, number, one.sid))
                 what = _shares(situation)
                 action = MoveInstance(sid=one.sid, stage=other, forecast=forecast)
                 key = f"move from stage {number} to {other}"
