@@ -28,9 +28,13 @@ class LoopRules:
     """How long it must have been worth it, by figures that are means of the last eight seconds."""
     clear_dwell_s: float = 1.0
     """The same where each of the latest steps says so, and not only their mean."""
+    move_dwell_s: float = 8.0
+    """Of a move to another stage: a module that sees more suggests it sooner."""
     recut_dwell_s: float = 6.0
     """Of a re-cut, which moves more."""
     clear_recut_dwell_s: float = 2.0
+    least_left_s: float = 20.0
+    """A job that ends sooner is left alone: it would hardly see a verdict."""
     errors: float = 2.0
     """Standard errors by which an instance must be slower than it would be elsewhere: less may be noise."""
     least_steps: int = 4

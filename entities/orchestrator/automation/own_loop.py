@@ -48,7 +48,8 @@ def evaluate(
         rules: thresholds and pauses.
     """
     memory = remembered(situation, memory, now, rules)
-    if situation.busy or situation.measured_steps < rules.least_steps:
+    ends_soon = situation.steps_left * situation.step_ms < 1e3 * rules.least_left_s
+    if situation.busy or ends_soon or situation.measured_steps < rules.least_steps:
         return (), replace(memory, since={})
     remedies = [*remedies_for(situation, memory, rules)]
     worth = {

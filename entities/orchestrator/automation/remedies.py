@@ -179,7 +179,7 @@ def _moves(situation: JobSituation, memory: LoopMemory, rules: LoopRules) -> Ite
                     action,
                     forecast,
                     f"{what}; with {one.sid} in stage {other}",
-                    rules.dwell_s,
+                    rules.move_dwell_s,
                     situation,
                 )
 

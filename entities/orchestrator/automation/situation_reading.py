@@ -146,9 +146,7 @@ def _busy(run: JobRun) -> str:
     training = run.training
     if training.changes.leaving:
         return f"{', '.join(sorted(training.changes.leaving))} is leaving"
-    if training.rebalancing.under_way:
-        return f"{training.rebalancing.under_way} is changing its stage"
-    return training.recutting.under_way or training.job_changes.account.too_soon()
+    return run.actions.under_way or training.job_changes.account.too_soon()
 
 
 def _means(steps: Sequence[MeasuredStep]) -> dict[Member, tuple[float, float]]:

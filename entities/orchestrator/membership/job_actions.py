@@ -104,15 +104,28 @@ class JobActions:
         training.recutting.on_dropped = self._not_cut
         training.job_changes.on_free = job.queue.again
         holding.on_growth = self._grown
-        holding.too_soon = lambda: training.recutting.under_way or self._changes.account.too_soon()
+        holding.too_soon = lambda: self.under_way or self._changes.account.too_soon()
 
     # --- whether ------------------------------------------------------------------------------------
+    @property
+    def under_way(self) -> str:
+        """What was adopted and has not begun, or is being made, in words; empty: nothing."""
+        if self._rebalancing.under_way:
+            return f"{self._rebalancing.under_way} is changing its stage"
+        return self._training.recutting.under_way or self._leaves()
+
+    def _leaves(self) -> str:
+        """Who is about to leave its slot for another one, in words."""
+        away = self._membership.sent_away
+        self._leaving = {sid: asked for sid, asked in self._leaving.items() if sid in away}
+        return "" if not self._leaving else f"{', '.join(sorted(self._leaving))} is about to leave its slot"
+
     def objection(self, action: Action) -> str:
         """Why the job does not do this now; empty if it does. Nothing is changed."""
         state = self._job.store.record.state
         if state is not JobState.RUNNING:
             return f"the job is {state}"
-        if forecast_of(action) is not None and (why := self._training.recutting.under_way):
+        if forecast_of(action) is not None and (why := self._training.recutting.under_way or self._leaves()):
             return why
         match action:
             case MoveInstance(sid=sid, stage=stage, forecast=forecast):
@@ -123,8 +136,8 @@ class JobActions:
         promised = forecast_of(action)
         if promised is None:
             return ""
-        if self._rebalancing.under_way:
-            return f"{self._rebalancing.under_way} is changing its stage"
+        if why := self.under_way:
+            return why
         kind, direction, reverse = self._way(action)
         account = self._changes.account
         why = account.obstacle() or account.unwise(kind, direction, reverse, promised)

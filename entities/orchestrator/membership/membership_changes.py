@@ -56,6 +56,11 @@ class MembershipChanges:
         """Units that wait for a slot."""
         return self._joining.replacement.homeless.keys()
 
+    @property
+    def sent_away(self) -> Collection[str]:
+        """Units that are to leave their slot for another one."""
+        return self._joining.replacement.sent_away
+
     def scale(self, stages: Sequence[int], replicas: int) -> str:
         """Gives these stages more or fewer working replicas; returns what will happen, in words.
 

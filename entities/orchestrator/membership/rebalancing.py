@@ -55,8 +55,12 @@ class Rebalancing:
         self._part_with = part_with
         self._changes = changes
         self._request: MoveRequest | None = None
-        self.under_way = ""
-        """The instance that is leaving for another stage, until the newcomer is one of the units; else ''."""
+        self._changing = ""
+
+    @property
+    def under_way(self) -> str:
+        """Who changes its stage, from the request until the newcomer is one of the units; else ''."""
+        return self._changing or ("" if self._request is None else self._request.sid)
 
     def ask(self, sid: str, stage: int, by: str, forecast: Forecast | None = None) -> str:
         """Has an instance change its stage once the open step is decided; returns that in words.
@@ -145,7 +149,7 @@ class Rebalancing:
             ),
             lambda change: self._take_back(newcomer.sid, here),
         )
-        self.under_way = request.sid
+        self._changing = request.sid
         self._part_with(member)
         self._job.tasks.spawn(self._rehost(member, unit, newcomer))
 
@@ -163,7 +167,7 @@ class Rebalancing:
         """
         await self._joining.replacement.end(member)
         self._swap(unit, newcomer)
-        self.under_way = ""
+        self._changing = ""
         if self._job.instances.members.get(member.sid) == member:
             del self._job.instances.members[member.sid]
         self._job.events.changed(f"{newcomer.sid} takes the place of {member.sid}")

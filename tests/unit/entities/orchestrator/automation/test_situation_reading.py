@@ -69,11 +69,11 @@ class Run:
         self.missing: list[str] = []
         self.training = SimpleNamespace(
             stages=lambda: (MEMBERS[:2], MEMBERS[2:]),
-            recutting=SimpleNamespace(measured=self.measured, missing=lambda: self.missing, under_way=""),
+            recutting=SimpleNamespace(measured=self.measured, missing=lambda: self.missing),
             changes=SimpleNamespace(leaving=frozenset()),
-            rebalancing=SimpleNamespace(under_way=""),
             job_changes=SimpleNamespace(account=self.account),
         )
+        self.actions = SimpleNamespace(under_way="")
         self.model_analysis = SimpleNamespace(known=None)
         self.over, self.name, self.step = False, "j", 7
 

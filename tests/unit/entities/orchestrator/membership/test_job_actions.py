@@ -10,7 +10,16 @@ import pytest
 from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
 from entities.orchestrator.membership.job_actions import JobActions
 from entities.orchestrator.membership.job_changes import JobChanges
-from schemas.actions import Action, CheckpointNow, Migrate, Recut, Scale, SetAlgorithm, SetWindow
+from schemas.actions import (
+    Action,
+    CheckpointNow,
+    Migrate,
+    MoveInstance,
+    Recut,
+    Scale,
+    SetAlgorithm,
+    SetWindow,
+)
 from schemas.automation import Automation
 from schemas.changes import ChangeState, Forecast, JobChange
 from schemas.errors import BadInput, Conflict
@@ -67,7 +76,7 @@ class Job:
             events=SimpleNamespace(changing=lambda change, _: self.told.append(change)),
             queue=SimpleNamespace(no_growth=lambda _: self.growth, again=lambda: None),
         )
-        self.changes = SimpleNamespace(on_hand_over=None, migrate=self._migrate)
+        self.changes = SimpleNamespace(on_hand_over=None, migrate=self._migrate, sent_away=set())
         self.rebalancing = SimpleNamespace(under_way="")
         self.recutting: Any = SimpleNamespace(under_way="", ask=self._recut)
         self.recuts: list[RecutJob] = []
@@ -112,6 +121,8 @@ class Job:
 
     def _migrate(self, sid: str, node: str | None) -> str:
         self.asked.append(f"{sid} to {node}")
+        if not self.obstacle:
+            self.changes.sent_away.add(sid)
         return self.obstacle
 
     def steps(self, count: int, step_s: float, *sids: str) -> None:
@@ -296,3 +307,22 @@ async def test_a_plan_for_another_model_and_a_job_whose_automation_has_no_analys
     job.recutting.under_way = "plan 3 (0-2,3-5) is being prepared, as ada wanted"
     with pytest.raises(Conflict, match=r"plan 3 .* is being prepared, as ada wanted"):
         job.do(WINDOW)
+
+
+async def test_what_was_adopted_and_has_not_begun_is_waited_for() -> None:
+    job = Job()
+    job.steps(8, 0.4)
+    job.do(Migrate(sid="j-s1-r1", forecast=FASTER))
+    for other in (
+        WINDOW,
+        Recut(cuts=AFTER, forecast=FASTER),
+        MoveInstance(sid="j-s1-r0", stage=0, forecast=FASTER),
+    ):
+        with pytest.raises(Conflict, match="j-s1-r1 is about to leave its slot"):
+            job.do(other)
+    assert job.too_soon() == "j-s1-r1 is about to leave its slot"
+    job.changes.sent_away.clear()  # it stays: there was no room any more
+    assert job.actions.under_way == ""
+    job.rebalancing.under_way = "j-s1-r0"
+    with pytest.raises(Conflict, match="j-s1-r0 is changing its stage"):
+        job.do(Recut(cuts=AFTER, forecast=FASTER))
