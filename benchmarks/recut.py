@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.harness.command import bench, command, say
-from benchmarks.harness.figures import spread
+from benchmarks.harness.figures import percentile, spread
 from benchmarks.harness.jobs import digest, job
 from benchmarks.harness.meshes import mesh, new_folder
 from dmsc.client.client import Client
@@ -79,8 +79,8 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     done: list[RecutRecord] = [each for one in rounds for each in one["done"]]
     step = median(time for one in rounds for time in one["quiet"])
     beside = [time for one in rounds for time in one["beside"]]
-    rests = sorted(each.pause_s or 0.0 for each in done)
-    worst = rests[min(len(rests) - 1, int(0.95 * len(rests)))]
+    rests = [each.pause_s or 0.0 for each in done]
+    worst = percentile(rests, 0.95)
     yield f"moved, MB             {spread([each.moved_bytes / 1e6 for each in done], '.1f')}"
     yield f"copy, s               {spread([each.copy_s or 0.0 for each in done])}"
     yield f"rest, s               {spread(rests, '.3f')}; p95 {worst:.3f}, a median step {step:.3f}"

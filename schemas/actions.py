@@ -1,7 +1,7 @@
 """What functional modules may suggest (draft §4.2): one class per action, with the knob that it would set.
 
 A new action needs a class here in `Action`, its knob in `knob_of`, a method of `policies.kit.policy.Policy`,
-what is nonsense in `suggestion_rules`, and whoever carries it out in `job.job_actions`.
+what is nonsense in `suggestion_rules`, and whoever carries it out in `membership.job_actions`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,23 @@ from schemas.job_file.parallel import MOST_STAGES
 from schemas.recut import MOST_REVISION, Cuts, cuts_text
 
 MOST_IN_FLIGHT = 1024
+QUEUE_ORDER, REPLICAS, CUT = "order of the queue", "replicas", "cut"
+"""Knobs that a mesh or a job has once; those of stages and instances are named below."""
+
+
+def weights_knob(stage: int) -> str:
+    """The name of the knob of a stage's weights."""
+    return f"weights of stage {stage}"
+
+
+def route_knob(sid: str) -> str:
+    """The name of the knob of whether an instance is avoided."""
+    return f"route to {sid}"
+
+
+def place_knob(sid: str) -> str:
+    """The name of the knob of an instance's slot and stage."""
+    return f"place of {sid}"
 
 
 class SetWeights(Part):
@@ -151,15 +168,15 @@ def knob_of(action: Action) -> str:
     """The one thing that the action would set; empty if it sets none. A knob has one holder at a time."""
     match action:
         case SetWeights(stage=stage):
-            return f"weights of stage {stage}"
+            return weights_knob(stage)
         case AvoidInstance(sid=sid):
-            return f"route to {sid}"
+            return route_knob(sid)
         case MoveInstance(sid=sid) | Migrate(sid=sid):
-            return f"place of {sid}"
+            return place_knob(sid)
         case Scale():
-            return "replicas"
+            return REPLICAS
         case Recut():
-            return "cut"
+            return CUT
         case SetWindow(stage=stage):
             return f"window of stage {stage}"
         case SetAlgorithm():
@@ -167,7 +184,7 @@ def knob_of(action: Action) -> str:
         case ExpectFailures():
             return "checkpoint interval"
         case SetQueueOrder():
-            return "order of the queue"
+            return QUEUE_ORDER
         case _:
             return ""
 

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 from schemas.base import CallerSpan, Message, Part, Time, Token
 from schemas.errors import BadJob
 from schemas.explain import explain
-from schemas.job import ArrayPlace, JobRecord, JobSpec, JobState
+from schemas.job import ENDED, ArrayPlace, JobRecord, JobSpec, JobState
 from schemas.job_file.parallel import MOST_INSTANCES, MOST_STAGES
 from schemas.job_file.queue import MOST_MEMBERS, Values
 from schemas.marks import HOLDS_USER_VALUES, Url
@@ -84,6 +84,11 @@ class JobArray(Message, wire="job.array"):
     states: dict[str, int] = Field(description="how many members are in which state")
     members: tuple[ArrayMember, ...] = ()
     note: str = Field("", description="what an order did")
+
+    @property
+    def over(self) -> bool:
+        """Whether all its jobs are known, and have ended."""
+        return len(self.members) == self.size and all(member.state in ENDED for member in self.members)
 
 
 # --- members ------------------------------------------------------------------------------------------------
@@ -161,10 +166,11 @@ def _with_values(document: dict[str, Any], values: Mapping[str, Any]) -> dict[st
     return whole
 
 
-def changes_between(first: JobSpec, other: JobSpec) -> dict[str, Any]:
-    """What makes the second job file of the first, but for the name: JSON pointer → value."""
-    one, two = (spec.model_dump(mode="json", exclude={"name"}) for spec in (first, other))
-    return dict(_changes("", one, two))
+def changes_between(first: JobSpec, members: Iterable[JobSpec]) -> tuple[dict[str, Any], ...]:
+    """What makes each member's job file of the first one, but for the name: JSON pointer → value."""
+    one = first.model_dump(mode="json", exclude={"name"})
+    others = (member.model_dump(mode="json", exclude={"name"}) for member in members)
+    return tuple(dict(_changes("", one, other)) for other in others)
 
 
 def _changes(pointer: str, first: Any, other: Any) -> Iterator[tuple[str, Any]]:
@@ -216,7 +222,7 @@ def array_of(array: str, records: Iterable[JobRecord]) -> JobArray | None:
     place, first = places[0]
     return JobArray(
         array=array,
-        name=array_name(first),
+        name=array_name(first.spec.name),
         user=first.user,
         size=place.size,
         limit=place.limit,
@@ -238,6 +244,6 @@ def array_of(array: str, records: Iterable[JobRecord]) -> JobArray | None:
     )
 
 
-def array_name(record: JobRecord) -> str:
-    """The name of a member's array: that of its file."""
-    return record.spec.name.rpartition("-")[0] or record.spec.name
+def array_name(member: str) -> str:
+    """The name of the array with a member of this name: that of its file."""
+    return member.rpartition("-")[0] or member

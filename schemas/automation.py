@@ -100,8 +100,8 @@ class BudgetSpec(Part):
 class AutomationSpec(Part):
     """What the mesh may change of a running job by itself. The weights' bits never depend on it.
 
-    Changes are suggested by functional modules and by the orchestrator's own loop, and judged by measured
-    steps. The mesh has a mode as well (`dmsc policy automation`); the lower of the two holds.
+    Changes are suggested by functional modules, and judged by measured steps. The mesh has a mode as well
+    (`dmsc policy automation`); the lower of the two holds.
     """
 
     mode: Literal["off", "advise", "act"] = Field(

@@ -76,6 +76,10 @@ class NodeStatus(Message, wire="cluster.node.status", version=(1, 3)):
     torch_version: str = ""
     sealing_key: str = Field("", description="what is secret in orders to this agent is sealed to this key")
 
+    def slot(self, index: int) -> Slot | None:
+        """The slot of this number; None: it offers none."""
+        return next((slot for slot in self.slots if slot.index == index), None)
+
 
 class InstanceStart(Message, wire="cluster.instance.start", version=(1, 5)):
     """SMO → node agent: start this unit. Idempotent by (sid, incarnation).

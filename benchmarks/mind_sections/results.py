@@ -98,9 +98,7 @@ def _beside_possible(name: str, runs: Sequence[MindRun], gain: float) -> Iterato
 
 def overall(gains: dict[str, float], changes: Sequence[ChangeFigure]) -> Iterator[Figure]:
     """Of all scenarios: the mean gain without joins, and how well changes were forecast."""
-    counted = {
-        name: gain for name, gain in gains.items() if not SCENARIOS[name].joins and name not in ("calm",)
-    }
+    counted = {name: gain for name, gain in gains.items() if not SCENARIOS[name].joins and name != "calm"}
     if counted:
         mean = math.exp(statistics.fmean(math.log(gain) for gain in counted.values()))
         bar = at_least(mean, MEAN)

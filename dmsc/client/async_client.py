@@ -31,7 +31,7 @@ from schemas.checkpoint import MANIFEST_NAME, CheckpointList, CheckpointManifest
 from schemas.cluster import Struck
 from schemas.curve import StepCurve
 from schemas.data_plane import RouteTable
-from schemas.errors import NotFound, Unavailable
+from schemas.errors import BadJob, NotFound, Unavailable
 from schemas.fault import FaultRecord
 from schemas.gateway_api import Cordons, JobLoad, MeshStatus, TapScope
 from schemas.job import ENDED, JobEvent, JobRecord, JobSpec, WeightsManifest
@@ -113,8 +113,10 @@ class AsyncClient(ArrayCalls, TrainCalls, ShapeCalls, DataCalls, AccessCalls, Fe
         folder as it was packed before, for jobs that must all have the same. If you pass your own
         `idempotency_key` and submit again after a crash, you get the same job.
         """
-        answer = await self._submit_with_code(JOBS, http_protocol.as_spec(job), idempotency_key, code)
-        return JobRecord.model_validate(answer)
+        document = http_protocol.as_spec(job)
+        if document["array"] is not None:
+            raise BadJob("array: this file stands for many jobs; submit_array takes it")
+        return await self._submit_with_code(JobRecord, JOBS, document, idempotency_key, code)
 
     async def each_job(
         self, *, state: str | None = None, user: str | None = None

@@ -68,10 +68,15 @@ def option(
 
 
 def argument(
-    metavar: str | None, help: str | None = None, *, min: float | None = None, show_default: bool = False
+    metavar: str | None,
+    help: str | None = None,
+    *,
+    min: float | None = None,
+    max: float | None = None,
+    show_default: bool = False,
 ) -> Any:
     """An argument of a command, for `Annotated`."""
-    return typer.Argument(metavar=metavar, help=help, min=min, show_default=show_default)
+    return typer.Argument(metavar=metavar, help=help, min=min, max=max, show_default=show_default)
 
 
 @dataclass(frozen=True, slots=True)

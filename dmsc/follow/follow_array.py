@@ -71,7 +71,7 @@ async def _watch(client: AsyncClient, array: JobArray, options: FollowOptions) -
                 print(member.model_dump_json(), flush=True)
             else:
                 print_text(_line(member))
-        if len(array.members) == array.size and all(each.state in ENDED for each in array.members):
+        if array.over:
             return array
         await asyncio.sleep(options.redraw_s)
 

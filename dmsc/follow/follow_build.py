@@ -6,7 +6,7 @@ import sys
 
 from dmsc.console.exit_codes import ExitCode
 from dmsc.follow.run_state import duration
-from schemas.data_set.builds import HAS_LANES, BuildEvent, BuildRecord, BuildState, PhaseProgress
+from schemas.data_set.builds import BUILD_WAITS, HAS_LANES, BuildEvent, BuildRecord, BuildState, PhaseProgress
 
 CLEAR = "\r\x1b[K"
 
@@ -39,7 +39,7 @@ class BuildLine:
             self.say(f"tried again: {event.text}")
         elif event.state is not None and self._is_news(event):
             self.say(f"{event.state.value}: {event.text}" if event.text else event.state.value)
-            self._waits = event.state in (BuildState.QUEUED, BuildState.PARKED)
+            self._waits = event.state in BUILD_WAITS
         self._begun = True
 
     def _is_news(self, event: BuildEvent) -> bool:

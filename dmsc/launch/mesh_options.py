@@ -21,9 +21,6 @@ from dmsc.console.options import (
 )
 from dmsc.state.state_folder import default_state
 
-DEFAULT_POLICIES = ("stage-rebalancing",)
-"""The modules that measured best (ADR-0097, a draft): what `make bench-mind` compares with none."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class MeshOptions:

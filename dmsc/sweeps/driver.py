@@ -101,7 +101,7 @@ class SweepDriver:
         user = (await self._client.whoami()).user
         for record in await self._client.jobs(user=user):
             place = record.array
-            if place is None or array_name(record) != self._sweep.array_name:
+            if place is None or array_name(record.spec.name) != self._sweep.array_name:
                 continue
             if place.array != self._array:
                 self._array, self._records = place.array, {}
@@ -116,8 +116,10 @@ class SweepDriver:
         except OverQuota as error:
             raise OverQuota(f"{error.text}: max_parallel of the sweep", **error.fields) from None
         self._array = array.array
+        await self._find()
         for member in array.members:
-            self._records[member.index] = await self._client.job(member.job)
+            if member.index not in self._records:  # the gateway has not heard of it yet
+                self._records[member.index] = await self._client.job(member.job)
         self._say(f"{array.array}: {array.size} trials, {self._sweep.spec.max_parallel} at a time")
 
     async def _once(self) -> bool:

@@ -74,7 +74,9 @@ class NodeInstances:
             self._commit(ledger)
             slot = None if instance.slot is None else self.ledger.slots[instance.slot]
             capability = Capability() if slot is None else slot.capability()
-            script = self._script(instance.slot)
+            scripts = self._script_folder()
+            number = instance.slot
+            script = None if scripts is None or number is None else script_file(scripts, number)
             payload = {
                 **self._context.payload,
                 "agent": self._config.sid,
@@ -90,7 +92,7 @@ class NodeInstances:
                 "store": str(self._stores.folder(instance.job, instance.sid)),
                 "renewal": renewal_of(instance.incarnation),
             }
-            self._spawns[instance.sid] = self._start_task(self._spawn(instance, payload, order))
+            self._spawns[instance.sid] = self._start_task(self._spawn(instance, payload, order, scripts))
         child = await asyncio.shield(self._spawns[order.unit.sid])
         if isinstance(child, DmscError):
             raise child
@@ -107,7 +109,11 @@ class NodeInstances:
         return count
 
     async def _spawn(
-        self, instance: LocalIncarnation, payload: dict[str, Any], order: InstanceStart
+        self,
+        instance: LocalIncarnation,
+        payload: dict[str, Any],
+        order: InstanceStart,
+        scripts: Path | None,
     ) -> Spawned | DmscError:
         """Spawn an instance that was admitted, and watch for its end."""
         reach = self._context.files.of_job(instance.job, order.spec)
@@ -127,7 +133,7 @@ class NodeInstances:
                 title=_title(order),
                 threads=order.spec.training.compute_threads,
                 needs=_needs(order),
-                read=(*reach.read, *self._scripts()),
+                read=reach.read if scripts is None else (*reach.read, str(scripts)),
                 write=(str(store), *([] if cache is None else [str(cache)]), *reach.write),
                 code=code,
             )
@@ -141,20 +147,14 @@ class NodeInstances:
         self._start_task(self._watch(instance, child))
         return child
 
-    def _script(self, slot: int | None) -> Path | None:
-        """What happens to this slot, if it is emulated by a script."""
-        return next((script_file(Path(folder), slot) for folder in self._scripts() if slot is not None), None)
-
-    def _scripts(self) -> tuple[str, ...]:
-        """The folder with the scripts of this node's slots, if there is one."""
+    def _script_folder(self) -> Path | None:
+        """The folder with the scripts of this node's slots, if these are emulated."""
         config = self._config
         if config.emulation is None:
-            return ()
+            return None
         folder = node_folder(config.emulation, config.cluster, config.node)
-        folder.mkdir(
-            parents=True, exist_ok=True
-        )  # what is missing when an instance starts stays unseen by it
-        return (str(folder),)
+        folder.mkdir(parents=True, exist_ok=True)  # an instance never sees what is missing when it starts
+        return folder
 
     def _cache(self, instance: LocalIncarnation, order: InstanceStart) -> Path | None:
         """The part of the node's cache for an instance that reads data; None: it has none."""

@@ -124,7 +124,7 @@ def _message(
     assert spec.array is not None
     return SubmitArray(
         spec=specs[0].model_copy(update={"name": spec.name}),
-        members=tuple(changes_between(specs[0], member) for member in specs),
+        members=changes_between(specs[0], specs),
         paths=tuple(next(iter(spec.array.rows(0)))),
         limit=spec.array.limit,
         user=access.user,

@@ -15,8 +15,8 @@ from entities.queue.queue_rules import QueueOrder, QueueRules
 from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob, predicted_s
 from entities.queue.tenant_shares import TenantShares
 
-Rank = tuple[int, float, int, int, int, float, str]
-"""Owner of a reservation that holds, class, urgent, begun, suggested, submitted at, id: lower comes first."""
+Rank = tuple[int, int, int, int, tuple[int, float, str]]
+"""Owner of a reservation that holds, class, urgent, begun, `JobRequest.turn`: lower comes first."""
 
 
 class QueueRanking:
@@ -24,6 +24,7 @@ class QueueRanking:
 
     def __init__(self, rules: QueueRules, shares: TenantShares, owners: Iterable[str], now: float) -> None:
         self._rules = rules
+        self._is_fair = rules.order is QueueOrder.FAIR
         self._shares = shares
         self._owners = frozenset(owners)
         self._now = now
@@ -32,28 +33,26 @@ class QueueRanking:
         """The jobs in order. With fair shares the next job depends on what the last one was given."""
         ranked = [(self._rank(job), job) for job in jobs]
         ranked.sort(key=_first)
-        if self._rules.order is not QueueOrder.FAIR:
+        if not self._is_fair:
             return iter([job for _, job in ranked])
         return self._in_shares(ranked)
 
     def _rank(self, job: QueuedJob) -> Rank:
         request = job.request
-        reserved = 0 if request.job in self._owners else 1
+        reserved = 0 if self._owners and request.job in self._owners else 1
         urgent = 1 if request.deadline is None else int(not self._urgent(job, request.deadline))
-        begun = 0 if job.parked else 1
-        order = self._rules.order
-        level = 0.0
-        if order is QueueOrder.PRIORITY:
-            level = -float(request.priority + self._aged(job))
-        elif order is QueueOrder.FAIR:
-            level = -float(request.priority)
-        elif order is QueueOrder.LAS:
-            level = float(max(0, self._service_level(job.attained_slot_s) - self._aged(job)))
+        begun, level = 0 if job.parked else 1, 0
+        if self._is_fair:
+            level = -request.priority
+        elif self._rules.order is QueueOrder.PRIORITY:
+            level = -request.priority - self._aged(job)
+        elif self._rules.order is QueueOrder.LAS:
+            level = max(0, self._service_level(job.attained_slot_s) - self._aged(job))
             begun = 1
-        return reserved, level, urgent, begun, request.preference, request.submitted_at, request.job
+        return reserved, level, urgent, begun, request.turn
 
     def _in_shares(self, ranked: Sequence[tuple[Rank, QueuedJob]]) -> Iterator[QueuedJob]:
-        by_tenant: defaultdict[str, list[QueuedJob]] = defaultdict(list)
+        shares, by_tenant = self._shares, defaultdict[str, list[QueuedJob]](list)
         for rank, job in reversed(ranked):
             if rank[0]:
                 by_tenant[job.request.account].append(job)
@@ -63,9 +62,12 @@ class QueueRanking:
         heapq.heapify(heap)
         while heap:
             _, tenant = heapq.heappop(heap)
-            jobs = by_tenant[tenant]
+            jobs, changes = by_tenant[tenant], shares.changes
             while jobs:
                 yield jobs.pop()
+                if changes == shares.changes and not shares.limited:
+                    continue  # nothing has started since
+                changes = shares.changes
                 if jobs and heap and (turn := (self._need_of(tenant, jobs), tenant)) > heap[0]:
                     heapq.heappush(heap, turn)
                     break

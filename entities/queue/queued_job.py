@@ -84,6 +84,8 @@ class JobRequest:
     """Whether it may have more or fewer replicas."""
     least_slots: int = field(init=False, default=1)
     """The slots that it takes with its minimum of replicas."""
+    turn: tuple[int, float, str] = field(init=False, default=(NO_PREFERENCE, 0.0, ""))
+    """Among equals: suggested before others, submitted before others, id."""
 
     def __post_init__(self) -> None:
         training = self.work is WorkKind.TRAINING
@@ -92,6 +94,7 @@ class JobRequest:
         object.__setattr__(self, "local", bool(self.apart or self.beside))
         object.__setattr__(self, "elastic", self.replicas.least < self.replicas.most)
         object.__setattr__(self, "least_slots", self.slots(self.replicas.least))
+        object.__setattr__(self, "turn", (self.preference, self.submitted_at, self.job))
 
     def slots(self, replicas: int) -> int:
         """The slots that it takes with so many replicas."""

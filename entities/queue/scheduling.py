@@ -147,7 +147,9 @@ class _Deciding:
             hold = self._kept_back(job) if checked or request.conditional else None
             if hold is None:
                 gate = self._gates.get(id(request.needs))
-                if gate is not None and gate.shuts_out(job) and not self._may_displace(job):
+                if gate is None or not gate.shuts_out(job):
+                    hold = self._admit(job)
+                elif self._weakest is None or not self._may_displace(job):
                     hold = gate.hold
                 else:
                     hold = self._admit(job)
@@ -462,8 +464,8 @@ class _Deciding:
                 if falls_at is not None:
                     said.again_at(falls_at)
         if rules.ageing_s:
-            for waiting in self._queue:
-                said.again_at(now + rules.ageing_s - (now - waiting.since) % rules.ageing_s)
+            aged_s = max((now - waiting.since) % rules.ageing_s for waiting in self._queue)
+            said.again_at(now + rules.ageing_s - aged_s)
 
     def _finish(self) -> QueueDecision:
         self._look_again()

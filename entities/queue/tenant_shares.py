@@ -106,6 +106,8 @@ class TenantShares:
         self._counts = counts
         self.limited = bool(quotas)
         """Whether anybody has a quota."""
+        self.changes = 0
+        """Counts what was told: shares are what they were while it is the same."""
         self._share: dict[str, float] = {}
         self._promised: Counter[str] = Counter()
         if counts:
@@ -118,6 +120,7 @@ class TenantShares:
         if not self._counts:
             return
         names = tuple(slots)
+        self.changes += 1
         self._share.pop(tenant, None)
         self._slots[tenant] += sign * len(names)
         held = self._held[tenant]

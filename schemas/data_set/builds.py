@@ -52,6 +52,7 @@ class BuildState(StrEnum):
 
 
 BUILD_ENDED = frozenset({BuildState.DONE, BuildState.FAILED, BuildState.CANCELLED})
+BUILD_WAITS = frozenset({BuildState.QUEUED, BuildState.PARKED})
 BUILD_TRANSITIONS: dict[BuildState, frozenset[BuildState]] = {
     BuildState.QUEUED: frozenset({BuildState.BUILDING, BuildState.PARKED, BuildState.ENDING}),
     BuildState.PARKED: frozenset({BuildState.BUILDING, BuildState.QUEUED, BuildState.ENDING}),

@@ -283,11 +283,6 @@ class LayerChange:
 
         return Follower(layers.peer, plan, send, snapshot)
 
-    @property
-    def gives(self) -> bool:
-        """Whether steps have to be sent on."""
-        return self.built is not None and bool(self.built.giving)
-
     def applied(self, step: int, gradients: Sequence[Tensor], rate: float | None) -> None:
         """A step was applied here, by these clipped mean gradients; none: it was skipped."""
         if self.built is None:

@@ -11,7 +11,7 @@ from dmsc.client import http_protocol
 from dmsc.client.calls.access_calls import segment
 from dmsc.client.calls.code_calls import CodeCalls
 from schemas.arrays import JobArray, member_specs
-from schemas.job import ENDED, JobSpec
+from schemas.job import JobSpec
 
 
 class ArrayCalls(CodeCalls):
@@ -34,8 +34,7 @@ class ArrayCalls(CodeCalls):
         """
         document = http_protocol.as_spec(job)
         await asyncio.to_thread(member_specs, JobSpec.model_validate(document))
-        answer = await self._submit_with_code("/v1/arrays", document, idempotency_key, code)
-        return JobArray.model_validate(answer)
+        return await self._submit_with_code(JobArray, "/v1/arrays", document, idempotency_key, code)
 
     async def array(self, array: str) -> JobArray:
         """An array with its jobs by index. Raises `NotFound`."""
@@ -59,7 +58,7 @@ class ArrayCalls(CodeCalls):
         """Wait until all jobs of an array have ended. Failed jobs raise nothing: see `states`."""
         while True:
             found = await self.array(array)
-            if len(found.members) == found.size and all(member.state in ENDED for member in found.members):
+            if found.over:
                 return found
             await asyncio.sleep(poll_s)
 

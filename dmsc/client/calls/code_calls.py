@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from dmsc.authoring.code_folder import PackedCode, pack_folder
-from dmsc.client.gateway_requests import Gateways, OnProgress
-from schemas.errors import BadJob, NotFound
+from dmsc.client.gateway_requests import A, Gateways, OnProgress
+from schemas.errors import NotFound
 from schemas.job_file.code import CodeSpec
 from schemas.pages import CodeArchive, CodePage
 
@@ -38,27 +38,33 @@ class CodeCalls:
         await self._gateways.ask("DELETE", f"/v1/code/{sha256}")
 
     async def _submit_with_code(
-        self, path: str, document: dict[str, Any], key: str | None, packed: PackedCode | None = None
-    ) -> Any:
-        """Submit a job or an array. Its archive may go with a job's end meanwhile; then it is sent again."""
-        if path == JOBS and document.get("array") is not None:
-            raise BadJob("array: this file stands for many jobs; submit_array takes it")
+        self,
+        kind: type[A],
+        path: str,
+        document: dict[str, Any],
+        key: str | None,
+        packed: PackedCode | None = None,
+    ) -> A:
+        """Submit a job, an array or a build, and return what was made of it.
+
+        Its archive may go with a job's end meanwhile; then it is sent again.
+        """
         if (document.get("code") or {}).get("folder") is not None:
             code = CodeSpec.model_validate(document["code"])
             if packed is None:
                 packed = await asyncio.to_thread(pack_folder, code)
             document = {**document, "code": packed.as_spec(code).model_dump(mode="json")}
-        return await self._submit_packed(path, document, packed, key)
+        return await self._submit_packed(kind, path, document, packed, key)
 
     async def _submit_packed(
-        self, path: str, document: dict[str, Any], packed: PackedCode | None, key: str | None
-    ) -> Any:
+        self, kind: type[A], path: str, document: dict[str, Any], packed: PackedCode | None, key: str | None
+    ) -> A:
         if packed is not None:
             await self.upload_code(packed)
         try:
-            return await self._gateways.ask("POST", path, document, key=key)
+            return await self._gateways.ask_for(kind, "POST", path, document, key=key)
         except NotFound:
             if packed is None:
                 raise
         await self.upload_code(packed)
-        return await self._gateways.ask("POST", path, document, key=key)
+        return await self._gateways.ask_for(kind, "POST", path, document, key=key)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from dmsc.client.calls.access_calls import segment
-from dmsc.client.gateway_requests import A, Gateways
+from dmsc.client.gateway_requests import Gateways
 from schemas.automation import AutomationStatus
 from schemas.module_status import ModuleAnswer, ModuleStatus
 from schemas.observation import Observation
@@ -19,11 +18,6 @@ class PolicyCalls:
 
     _gateways: Gateways
 
-    async def _post(
-        self, kind: type[A], path: str, body: Any = None, *, key: str | None = None, **params: Any
-    ) -> A:
-        return await self._gateways.ask_for(kind, "POST", path, body, params=params, key=key)
-
     async def automation(self, job: str | None = None, mode: str | None = None) -> AutomationStatus:
         """How far the mesh, or a job, is changed by itself, and who holds the job's knobs.
 
@@ -31,19 +25,18 @@ class PolicyCalls:
         """
         path = "/v1/automation" if job is None else f"/v1/jobs/{segment(job)}/automation"
         if mode is not None:
-            return await self._post(AutomationStatus, path, mode=mode)
+            return await self._gateways.ask_for(AutomationStatus, "POST", path, params={"mode": mode})
         return await self._gateways.ask_for(AutomationStatus, "GET", path)
 
     async def promote_policy(self, module: str, version: str, *, reason: str = "") -> PolicySwitch:
         """Make a running version of a module the active one; the former one continues in shadow."""
-        return await self._post(
-            PolicySwitch, f"/v1/policies/{segment(module)}/promote", version=version, reason=reason
-        )
+        path, params = f"/v1/policies/{segment(module)}/promote", {"version": version, "reason": reason}
+        return await self._gateways.ask_for(PolicySwitch, "POST", path, params=params)
 
     async def roll_back_policy(self, module: str, *, reason: str = "") -> PolicySwitch:
         """Make the previously active version active again. Raises `Conflict` if nothing was promoted."""
         path = f"/v1/policies/{segment(module)}/rollback"
-        return await self._post(PolicySwitch, path, reason=reason)
+        return await self._gateways.ask_for(PolicySwitch, "POST", path, params={"reason": reason})
 
     async def policies(self) -> list[ModuleStatus]:
         """The running functional modules with their states and counts, by name and version."""
@@ -65,7 +58,8 @@ class PolicyCalls:
         not run, and `Conflict` if the order is not possible now.
         """
         body = {"op": op, "version": version, "jobs": list(jobs), "reason": reason}
-        return await self._post(ModuleLifecycle, f"/v1/policies/{segment(module)}/orders", body)
+        path = f"/v1/policies/{segment(module)}/orders"
+        return await self._gateways.ask_for(ModuleLifecycle, "POST", path, body)
 
     async def ask_policy(
         self,
@@ -78,7 +72,8 @@ class PolicyCalls:
         """Ask a module what it would suggest for a job now. The answer is not adopted."""
         observations = [observation.model_dump(mode="json") for observation in inputs]
         body = {"job": job, "version": version, "inputs": observations}
-        return await self._post(ModuleAnswer, f"/v1/policies/{segment(module)}/questions", body)
+        path = f"/v1/policies/{segment(module)}/questions"
+        return await self._gateways.ask_for(ModuleAnswer, "POST", path, body)
 
     async def observe(self, *observations: Observation) -> None:
         """Send observations from outside the mesh to functional modules."""

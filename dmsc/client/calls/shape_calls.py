@@ -37,4 +37,4 @@ class ShapeCalls:
         """
         params = {"plan": plan, "revision": revision, "dry_run": dry_run or None}
         path = f"/v1/jobs/{segment(job)}/recut"
-        return RecutAnswer.model_validate(await self._gateways.ask("POST", path, params=params))
+        return await self._gateways.ask_for(RecutAnswer, "POST", path, params=params)

@@ -74,8 +74,7 @@ class TrainCalls(CodeCalls):
             document["code"] = packed.as_spec(needs).model_dump(mode="json")
         elif requirements:
             raise BadJob("requirements: they are those of code that travels, and none does; leave them out")
-        answer = await self._submit_packed(JOBS, http_protocol.as_spec(document), packed, None)
-        record = JobRecord.model_validate(answer)
+        record = await self._submit_packed(JobRecord, JOBS, http_protocol.as_spec(document), packed, None)
         job = AsyncJob(cast(JobRequests, self), record)  # `AsyncClient` is one
         if wait:
             await job.wait(progress=True)

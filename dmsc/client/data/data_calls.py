@@ -10,7 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from dmsc.authoring.code_folder import pack_folder
 from dmsc.client import http_protocol
 from dmsc.client.calls.access_calls import segment
 from dmsc.client.calls.code_calls import CodeCalls
@@ -20,7 +19,6 @@ from schemas.data_set.builds import BUILD_ENDED, BuildEvent, BuildRecord, DataSe
 from schemas.data_set.manifest import DataSetManifest
 from schemas.data_set.units import StoredObject
 from schemas.errors import BadJob, NotFound
-from schemas.job_file.code import CodeSpec
 from schemas.pages import BuildPage, DataSetPage
 
 DataBuild = str | Path | Mapping[str, Any] | DataBuildSpec
@@ -37,20 +35,7 @@ class DataCalls(CodeCalls):
         The folder that it names as `code` is uploaded first, unless the mesh has it already.
         """
         document = build_document(build)
-        packed = None
-        if (document.get("code") or {}).get("folder") is not None:
-            code = CodeSpec.model_validate(document["code"])
-            packed = await asyncio.to_thread(pack_folder, code)
-            document = {**document, "code": packed.as_spec(code).model_dump(mode="json")}
-            await self.upload_code(packed)
-        path = "/v1/data/builds"
-        try:
-            return await self._gateways.ask_for(BuildRecord, "POST", path, document, key=idempotency_key)
-        except NotFound:
-            if packed is None:
-                raise
-        await self.upload_code(packed)  # it went with a job's end meanwhile
-        return await self._gateways.ask_for(BuildRecord, "POST", path, document, key=idempotency_key)
+        return await self._submit_with_code(BuildRecord, "/v1/data/builds", document, idempotency_key)
 
     async def builds(self, *, state: str | None = None, name: str | None = None) -> list[BuildRecord]:
         """The mesh's builds of data sets, oldest first."""

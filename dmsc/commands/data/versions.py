@@ -260,9 +260,11 @@ def _build_lines(record: BuildRecord) -> list[str]:
 
 
 def _how_far(record: BuildRecord) -> str:
+    from schemas.data_set.builds import BUILD_WAITS
+
     if not record.phases:
         return record.reason
     phase = record.phases[-1]
     units = f"{phase.phase} {phase.committed:,}/{phase.units:,}"
-    waits = record.state.value in ("queued", "parked")
+    waits = record.state in BUILD_WAITS
     return f"{units}: {record.reason}" if waits else units

@@ -43,6 +43,7 @@ def _job_rows(records: Sequence[JobRecord], *, each: bool) -> Iterator[tuple[str
     """The rows of jobs, and, unless `each` is to have its own, of arrays in the place of their first jobs."""
     from dmsc.follow.follow_array import states_text
     from schemas.arrays import array_of
+    from schemas.job import ENDED
     from schemas.training_length import progress_text
 
     now = time.time()
@@ -57,7 +58,7 @@ def _job_rows(records: Sequence[JobRecord], *, each: bool) -> Iterator[tuple[str
             loss = "" if record.loss_last is None else f"{record.loss_last:.4f}"
             yield record.job, record.spec.name, record.state.value, step, loss, age, record.reason
         elif found := array_of(record.array.array, members.pop(record.array.array, ())):
-            ended = sum(found.states.get(state, 0) for state in ("done", "failed", "cancelled"))
+            ended = sum(found.states.get(state, 0) for state in ENDED)
             losses = [one.loss for one in found.members if one.loss is not None]
             least = f"best {min(losses):.4f}" if losses else ""
             limit = "" if found.limit is None else f", {found.limit} at a time"
@@ -110,7 +111,7 @@ def park(
     from schemas.names import is_array
 
     if is_build(job):
-        show_build(mesh, mesh.ask(lambda client: client.park_build(job, reason=reason)))
+        _show_build(mesh, mesh.ask(lambda client: client.park_build(job, reason=reason)))
         return
     if is_array(job):
         _show_array(mesh, mesh.ask(lambda client: client.park_array(job, reason=reason)))
@@ -142,7 +143,7 @@ def resume(
     if is_build(job):
         if stages is not None or replicas is not None:
             raise bad_input(f"{job} is a build, which has no stages: leave --stages and --replicas out")
-        show_build(mesh, mesh.ask(lambda client: client.resume_build(job)))
+        _show_build(mesh, mesh.ask(lambda client: client.resume_build(job)))
         return
     if is_array(job):
         order = mesh.ask(lambda client: client.resume_array(job, stages=stages, replicas=replicas))
@@ -152,17 +153,16 @@ def resume(
     mesh.show(record, f"{record.job} {record.state.value}: {record.reason}")
 
 
-def show_build(mesh: GatewayQuery, record: BuildRecord) -> None:
+def _show_build(mesh: GatewayQuery, record: BuildRecord) -> None:
     """Shows what has become of a build: an answer to an order about it."""
-    state = record.state.value
-    coming = f"; {record.held}, once the units that it has begun have ended" if record.held else ""
-    waits = state in ("queued", "parked")
-    mesh.show(
-        record,
-        f"{record.build} {state}: {record.held or record.reason}"
-        if waits
-        else f"{record.build} {state}{coming}",
-    )
+    from schemas.data_set.builds import BUILD_WAITS
+
+    text = f"{record.build} {record.state.value}"
+    if record.state in BUILD_WAITS:
+        text += f": {record.held or record.reason}"
+    elif record.held:
+        text += f"; {record.held}, once the units that it has begun have ended"
+    mesh.show(record, text)
 
 
 def _waits(record: JobRecord) -> str:
@@ -300,6 +300,7 @@ def status(
 
 def _summary_rows(jobs: Sequence[JobSummary]) -> Iterator[tuple[str, ...]]:
     """The rows of jobs, and of arrays in the place of their first jobs."""
+    from schemas.arrays import array_name
     from schemas.training_length import progress_text
 
     states: dict[str, Counter[str]] = defaultdict(Counter)
@@ -310,7 +311,7 @@ def _summary_rows(jobs: Sequence[JobSummary]) -> Iterator[tuple[str, ...]]:
             yield job.job, job.name, job.state, progress_text(job.step, job.steps, job.state), job.reason
         elif counts := states.pop(job.array, None):
             said = ", ".join(f"{count} {state}" for state, count in counts.items())
-            yield job.array, job.name.rpartition("-")[0], "array", "", f"{counts.total()} jobs: {said}"
+            yield job.array, array_name(job.name), "array", "", f"{counts.total()} jobs: {said}"
 
 
 async def _status(client: AsyncClient) -> MeshStatus:

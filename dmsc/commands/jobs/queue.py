@@ -85,7 +85,8 @@ def explain(
 def prioritise(
     build: Annotated[str, argument("BUILD", "The build, as `dmsc data list` shows it.")],
     priority: Annotated[
-        int, argument("PRIORITY", "Its new class, -1000 to 1000; higher comes first.", min=-1000)
+        int,
+        argument("PRIORITY", "Its new class; higher comes first.", min=-MOST_PRIORITY, max=MOST_PRIORITY),
     ],
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
@@ -93,10 +94,6 @@ def prioritise(
 
     Example: dmsc queue prioritise b1a2b3c 10
     """
-    from dmsc.console.exit_codes import bad_input
-
-    if priority > MOST_PRIORITY:
-        raise bad_input(f"priority {priority}: give at most {MOST_PRIORITY}")
     record = mesh.ask(lambda client: client.prioritise_build(build, priority))
     mesh.show(record, f"{record.build} has priority {record.spec.queue.priority}")
 

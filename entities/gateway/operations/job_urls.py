@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from bus.files.artifacts import refusal
+from schemas.data_set.fitting import with_sources
 from schemas.errors import BadJob
 from schemas.job import JobRecord, JobSpec
 from schemas.job_file.code import CODE
@@ -167,11 +168,7 @@ def job_of(url: str, jobs: Mapping[str, JobRecord]) -> JobRecord | None:
 
 def unresolved(spec: JobSpec) -> JobSpec:
     """The job without versions that a client names: a submission is a new question."""
-    data = spec.data
-    if all(part.data_set is None for part in (data, *data.places().values())):
-        return spec
-    none = {"data_set": None}
-    mixture = tuple(part.model_copy(update=none) for part in data.mixture)
-    sets = {name: part.model_copy(update=none) for name, part in data.validation.items()}
-    changed = data.model_copy(update={**none, "mixture": mixture, "validation": sets})
-    return spec.model_copy(update={"data": changed})
+    named = {"data": spec.data, **spec.data.places()}  # of a mixture the section itself is no place
+    return with_sources(
+        spec, {key: part.model_copy(update={"data_set": None}) for key, part in named.items()}
+    )

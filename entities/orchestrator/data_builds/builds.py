@@ -173,7 +173,7 @@ class Builds:
         if run is None:
             record = self.ended.get(build)
             if record is None:
-                raise NotFound(f"no build {build}: `dmsc data list` shows them")
+                raise NotFound(unknown(build))
             raise Conflict(f"build {build} has already ended: {record.state}")
         return run
 
@@ -183,7 +183,7 @@ class Builds:
         run = self.running.get(message.build)
         record = run.record if run is not None else self.ended.get(message.build)
         if record is None:
-            raise NotFound(f"no build {message.build}: `dmsc data list` shows them")
+            raise NotFound(unknown(message.build))
         return BuildList(builds=(record,))
 
     async def prepared(self, message: UnitPrepared, envelope: Envelope) -> Ack:

@@ -14,6 +14,7 @@ from typing import Protocol
 from entities.orchestrator.data_builds.phases import phases_of
 from entities.orchestrator.data_builds.unit_ledger import AgentLoad
 from entities.orchestrator.queue.lanes import agent_of
+from entities.orchestrator.queue.mesh_slots import ran_s
 from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob, Replicas, WorkKind
 from entities.queue.slot_pools import SlotNeeds
 from schemas.data_set.builds import BuildRecord, BuildState
@@ -93,7 +94,7 @@ class LaneHolding:
             request=self._request(record.held),
             since=record.submitted_at,
             attained_slot_s=record.usage.slot_s,
-            ran_s=self._ran_s(record.usage),
+            ran_s=ran_s(record, time.time()),
             parked=bool(record.phases),
         )
 
@@ -111,7 +112,7 @@ class LaneHolding:
             started_at=self._granted_at,
             work_s=self._work_s(request, staying),
             attained_slot_s=usage.slot_s,
-            ran_s=self._ran_s(usage),
+            ran_s=ran_s(record, now),
             leaving=leaving,
             leaves_at=now,
             fixed=bool(self._parks) or self._ends,
@@ -143,9 +144,6 @@ class LaneHolding:
         if record.left_s is None or last != phases_of(record.spec)[-1]:
             return None
         return record.left_s * request.speed(lanes)
-
-    def _ran_s(self, usage: JobUsage) -> float:
-        return max(0.0, usage.held_s - self._run.record.resumed_held_s)
 
     # --- what the queue has it do ---------------------------------------------------------------------------
     def take(self, lanes: Sequence[str]) -> None:

@@ -35,7 +35,7 @@ from entities.planner.plan_request import (
     PlanRequest,
     SearchFailed,
 )
-from entities.planner.planning_process import searched
+from entities.planner.planning_process import beside_the_loop, searched
 from entities.queue.queued_job import QueuedJob
 from schemas.cluster import NodeStatus
 from schemas.errors import BadJob
@@ -231,7 +231,7 @@ class Deployment:
                 refused=dict(self._tried),
                 searching=self._search is not None,
             )
-            planned = await asyncio.to_thread(plan_granted, facts)
+            planned = await beside_the_loop(plan_granted, facts)
             if self._turn is not turn:
                 return NoRoom("it has left the queue")
             if held := job.store.record.held:  # it was to wait while it was planned
@@ -292,7 +292,7 @@ class Deployment:
             return graph
         shaped, step_ms = self._shaped, graph.forecast.step_ms
         try:
-            request = await asyncio.to_thread(
+            request = await beside_the_loop(
                 lambda: on_network(request_for(shaped, topology, room), network, step_ms)
             )
             if best_without and not request.hosts:
@@ -300,7 +300,7 @@ class Deployment:
             answer = await searched(request, self._job.planning)
         except NoPlan:
             return graph  # only with less memory than all that windows may hold
-        better = await asyncio.to_thread(graph_for, job.name, shaped, topology, room, request, answer)
+        better = await beside_the_loop(graph_for, job.name, shaped, topology, room, request, answer)
         now = self._room(graph)
         if isinstance(better, NoRoom) or isinstance(now, NoRoom) or not still_open(now, request, answer):
             return graph
@@ -314,7 +314,7 @@ class Deployment:
             return graph
         used = {(place.cluster, place.node) for place in graph.placements}
         nodes = [node for node in job.mesh.open_nodes() if (node.cluster, node.node) in used]
-        distances = await asyncio.to_thread(cluster_distances, network.topology, nodes)
+        distances = await beside_the_loop(cluster_distances, network.topology, nodes)
         changed: dict[str, object] = {"distances": distances}
         if missing := network.missing(nodes):
             changed["reason"] = f"{graph.reason}; {missing}"

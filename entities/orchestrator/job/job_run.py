@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bus.logs import bind, get_logger
 from bus.tasks import cancel
@@ -39,6 +39,7 @@ from entities.orchestrator.planning.memory_fit import fixed_by_memory
 from entities.orchestrator.planning.shape_choice import with_shape
 from entities.orchestrator.planning.window_room import largest_windows
 from entities.orchestrator.queue.job_queue import JobQueue
+from schemas.actions import CUT
 from schemas.errors import Conflict, DmscError, Fenced, NewerRecord, Unavailable
 from schemas.fault import FaultReport
 from schemas.job import JobRecord, JobState, WeightsManifest
@@ -122,6 +123,8 @@ class JobRun:
             topology=lambda: self.model_analysis.known,
         )
         self.shape = JobShape(job, self.training.scale, lambda: self._deployment.forget_shape())
+        self.on_set: Callable[[str, str | None, str], None] = lambda knob, value, by: None
+        """Called with knob, value and user where a person has set something of the job's plan."""
         self._reported: set[tuple[str, str, str]] = set()
         self._cancelled: str | None = None
         self._cancelling = asyncio.Lock()
@@ -209,7 +212,10 @@ class JobRun:
             raise Conflict(f"job {self.job.name} is {state}; only a running one can be cut anew")
         if moving := self.training.rebalancing.under_way:
             raise Conflict(f"{moving} is changing its stage: ask again in a moment")
-        return self.training.recutting.ask(message, topology)
+        answer = self.training.recutting.ask(message, topology)
+        if message.cuts is not None and not message.dry_run:  # not one that is left to the planner
+            self.on_set(CUT, f"plan {answer.plan}", message.user)
+        return answer
 
     def present_record(self) -> JobRecord:
         """The job's record, with a changed graph that is not written yet."""

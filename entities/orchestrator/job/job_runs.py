@@ -28,6 +28,7 @@ from entities.orchestrator.queue.mesh_slots import reshaped
 from entities.orchestrator.queue.reservation_book import ReservationBook
 from entities.queue.queue_rules import QueueOrder
 from schemas import names
+from schemas.actions import REPLICAS
 from schemas.arrays import JobArray, OrderArray, SubmitArray, array_of, specs_of, values_at
 from schemas.data_set.builds import is_build
 from schemas.envelope import Envelope
@@ -72,7 +73,7 @@ class JobRuns:
 
     `former_records`: the jobs of an earlier term of this process; one that the store has lost goes on from
     there. `forget` is called with each job that has ended, `set_by_person` with job, knob, value and user of
-    what a person sets.
+    what a person sets; value None: nobody holds the knob any more.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class JobRuns:
         former_records: Mapping[str, JobRecord],
         *,
         forget: Callable[[str], None],
-        set_by_person: Callable[[str, str, str, str], None],
+        set_by_person: Callable[[str, str, str | None, str], None],
     ) -> None:
         self.running: dict[str, JobRun] = {}
         self.ended: dict[str, JobRecord] = {}
@@ -171,7 +172,7 @@ class JobRuns:
             for job in jobs:
                 if where == "after" and job in self.arrays:
                     continue
-                if names.is_array(job) and job in self.arrays:
+                if job in self.arrays:
                     raise NotFound(f"queue.{where}: {job} is an array; name its jobs, as {job}_0")
                 if not self.queue.knows(job):
                     raise NotFound(f"queue.{where}: {unknown(job)}")
@@ -267,7 +268,9 @@ class JobRuns:
         return store.record
 
     def _new_run(self, store: JobStore, gateway: str, parked: Parked | None = None) -> JobRun:
-        return JobRun(self._term, self.queue, store, gateway, parked)
+        run = JobRun(self._term, self.queue, store, gateway, parked)
+        run.on_set = run.training.rebalancing.on_set = partial(self._set_by_person, run.name)
+        return run
 
     def _take(self, run: JobRun) -> None:
         self.running[run.name], self._holders[run.name] = run, run.holding
@@ -292,11 +295,13 @@ class JobRuns:
             self.ended[run.name] = run.job.store.record
             self.arrays.take(run.job.store.record)
             self.queue.job_ended(run.job.store.record)
-            wanted = {name for each in self.running.values() for name in each.job.spec.queue.after}
-            forget_oldest(self.ended, self._term.ended_kept, wanted)
+            forget_oldest(self.ended, self._term.ended_kept, self._started_after)
             self._forget(run.name)
             self._term.mesh.forget_job(run.name)
             await self._release_code(run)
+
+    def _started_after(self) -> set[str]:
+        return {name for run in self.running.values() for name in run.job.spec.queue.after}
 
     async def _release_code(self, run: JobRun) -> None:
         if run.job.spec.code is not None and run.job.store.record.state in ENDED:
@@ -361,20 +366,14 @@ class JobRuns:
             if message.stage is None and not message.unit:
                 await run.shape.prefer(message.replicas)
                 run.holding.prefer(None)
-                self._set_by_person(message.job, "replicas", str(message.replicas), message.user)
+                self._set_by_person(message.job, REPLICAS, str(message.replicas), message.user)
             return Ack(note=note)
 
     async def change_stage(self, message: ChangeStage, envelope: Envelope) -> Ack:
-        note = self._running(message.job).move(message.sid, message.stage, message.user)
-        place = f"place of {message.sid}"
-        self._set_by_person(message.job, place, f"stage {message.stage}", message.user)
-        return Ack(note=note)
+        return Ack(note=self._running(message.job).move(message.sid, message.stage, message.user))
 
     async def recut(self, message: RecutJob, envelope: Envelope) -> RecutAnswer:
-        answer = await self._running(message.job).recut(message)
-        if message.cuts is not None and not message.dry_run:  # not one that is left to the planner
-            self._set_by_person(message.job, "cut", f"plan {answer.plan}", message.user)
-        return answer
+        return await self._running(message.job).recut(message)
 
     async def cancel(self, message: CancelJob, envelope: Envelope) -> JobRecord:
         run = self.running.get(message.job)
@@ -415,10 +414,11 @@ class JobRuns:
             await self._term.candidate.confirmed()
         members = self.arrays.jobs(message.array)
         if not members:
-            raise NotFound(f"no array {message.array}: `dmsc jobs` lists them")
+            raise NotFound(unknown(message.array))
         jobs = [job for job in members if job in self.running]
         waiting = [job for job in jobs if self.running[job].holding.waiting is not None]
-        begun = [job for job in jobs if job not in set(waiting)]
+        in_queue = set(waiting)
+        begun = [job for job in jobs if job not in in_queue]
         refusals: list[DmscError] = []
         for group in (begun, waiting) if message.action == "resume" else (waiting, begun):
             for batch in _batches(group):
@@ -455,7 +455,7 @@ class JobRuns:
     def _array(self, array: str) -> JobArray:
         found = array_of(array, self.records())
         if found is None:
-            raise NotFound(f"no array {array}: `dmsc jobs` lists them")
+            raise NotFound(unknown(array))
         return found
 
     def _unended(self, job: str) -> JobRun:

@@ -151,8 +151,8 @@ class JobInstances:
         found = {}
         for place in self.placements:
             node = self._mesh.nodes.get(self._mesh.agent_of(place.cluster, place.node) or "")
-            slots = () if node is None else node.slots
-            found[place.sid] = next((slot.memory_bytes for slot in slots if slot.index == place.slot), 0)
+            slot = None if node is None else node.slot(place.slot)
+            found[place.sid] = 0 if slot is None else slot.memory_bytes
         return found
 
     def agent_of(self, sid: str) -> str | None:

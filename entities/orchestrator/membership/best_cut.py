@@ -14,9 +14,9 @@ from itertools import accumulate
 from schemas.recut import Cuts
 
 HALVINGS = 45
+"""Of the interval in which the bottleneck is looked for: beyond what measurements are worth."""
 CLOSE = 1e-6
 """Bounds are equal if they differ by this share."""
-"""Of the interval in which the bottleneck is looked for: beyond what measurements are worth."""
 
 
 @dataclass(frozen=True, kw_only=True)

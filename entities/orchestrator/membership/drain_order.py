@@ -7,7 +7,7 @@ its state has to be written first. `membership_changes` carries the departures o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.recovery.replacement import Replacement
@@ -19,11 +19,15 @@ Stages = Sequence[Collection[Member]]
 
 
 class DrainOrder:
-    """The instances that are to leave their node and have not left yet."""
+    """The instances that are to leave their node and have not left yet.
 
-    def __init__(self, job: JobContext, replacement: Replacement) -> None:
+    `dropped` is called with the unit of one that was to leave, and does not.
+    """
+
+    def __init__(self, job: JobContext, replacement: Replacement, dropped: Callable[[str], None]) -> None:
         self._job = job
         self._replacement = replacement
+        self._dropped = dropped
         self._requested: set[str] = set()
 
     def waits(self, stages: Stages) -> bool:
@@ -51,8 +55,13 @@ class DrainOrder:
             self._requested.discard(sid)
             if not self._obstacle(sid, stages, replaced) and self._is_to_go(sid):
                 return self._job.instances.members[sid]
-            self._replacement.stay(sid)  # one that was to migrate is not asked for again
+            self.drop(sid)
         return None
+
+    def drop(self, sid: str) -> None:
+        """It stays after all: one that was to migrate is not asked for again."""
+        self._replacement.stay(sid)
+        self._dropped(sid)
 
     def _needs_rest(self, sid: str, stages: Stages) -> bool:
         unit = self._unit(sid)

@@ -21,6 +21,8 @@ from entities.orchestrator.membership.recutting import Recutting
 from entities.orchestrator.membership.slot_holding import SlotHolding
 from entities.orchestrator.planning.scaling import working_units
 from schemas.actions import (
+    CUT,
+    REPLICAS,
     Action,
     CheckpointNow,
     ExpectFailures,
@@ -100,6 +102,7 @@ class JobActions:
         self._freed: list[str] = []
         self._cutting: dict[int, _AskedRecut] = {}  # by the plan's revision
         training.changes.on_hand_over = self._handed_over
+        training.changes.on_stay = self._stays
         training.recutting.on_in_force = self._cut_anew
         training.recutting.on_dropped = self._not_cut
         training.job_changes.on_free = job.queue.again
@@ -116,8 +119,6 @@ class JobActions:
 
     def _leaves(self) -> str:
         """Who is about to leave its slot for another one, in words."""
-        away = self._membership.sent_away
-        self._leaving = {sid: asked for sid, asked in self._leaving.items() if sid in away}
         return "" if not self._leaving else f"{', '.join(sorted(self._leaving))} is about to leave its slot"
 
     def objection(self, action: Action) -> str:
@@ -289,7 +290,7 @@ class JobActions:
         if not self._holding.change_size(replicas, f"{by}: {reason}"):
             raise Conflict(f"{replicas} replicas: there is no room for them, or the job can't change now")
         self._holding.prefer(replicas)
-        self._former.setdefault("replicas", lambda: self._holding.prefer(None))
+        self._former.setdefault(REPLICAS, lambda: self._holding.prefer(None))
         self._begin_scale(before, replicas, graph, by, forecast)
 
     def _grown(self, before: int, replicas: int, graph: TaskGraph) -> None:
@@ -319,7 +320,7 @@ class JobActions:
         )
 
         def take_back(_: JobChange) -> None:
-            self._take_back("replicas")
+            self._take_back(REPLICAS)
             if replicas > before:  # else the queue would have it grow again
                 self._holding.prefer(before)
             if not self._holding.change_size(before, f"{OWN_LOOP}: {replicas} replicas were no better"):
@@ -348,7 +349,7 @@ class JobActions:
     def _not_cut(self, record: RecutRecord) -> None:
         """A plan was given up before it was in force: nobody holds the cut because of it."""
         if self._cutting.pop(record.plan, None) is not None:
-            self._freed.append("cut")
+            self._freed.append(CUT)
 
     def _cut_back(self, record: RecutRecord) -> None:
         """Has the job cut again as it was: steps have become longer.
@@ -357,9 +358,13 @@ class JobActions:
             BadInput: the plan is none for this job any more.
             Conflict: it is impossible now.
         """
-        self._freed.append("cut")
+        self._freed.append(CUT)
         plan = self._ask_recut(record.before, record.plan, OWN_LOOP, dry_run=False)
         self._cutting[plan] = _AskedRecut(by=OWN_LOOP, forecast=None, takes_back=True)
+
+    def _stays(self, sid: str) -> None:
+        """It does not leave after all: if it leaves later, that is another one's doing."""
+        self._leaving.pop(sid, None)
 
     def _handed_over(self, sid: str) -> None:
         """An instance leaves its slot now, and another incarnation takes its place."""
@@ -385,7 +390,3 @@ class JobActions:
     def _place_of(self, sid: str) -> str:
         place = self._job.instances.graph.placement(sid)
         return slot_in_words(place.cluster, place.node, place.slot)
-
-
-def _unit(_: int) -> None:
-    """Drops a revision's number."""

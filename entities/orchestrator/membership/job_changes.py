@@ -7,7 +7,7 @@ from collections.abc import Callable
 from bus.logs import get_logger
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.planning.change_account import ChangeAccount, in_words
-from schemas.changes import ChangeState, JobChange
+from schemas.changes import JobChange
 from schemas.errors import DmscError
 from schemas.job import StepResult
 
@@ -24,8 +24,6 @@ class JobChanges:
         self._job = job
         self.account = ChangeAccount(list(job.store.record.changes))
         self._take_back: TakeBack | None = None
-        self.on_verdict: Callable[[JobChange], None] = lambda change: None
-        """Called with each change that has been judged."""
 
         self.on_free: Callable[[], None] = lambda: None
         """Called when another change may begin."""
@@ -47,8 +45,6 @@ class JobChanges:
         if change is None:
             return
         self._tell(change)
-        if change.state in (ChangeState.BETTER, ChangeState.NO_BETTER):
-            self.on_verdict(change)
         if not last and self.account.to_take_back(change) and self._take_back is not None:
             take_back, self._take_back = self._take_back, None
             try:

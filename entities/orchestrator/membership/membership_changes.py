@@ -40,11 +40,13 @@ class MembershipChanges:
         self._joining = joining
         self._standbys = standbys
         self._checkpoints = checkpoints
-        self._drain_order = DrainOrder(job, joining.replacement)
+        self._drain_order = DrainOrder(job, joining.replacement, lambda sid: self.on_stay(sid))
         self._leaving: set[str] = set()  # units that will leave the job
         self._going: set[str] = set()  # units whose instance is being ended
         self.on_hand_over: Callable[[str], None] = lambda sid: None
         """Called with each unit whose instance leaves its slot now, for another to take its place."""
+        self.on_stay: Callable[[str], None] = lambda sid: None
+        """Called with each unit whose instance was to leave its slot, and does not."""
 
     @property
     def leaving(self) -> frozenset[str]:
@@ -55,11 +57,6 @@ class MembershipChanges:
     def homeless(self) -> Collection[str]:
         """Units that wait for a slot."""
         return self._joining.replacement.homeless.keys()
-
-    @property
-    def sent_away(self) -> Collection[str]:
-        """Units that are to leave their slot for another one."""
-        return self._joining.replacement.sent_away
 
     def scale(self, stages: Sequence[int], replicas: int) -> str:
         """Gives these stages more or fewer working replicas; returns what will happen, in words.
@@ -166,6 +163,7 @@ class MembershipChanges:
             return
         why, step = f"{member.sid} leaves its node", self._step_owner.step
         if not await self._job.tasks.unless_failed(self._checkpoints.of_this_step(step, stages, why)):
+            self._drain_order.drop(member.sid)
             return  # the job's events say why; the drain asks again
         log.info("hand-over by checkpoint", job=self._job.name, sid=member.sid, step=step)
         self._job.instances.mark_lost(member)

@@ -18,6 +18,7 @@ from entities.orchestrator.membership.stage_moves import StageMembers, direction
 from entities.orchestrator.planning.scaling import added_replicas, with_units, without_units
 from entities.orchestrator.recovery.joining import JoiningMembers
 from entities.orchestrator.step.step_owner import StepOwner
+from schemas.actions import place_knob
 from schemas.automation import OWN_LOOP
 from schemas.changes import Forecast, JobChange
 from schemas.errors import Conflict, DmscError
@@ -36,6 +37,11 @@ class MoveRequest:
     by: str
     forecast: Forecast | None
     takes_back: bool = False
+
+    @property
+    def by_person(self) -> bool:
+        """Whether a person ordered it."""
+        return self.forecast is None and not self.takes_back
 
 
 class Rebalancing:
@@ -56,6 +62,8 @@ class Rebalancing:
         self._changes = changes
         self._request: MoveRequest | None = None
         self._changing = ""
+        self.on_set: Callable[[str, str | None, str], None] = lambda knob, value, by: None
+        """Called with knob, value and user where a person's move sets an instance's place; None: no more."""
 
     @property
     def under_way(self) -> str:
@@ -149,9 +157,12 @@ class Rebalancing:
             ),
             lambda change: self._take_back(newcomer.sid, here),
         )
+        if request.by_person:
+            self.on_set(place_knob(request.sid), None, request.by)
+            self.on_set(place_knob(newcomer.sid), f"stage {there}", request.by)
         self._changing = request.sid
         self._part_with(member)
-        self._job.tasks.spawn(self._rehost(member, unit, newcomer))
+        self._job.tasks.spawn(self._rehost(request, member, unit, newcomer))
 
     def _take_back(self, sid: str, stage: int) -> None:
         """Has the one that moved go back to its stage: steps have become longer."""
@@ -159,7 +170,7 @@ class Rebalancing:
             raise Conflict(f"{sid} does not go back to stage {stage}: {why}")
         self._request = MoveRequest(sid=sid, stage=stage, by=OWN_LOOP, forecast=None, takes_back=True)
 
-    async def _rehost(self, member: Member, unit: TaskUnit, newcomer: TaskUnit) -> None:
+    async def _rehost(self, request: MoveRequest, member: Member, unit: TaskUnit, newcomer: TaskUnit) -> None:
         """Ends the member, then has its slot host the newcomer.
 
         Until the member has ended, the job's record names it; afterwards it names the newcomer. So an
@@ -173,12 +184,14 @@ class Rebalancing:
         self._job.events.changed(f"{newcomer.sid} takes the place of {member.sid}")
         await self._job.events.written()  # the record names the newcomer before it lives
         await self._joining.replacement.until_free(newcomer)
-        self._joining.bring(newcomer.sid, given_up=lambda why: self._go_back(newcomer, unit, why))
+        self._joining.bring(newcomer.sid, given_up=lambda why: self._go_back(request, newcomer, unit, why))
 
-    def _go_back(self, newcomer: TaskUnit, unit: TaskUnit, why: DmscError) -> None:
+    def _go_back(self, request: MoveRequest, newcomer: TaskUnit, unit: TaskUnit, why: DmscError) -> None:
         """The newcomer can't be started: the slot hosts the former unit again."""
         log.warning("move failed", job=self._job.name, sid=newcomer.sid, reason=str(why))
         self._changes.fail()
+        if request.by_person:
+            self.on_set(place_knob(newcomer.sid), None, request.by)
         self._job.events.fault(f"{newcomer.sid}: {why}; {unit.sid} comes back")
         self._job.instances.members.pop(newcomer.sid, None)
         self._swap(newcomer, unit)

@@ -269,7 +269,7 @@ def check_room(
         )
         needs = now.state + then.state + taken + max(now.activations, then.activations)
         where = graph.placement(unit.sid)
-        slot = next((slot for slot in node.slots if slot.index == where.slot), None)
+        slot = node.slot(where.slot)
         if slot is not None and 0 < slot.memory_bytes < needs:
             raise Conflict(
                 f"{unit.sid} on {where.node} lacks {shown(needs - slot.memory_bytes)} of memory: until the "

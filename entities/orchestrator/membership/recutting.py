@@ -232,8 +232,8 @@ class Recutting:
     def _slot_speed(self, member: Member) -> float:
         where = self._job.instances.graph.placement(member.sid)
         node = self._job.mesh.nodes.get(self._job.instances.agent_of(member.sid) or "")
-        slots = () if node is None else node.slots
-        return next((speed_of(slot) for slot in slots if slot.index == where.slot), 1.0)
+        slot = None if node is None else node.slot(where.slot)
+        return 1.0 if slot is None else speed_of(slot)
 
     # --- preparing --------------------------------------------------------------------------------------
     def _begin(self, graph: TaskGraph, cuts: Cuts, by: str) -> None:

@@ -104,7 +104,7 @@ class CordonService:
         status = self._mesh.nodes.get(agent)
         if slot is None or status is None or not status.slots:  # it is away or warming up: slots are unknown
             return
-        if any(other.index == slot for other in status.slots):
+        if status.slot(slot) is not None:
             return
         raise NotFound(f"{agent} has no slot {slot}; it has {len(status.slots)}, numbered from 0")
 

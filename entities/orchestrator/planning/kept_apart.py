@@ -93,7 +93,7 @@ def unfit_for(graph: TaskGraph, stage: int, sid: str, node: NodeStatus | None) -
     wanted = graph.stage(stage)[0].requirements.labels
     where = graph.placement(sid)
     if wanted:
-        slot = next((slot for slot in node.slots if slot.index == where.slot), None) if node else None
+        slot = node.slot(where.slot) if node else None
         have = labels_for(node, slot, wanted) if node is not None and slot is not None else ()
         if missing := [label for label in wanted if label not in have]:
             return f"stage {stage} is pinned to {in_words(missing[0])}"

@@ -6,14 +6,13 @@ shape is the job's from then on, and it waits for its slots as any other.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
 from entities.orchestrator.planning.placement import OpenRoom
 from entities.orchestrator.planning.plan_requests import OpenShape, request_for, speed_of
 from entities.orchestrator.planning.plan_rules import labels_for, pinned_together, rules_of
 from entities.planner.plan_request import LayerRule, NoPlan, PlanAnswer, PlanRequest
-from entities.planner.planning_process import PlanningConfig, searched_with_less
+from entities.planner.planning_process import PlanningConfig, beside_the_loop, searched_with_less
 from schemas.cluster import NodeStatus, Slot
 from schemas.errors import BadJob
 from schemas.job import JobSpec
@@ -32,7 +31,7 @@ async def with_shape(
         BadJob: no shape fits; what stands against it, and what to change.
     """
     try:
-        request = await asyncio.to_thread(shape_request, spec, topology, list(nodes))
+        request = await beside_the_loop(shape_request, spec, topology, list(nodes))
     except NoPlan as refused:
         raise BadJob(str(refused)) from refused
     try:

@@ -36,6 +36,7 @@ from entities.orchestrator.policy.suggestion_rules import (
 )
 from schemas import names
 from schemas.actions import (
+    CUT,
     Action,
     AvoidInstance,
     MoveInstance,
@@ -45,6 +46,7 @@ from schemas.actions import (
     SetQueueOrder,
     SetWeights,
     SetWindow,
+    place_knob,
     value_of,
 )
 from schemas.automation import Automation
@@ -229,7 +231,7 @@ def lapse(
 
 def _lapsed(knob: str, module: str) -> str:
     """What is told of a knob that nobody holds any more. Places and cuts stay as they are."""
-    stays = knob == "cut" or knob.startswith("place of ")
+    stays = knob == CUT or knob.startswith(place_knob(""))
     return f"{knob}: {module} holds it no longer" if stays else f"{knob}: what {module} set lapsed"
 
 

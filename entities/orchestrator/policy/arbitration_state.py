@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from entities.orchestrator.policy.knobs import ActiveSuggestion, JobKnob
 from entities.orchestrator.policy.module_reputation import Key, ModuleReputation
-from schemas.actions import SetQueueOrder, knob_of
+from schemas.actions import SetQueueOrder, knob_of, route_knob, weights_knob
 from schemas.policy import PolicySuggestion
 
 
@@ -86,9 +86,16 @@ def knobs(state: ArbitrationState, job: str) -> dict[str, ActiveSuggestion]:
 
 
 def _of_job(state: ArbitrationState, job: str) -> list[tuple[str, ActiveSuggestion]]:
-    found = [(f"weights of stage {key[1]}", entry) for key, entry in state.adopted.items() if key[0] == job]
-    found += [(f"route to {key[2]}", entry) for key, entry in state.avoided.items() if key[0] == job]
+    found = [(weights_knob(key[1]), entry) for key, entry in state.adopted.items() if key[0] == job]
+    found += [(route_knob(key[2]), entry) for key, entry in state.avoided.items() if key[0] == job]
     return found + [(key[1], entry) for key, entry in state.held.items() if key[0] == job]
+
+
+def expired_jobs(state: ArbitrationState, now: float) -> set[str]:
+    """The jobs of which something that was adopted has lapsed; "" stands for the order of the queue."""
+    found = {key[0] for key, entry in state.adopted.items() if entry.until <= now}
+    found |= {key[0] for key, entry in state.avoided.items() if entry.until <= now}
+    return found | {key[0] for key, entry in state.held.items() if entry.until <= now}
 
 
 def forget_job(state: ArbitrationState, job: str) -> ArbitrationState:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from statistics import fmean
 
 from entities.orchestrator.job.job_run import JobRun
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.policy.suggestion_rules import JobFacts
-from entities.orchestrator.queue.job_queue import JobQueue
 from schemas.automation import lower
 from schemas.changes import JobObjective
 from schemas.usage import HOUR_S, JOULES_PER_KWH, JobUsage
 
 
-def job_facts(run: JobRun, mesh: MeshView, queue: JobQueue) -> JobFacts | None:
-    """The present facts; None while the job has no instances."""
+def job_facts(run: JobRun, mesh: MeshView, waiting: Collection[str] | None = None) -> JobFacts | None:
+    """The present facts; None while the job has no instances.
+
+    `waiting`: all jobs that wait for slots, which an order of the queue is compared with; None: not known.
+    """
     job = run.job
     policy, record = job.policies.policy, job.store.record
     if policy is None or policy.ended or job.instances.deployed is None:
@@ -34,7 +37,7 @@ def job_facts(run: JobRun, mesh: MeshView, queue: JobQueue) -> JobFacts | None:
         algorithm=policy.algorithm,
         replicas=replicas,
         replica_range=(replicas, replicas) if within is None else (within.min, within.max),
-        waiting=queue.waiting,
+        waiting=waiting,
         automation=lower(mesh.automation, record.automated),
         objective=JobObjective(job.spec.automation.objective),
         budget=limits,
@@ -47,7 +50,7 @@ def _labels(run: JobRun, mesh: MeshView) -> dict[str, float]:
     found: dict[str, list[float]] = {"price": [], "carbon": []}
     for place in run.placements:
         node = mesh.nodes.get(mesh.agent_of(place.cluster, place.node) or "")
-        slot = next((slot for slot in (() if node is None else node.slots) if slot.index == place.slot), None)
+        slot = None if node is None else node.slot(place.slot)
         for key, values in found.items():
             try:
                 values.append(float("" if slot is None else slot.labels.get(key, "")))

@@ -22,7 +22,7 @@ from entities.orchestrator.policy.module_reputation import Key, ModuleReputation
 from entities.orchestrator.policy.reputation_store import ReputationStore
 from entities.orchestrator.queue.job_queue import JobQueue
 from schemas import names
-from schemas.actions import Action, AvoidInstance, SetQueueOrder, SetWeights
+from schemas.actions import QUEUE_ORDER, Action, AvoidInstance, SetQueueOrder, SetWeights
 from schemas.automation import OPERATOR, OWN_LOOP, Knob
 from schemas.envelope import Envelope
 from schemas.errors import Ack, Conflict, DmscError
@@ -38,9 +38,6 @@ from schemas.policy import (
 )
 
 log = get_logger("orchestrator")
-
-ORDER = "order of the queue"
-"""The knob of `SetQueueOrder`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +94,12 @@ class PolicyService:
         """Ends all that was adopted for a job, but for what a person has set."""
         self._state = in_force.end_automation(self._state, job, time.monotonic())
 
-    def set_by_person(self, job: str, knob: str, value: str, user: str) -> None:
-        """A person has set this knob: no module changes it until a person releases it."""
-        holder = set_by_operator(value, user, time.monotonic())
+    def set_by_person(self, job: str, knob: str, value: str | None, user: str) -> None:
+        """A person has set this knob: no module changes it until a person releases it.
+
+        `value`: None: what it was about is no longer there, and nobody holds it.
+        """
+        holder = None if value is None else set_by_operator(value, user, time.monotonic())
         self._state = in_force.hold(self._state, job, knob, holder)
 
     def release(self, job: str) -> None:
@@ -275,7 +275,8 @@ class PolicyService:
         """The outcome of a suggestion that was carried out, and the revision of the policy that says so."""
         async with self._revising:
             run, before, revision = self._runs.get(message.job), self._state, None
-            facts = job_facts(run, self._mesh, self._queue) if run is not None else None
+            waiting = self._queue.waiting if isinstance(message.action, SetQueueOrder) else None
+            facts = job_facts(run, self._mesh, waiting) if run is not None else None
             outcome, self._state = arbitrate(
                 before, message, facts, time.monotonic(), sid=sid, config=self._config, own=own
             )
@@ -339,11 +340,13 @@ class PolicyService:
                 for job, running in self._runs.items():
                     for knob in running.actions.freed():
                         self._state = in_force.hold(self._state, job, knob, None)
-                pairs = ((job, job_facts(each, self._mesh, self._queue)) for job, each in self._runs.items())
+                now = time.monotonic()
+                expired = in_force.expired_jobs(self._state, now) & self._runs.keys()
+                pairs = ((job, job_facts(self._runs[job], self._mesh)) for job in expired)
                 facts = {job: known for job, known in pairs if known is not None}
-                lapses, self._state = lapse(self._state, facts, time.monotonic())
+                lapses, self._state = lapse(self._state, facts, now)
                 for ended in lapses:
-                    if ended.knob == ORDER:
+                    if ended.knob == QUEUE_ORDER:
                         self._queue.suggest_order(())
                         log.info("order of the queue lapsed", reason=ended.reason)
                         continue

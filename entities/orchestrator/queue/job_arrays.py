@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -60,10 +60,11 @@ class JobArrays:
         return True if len(members.done) == members.size else None
 
 
-def forget_oldest(ended: dict[str, JobRecord], kept: int, wanted: Container[str]) -> None:
-    """Of jobs that have ended the last ones stay, and those that others are to start after."""
+def forget_oldest(ended: dict[str, JobRecord], kept: int, wanted: Callable[[], Container[str]]) -> None:
+    """Of jobs that have ended the last ones stay, and those that others are to start after (`wanted`)."""
     if (surplus := len(ended) - kept) > 0:
-        oldest = (name for name in [*ended] if name not in wanted)
+        stay = wanted()
+        oldest = (name for name in [*ended] if name not in stay)
         for name in [*islice(oldest, surplus)]:
             del ended[name]
 

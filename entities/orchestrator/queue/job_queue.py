@@ -127,6 +127,8 @@ def unknown(name: str) -> str:
     """What is said of an id that nobody knows."""
     if is_build(name):
         return f"no build {name}: `dmsc data list` shows them"
+    if names.is_array(name):
+        return f"no array {name}: `dmsc jobs` lists them"
     return f"no job {name}: `dmsc jobs` lists their ids"
 
 
@@ -281,11 +283,8 @@ class JobQueue:
     def _claimants(self, now: float) -> set[str]:
         """Jobs and reservations for which somebody may park."""
         claimants = {each.name for each in self.reservations(now) if each.end_at > now}
-        for run in self._holders.values():
-            if (waiting := run.waiting) is not None and not waiting.request.held:
-                claimants.add(run.name)
-        for name, build in self.builds.members.items():
-            if (waiting := build.waiting) is not None and not waiting.request.held:
+        for name, member in self._members.items():
+            if (waiting := member.waiting) is not None and not waiting.request.held:
                 claimants.add(name)
         return claimants
 

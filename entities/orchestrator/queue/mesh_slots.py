@@ -387,8 +387,8 @@ def queue_place(
     )
 
 
-def ran_s(record: JobRecord, now: float) -> float:
-    """For how long it has had its slots since it began, or since a person last resumed it."""
+def ran_s(record: JobRecord | BuildRecord, now: float) -> float:
+    """For how long it has had its slots or lanes since it began, or since a person last resumed it."""
     usage = record.usage
     return max(0.0, usage.held(usage.slots, now).held_s - record.resumed_held_s)
 

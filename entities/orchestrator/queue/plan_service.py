@@ -19,7 +19,7 @@ from entities.orchestrator.planning.plan_requests import on_network
 from entities.orchestrator.planning.plan_rules import open_to
 from entities.orchestrator.queue.mesh_slots import emptied
 from entities.planner.plan_request import NoPlan, PlanRequest
-from entities.planner.planning_process import PlanningConfig, searched_with_less
+from entities.planner.planning_process import PlanningConfig, beside_the_loop, searched_with_less
 from schemas.cluster import Analyse, AnalysisFailed, ForgetTopology, NodeStatus
 from schemas.envelope import Envelope
 from schemas.errors import (
@@ -99,13 +99,11 @@ class PlanService:
             topology = await self._topology(message)
             spec, topology, request, nodes = await self._asked(message.question, topology)
             try:
-                on_links = await asyncio.to_thread(
-                    on_network, request, self._mesh.network(), work_ms(request)
-                )
+                on_links = await beside_the_loop(on_network, request, self._mesh.network(), work_ms(request))
                 answer = await searched_with_less(on_links, self._planning)
             except NoPlan as refused:
                 raise BadJob(str(refused)) from refused
-            return await asyncio.to_thread(told, spec, topology, request, answer, nodes)
+            return await beside_the_loop(told, spec, topology, request, answer, nodes)
 
     async def _asked(
         self, question: PlanBody, topology: ModelTopology
@@ -121,7 +119,7 @@ class PlanService:
                 nodes, taken = emptied(nodes), {}
             records, cordons = dict(self._mesh.records), self._mesh.cordons.places()
             try:
-                return *await asyncio.to_thread(
+                return *await beside_the_loop(
                     asked, question, topology, nodes, records, taken, cordons
                 ), nodes
             except NoPlan as refused:
@@ -169,7 +167,7 @@ class PlanService:
     async def _topology(self, message: MakePlan) -> ModelTopology:
         question = message.question
         if question.model is not None:
-            return await asyncio.to_thread(question.model.topology)
+            return await beside_the_loop(question.model.topology)
         if question.like is not None:
             if (topology := self._known(question.like)) is None:
                 raise NotFound(

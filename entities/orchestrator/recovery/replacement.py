@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from bus.logs import get_logger
@@ -112,11 +112,6 @@ class Replacement:
     def send_away(self, sid: str, agent: str | None) -> None:
         """From now on the unit's present slot is closed to the job; it goes to this agent's, or any other."""
         self._sent_away[sid] = (self._job.instances.graph.placement(sid), agent)
-
-    @property
-    def sent_away(self) -> Collection[str]:
-        """Units of which `send_away` holds."""
-        return self._sent_away.keys()
 
     def stay(self, sid: str) -> None:
         """Withdraws `send_away`."""
@@ -288,12 +283,8 @@ class Replacement:
             for other in others
         ):
             return False
-        return any(
-            slot.index == where.slot and slot.busy_with in (None, unit.sid)
-            for node in eligible_nodes(self._job)
-            if node.sid == agent
-            for slot in node.slots
-        )
+        slots = (node.slot(where.slot) for node in eligible_nodes(self._job) if node.sid == agent)
+        return any(slot is not None and slot.busy_with in (None, unit.sid) for slot in slots)
 
     def _taken(self, own: Iterable[Placement]) -> dict[str, tuple[Placement, ...]]:
         """Slots promised to other jobs and to the rest of this one, by node agent."""

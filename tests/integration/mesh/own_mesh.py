@@ -33,6 +33,7 @@ from schemas.envelope import EntityKind
 from schemas.errors import NoResponders, Overloaded, Unavailable
 from schemas.gateway_api import DoorRequest, JobList, MeshStatus
 from schemas.job import ENDED, JobEvent, JobRecord, JobSpec
+from schemas.leadership import Leadership
 from schemas.registry import InstanceState, ServiceRecord
 from tests.patience import PATIENCE_S
 from tests.waiting import eventually
@@ -227,6 +228,21 @@ class Witness:
 
         ready: MeshStatus = await eventually(complete, lambda: f"not ready: {status}", 0.05)
         return ready
+
+    async def leader(self) -> Leadership:
+        """The lease of the orchestrator that leads."""
+        entry = await self.bus.bucket(subjects.LEADERSHIP).get(leader=True, role="orchestrator")
+        assert entry is not None
+        assert isinstance(entry.message, Leadership)
+        return entry.message
+
+    async def until_next_term(self, before: Leadership) -> Leadership:
+        """Returns once an orchestrator has the lead in a later term."""
+        lease = await self.until_value(
+            subjects.LEADERSHIP, lambda lease: lease.term > before.term, role="orchestrator"
+        )
+        assert isinstance(lease, Leadership)
+        return lease
 
     async def bus_gone(self) -> None:
         """Waits until this client, too, has noticed that the bus is away."""

@@ -27,7 +27,6 @@ from schemas.base import Message
 from schemas.data_plane import RouteTable
 from schemas.envelope import EntityKind, Envelope
 from schemas.job import JobRecord, JobSpec, JobState
-from schemas.leadership import Leadership
 from schemas.registry import InstanceState
 from schemas.step import StepDecision
 from tests.integration.mesh.conftest import padded, tiny_job
@@ -99,23 +98,9 @@ async def struck(client: Witness, job: str, row: Subject, step: int = STRUCK_AT)
     assert (await client.record(job)).state is not JobState.DONE, "the fault came too late"
 
 
-async def leader(client: Witness) -> Leadership:
-    entry = await client.bus.bucket(subjects.LEADERSHIP).get(leader=True, role="orchestrator")
-    assert entry is not None
-    assert isinstance(entry.message, Leadership)
-    return entry.message
-
-
 async def name_of_leader(client: Witness) -> str:
-    lease = await leader(client)
+    lease = await client.leader()
     return next(name for name, pid in client.mesh.alive().items() if pid == lease.pid)
-
-
-async def until_next_term(client: Witness, before: Leadership) -> Leadership:
-    """Returns once somebody has the lead in a later term."""
-    return await client.until_value(
-        subjects.LEADERSHIP, lambda lease: lease.term > before.term, role="orchestrator"
-    )
 
 
 async def check(client: Witness, job: str) -> JobRecord:
@@ -170,9 +155,9 @@ async def test_the_leading_orchestrator_is_killed_in_each_phase_and_another_take
     job = await witness.submit(spec("leaders-killed"))
     for step, (phase, row) in enumerate(PHASES.items(), start=1):
         await struck(witness, job, row, step)
-        before = await leader(witness)
+        before = await witness.leader()
         witness.mesh.kill(await name_of_leader(witness))
-        after = await until_next_term(witness, before)
+        after = await witness.until_next_term(before)
         standing = [pid for name, pid in witness.mesh.alive().items() if name.startswith("smo-")]
         assert len(standing) == len(ORCHESTRATORS) + len(substitutes) - step
         assert after.term == before.term + 1, phase
@@ -188,23 +173,23 @@ async def test_the_only_orchestrator_is_killed_and_starts_again(witness: Witness
     witness.mesh.kill(other)
     job = await witness.submit(spec("leader-restarted"))
     await struck(witness, job, subjects.STEP_PREPARE)
-    before = await leader(witness)
+    before = await witness.leader()
     witness.mesh.kill(name)
     witness.mesh.start(name)
-    await until_next_term(witness, before)
+    await witness.until_next_term(before)
     record = await check(witness, job)
     assert record.epoch == 2
 
 
 async def test_a_frozen_leader_that_wakes_up_decides_nothing(witness: Witness) -> None:
     """Its lease is gone and its records are another epoch's: it stands by, and answers nobody."""
-    before = await leader(witness)
+    before = await witness.leader()
     name = await name_of_leader(witness)
     job = await witness.submit(spec("leader-frozen"))
     await struck(witness, job, subjects.STEP_PREPARE)
     witness.mesh.kill(name, signal.SIGSTOP)
     try:
-        after = await until_next_term(witness, before)
+        after = await witness.until_next_term(before)
     finally:
         witness.mesh.kill(name, signal.SIGCONT)
     # What it was asked while it was frozen lies in its socket: were it to act on it, there would be two jobs.
@@ -215,19 +200,19 @@ async def test_a_frozen_leader_that_wakes_up_decides_nothing(witness: Witness) -
     status = await witness.ready()
     standing = [one for one in status.services if one.kind is EntityKind.ORCHESTRATOR]
     assert {one.endpoint.pid for one in standing} == {before.pid, after.pid}
-    assert (await leader(witness)).pid == after.pid
+    assert (await witness.leader()).pid == after.pid
     assert len(await records_named(witness, "second")) == 1
     assert name in witness.mesh.alive()
 
 
 async def test_a_submission_that_two_leaders_hear_is_one_job(witness: Witness) -> None:
     """The leader dies with a submission in its hands; the gateway repeats it to the next one."""
-    before = await leader(witness)
+    before = await witness.leader()
     name = await name_of_leader(witness)
     witness.mesh.kill(name, signal.SIGSTOP)
     try:
         submitting = asyncio.create_task(witness.submit(spec("once", 1, 1)))
-        await until_next_term(witness, before)
+        await witness.until_next_term(before)
         job = await asyncio.wait_for(submitting, PATIENCE_S)
     finally:
         witness.mesh.kill(name, signal.SIGCONT)
@@ -240,7 +225,7 @@ async def test_a_job_that_was_cancelled_ends_also_if_the_leader_dies_over_it(wit
     """What was answered holds: the next leader cleans up, and brings nothing back."""
     job = await witness.submit(spec("cancelled"))
     await struck(witness, job, subjects.STEP_PREPARE)
-    before = await leader(witness)
+    before = await witness.leader()
     witness.mesh.kill("router-a", signal.SIGSTOP)  # the clean-up waits for its report, so that it is struck
     try:
         await asyncio.gather(*(witness.ask("job.cancel", job=job) for _ in range(2)))  # an answer may be lost
@@ -248,7 +233,7 @@ async def test_a_job_that_was_cancelled_ends_also_if_the_leader_dies_over_it(wit
         assert (await witness.record(job)).state is JobState.RUNNING, "the fault came too late"
     finally:
         witness.mesh.kill("router-a", signal.SIGCONT)
-    await until_next_term(witness, before)
+    await witness.until_next_term(before)
     async with asyncio.timeout(PATIENCE_S):
         record = await witness.ended(job)
     assert (record.state, record.reason) == (JobState.CANCELLED, "asked for at the NATS door")
@@ -305,7 +290,7 @@ async def test_the_entry_gateway_is_killed(witness: Witness) -> None:
 async def test_the_bus_is_killed_and_back_after_five_seconds(witness: Witness) -> None:
     job = await witness.submit(spec("bus-killed"))
     await struck(witness, job, subjects.STEP_PREPARE)
-    processes, before = witness.mesh.alive(), await leader(witness)
+    processes, before = witness.mesh.alive(), await witness.leader()
     server = witness.mesh.servers[0]
     await server.kill()
     assert not server.running
@@ -316,7 +301,7 @@ async def test_the_bus_is_killed_and_back_after_five_seconds(witness: Witness) -
     same_pids(witness, job)
     assert record.recoveries == 0
     assert witness.mesh.alive() == processes
-    after = await leader(witness)
+    after = await witness.leader()
     assert (after.term, after.pid) == (before.term, before.pid)
 
 

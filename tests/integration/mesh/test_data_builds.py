@@ -27,7 +27,6 @@ from schemas.job import JobState
 from schemas.job_file.data import DataSpec
 from schemas.job_file.parallel import ReplicaRange
 from schemas.job_file.queue import QueueSpec
-from schemas.leadership import Leadership
 from schemas.queue import QueueQuery
 from schemas.urls import bus_name
 from tests.integration.mesh.conftest import tiny_job
@@ -134,13 +133,6 @@ async def told_of(client: Witness, build: str, text: str) -> None:
                 return
 
 
-async def leader(client: Witness) -> int:
-    entry = await client.bus.bucket(subjects.LEADERSHIP).get(leader=True, role="orchestrator")
-    assert entry is not None
-    assert isinstance(entry.message, Leadership)
-    return entry.message.term
-
-
 async def test_whoever_is_killed_the_manifest_is_the_same_and_a_job_trains_on_it(
     witness: Witness, own: OwnMesh, texts: Path
 ) -> None:
@@ -178,7 +170,7 @@ async def test_whoever_is_killed_the_manifest_is_the_same_and_a_job_trains_on_it
             own.start(what)
         fired.append(what)
 
-    term = await leader(witness)
+    term = (await witness.leader()).term
     async with committed(witness) as commits:
         build = await submit(witness, build_of(texts, "corpus", 4, 0.4))
         for after, what in (
@@ -193,7 +185,7 @@ async def test_whoever_is_killed_the_manifest_is_the_same_and_a_job_trains_on_it
             assert not entry.ended, f"it ended before {what} was killed"
         wild = await ended(witness, build)
     assert fired == ["unit", "agent-a", "gateway-a", "orchestrator", "server"]
-    assert await leader(witness) > term
+    assert (await witness.leader()).term > term
     told = [item.message async for item in witness.bus.history(subjects.BUILD_EVENT, build=build)]
     failed = [event.text for event in told if isinstance(event, BuildEvent) and event.kind == "failure"]
     counted = {phase.phase: phase.failures for phase in wild.phases}
@@ -253,14 +245,14 @@ async def test_a_job_waits_for_its_build_and_a_new_leader_knows_who_waits_for_wh
     assert reasons[other] == ("preparation", f"starts after {first} is done")
     assert reasons[name] == ("training", f"starts after {other} is done")
 
-    term = await leader(witness)
+    term = (await witness.leader()).term
     for smo in ("smo-1", "smo-2"):
         own.kill(smo)
     for smo in ("smo-1", "smo-2"):
         own.start(smo)
     order = ResumeBuild(build=first, user="rita")
     await witness.bus.command(subjects.RESUME_BUILD, order, deadline_s=PATIENCE_S)
-    assert await leader(witness) > term
+    assert (await witness.leader()).term > term
     async with committed(witness) as commits:
         await eventually(lambda: len([row for row in commits if row.build == other]) >= 4)
         park = ParkBuild(build=other, user="rita", reason="for a moment")

@@ -42,8 +42,8 @@ async def test_a_new_fork_in_a_slow_slot_is_as_slow(tmp_path: Path) -> None:
         assert done(mesh.client, job).weights is not None
         took: dict[tuple[int, str], list[float]] = {}
         async for claim in claims(mesh, job):
-            place = claim.owner.sid, claim.owner.incarnation
-            took.setdefault((slots[claim.owner.sid], place[1]), []).append(claim.forward_ms)
+            who = slots[claim.owner.sid], claim.owner.incarnation
+            took.setdefault(who, []).append(claim.forward_ms)
     slow_forks = {who: statistics.median(ms) for who, ms in took.items() if who[0] == 1}
     fast = statistics.median(ms for (slot, _), each in took.items() if slot == 0 for ms in each)
     assert len(slow_forks) == 2, took

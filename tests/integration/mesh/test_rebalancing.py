@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from schemas.automation import OPERATOR, Knob
 from schemas.changes import ChangeState, JobChange
 from schemas.job import JobSpec, JobState
 from tests.integration.dmsc.command_line import running
@@ -36,6 +37,7 @@ def test_an_instance_moves_to_the_stage_that_holds_the_others_up(mesh: Mesh, tmp
         texts: list[str] = []
         shares: list[dict[str, int]] = []
         asked = ""
+        by_person: list[Knob] = []
         for event in mesh.client.events(job):
             texts += [f"{event.kind}: {event.text}"] if event.text else []
             if event.result is not None:
@@ -43,6 +45,8 @@ def test_an_instance_moves_to_the_stage_that_holds_the_others_up(mesh: Mesh, tmp
             if event.change is None:
                 continue
             moves.append(event.change)
+            if asked and event.change.state is ChangeState.UNDER_WAY and event.change.forecast is None:
+                by_person = [knob for knob in mesh.client.automation(job).knobs if knob.holder == OPERATOR]
             if event.change.state in JUDGED and not asked:
                 asked = mesh.client.move(job, f"{job}-s1-r0", 0)
         record = mesh.client.wait(job, timeout_s=PATIENCE_S)
@@ -64,6 +68,7 @@ def test_an_instance_moves_to_the_stage_that_holds_the_others_up(mesh: Mesh, tmp
     by_hand = [move for move in moves if move.forecast is None and not move.takes_back]
     assert by_hand, story
     assert (by_hand[0].sid, by_hand[0].newcomers[0]) == (f"{job}-s1-r0", judged.sid)
+    assert [(knob.name, knob.value) for knob in by_person] == [(f"place of {judged.sid}", "stage 0")]
     assert record.changes[0] == judged
     assert record.recoveries == 0, story
     assert len(shares) == STEPS

@@ -78,7 +78,7 @@ CASES = [
     ("prepare", "s0-r0", 1, False),
     ("send", "s1-r0", 2, False),
     ("fill", "s0-r0", 2, False),
-    ("fill", LEADER, 1, True),
+    ("fill", LEADER, 1, False),
     ("switch", "s1-r0", 1, False),
     ("switch", LEADER, 2, False),
 ]

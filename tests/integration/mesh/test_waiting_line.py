@@ -176,10 +176,10 @@ async def test_a_reservation_outlives_the_leader_that_promised_it(own: OwnMesh, 
     await witness.bus.command(subjects.RESERVE_SLOTS, ReserveSlots(spec=spec, by="olga"))
     stranger = await witness.submit(of_slots("stranger", 1))
     await said(witness, stranger, "needs 1 slots, 0 of 4 free")
-    before = await pid_and_term(witness)
-    assert before[0] == own.kill("smo-1")
+    before = await witness.leader()
+    assert before.pid == own.kill("smo-1")
     own.start("smo-1")
-    await witness.until_value(subjects.LEADERSHIP, lambda lease: lease.term > before[1], role="orchestrator")
+    await witness.until_next_term(before)
     promised = await witness.bus.command(subjects.RESERVATIONS_QUERY, ReservationsQuery())
     assert [(each.spec, each.by) for each in promised.reservations] == [(spec, "olga")]
     entitled = await witness.submit(of_slots("entitled", 2 * SLOTS), token=OTHER_TOKEN)
@@ -191,13 +191,6 @@ async def test_a_reservation_outlives_the_leader_that_promised_it(own: OwnMesh, 
     await witness.bus.command(subjects.CANCEL_RESERVATION, CancelReservation(name="anas", by="olga"))
     await done(witness, stranger)
     assert await ran(witness, stranger) > over
-
-
-async def pid_and_term(client: Witness) -> tuple[int, int]:
-    """Which process leads, and in which term."""
-    entry = await client.bus.bucket(subjects.LEADERSHIP).get(leader=True, role="orchestrator")
-    assert entry is not None
-    return entry.message.pid, entry.message.term
 
 
 async def until_working(client: Witness, job: str, replicas: int) -> None:

@@ -19,29 +19,18 @@ from benchmarks.mind_sections.results import AGAIN, OFF, ON, figures_of, overall
 from benchmarks.mind_sections.runs import ChangeFigure, MindRun
 from benchmarks.mind_sections.scenarios import SCENARIOS
 from schemas.slot_conditions import SlotPhase, SlotScript
-from schemas.task_graph import Placement, TaskGraph, TaskUnit, UnitKind
+from tests.builders.graphs import graph, placement, unit
 
 JOB = PaddedJob(stages=2, blocks=8, pad_ms=10.0, microbatches=12)
 
 
-def graph(cut: int = 5, layers: int = 10) -> TaskGraph:
-    """Two stages of two replicas in slots 0 to 3."""
-    units, places = [], []
-    for replica in range(2):
-        for stage, (first, last) in enumerate(((0, cut), (cut, layers))):
-            sid = f"job-s{stage}-r{replica}"
-            units.append(
-                TaskUnit(
-                    sid=sid,
-                    kind=UnitKind.STAGE,
-                    stage=stage,
-                    replica=replica,
-                    first_layer=first,
-                    last_layer=last,
-                )
-            )
-            places.append(Placement(sid=sid, cluster="a", node="n", slot=2 * replica + stage, device="cpu"))
-    return TaskGraph(units=tuple(units), edges=(), placements=tuple(places))
+UNITS = [
+    unit(f"j-s{stage}-r{replica}", first_layer=first, last_layer=last)
+    for replica in range(2)
+    for stage, (first, last) in enumerate(((0, 5), (5, 10)))
+]
+GRAPH = graph(*UNITS, placements=tuple(placement(each.sid, slot) for slot, each in enumerate(UNITS)))
+"""Two stages of two replicas in slots 0 to 3."""
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -72,21 +61,17 @@ def test_scripts_end_as_they_began_but_for_devices_that_are_unequal_from_the_sta
 def test_nothing_more_is_possible_where_nothing_happens() -> None:
     slots = tuple(("a", slot) for slot in range(4))
     calm = [Span(from_s=0.0, slots=slots, instances=4)]
-    found = possible_steps(JOB, graph(), {}, calm, 40.0)
+    found = possible_steps(JOB, GRAPH, {}, calm, 40.0)
     assert (found.best, found.by_routes) == pytest.approx((40.0, 40.0))
 
 
 def test_a_spare_slot_makes_up_for_a_slow_one_and_a_cut_for_a_part_of_it() -> None:
     scripts = {("a", 0): (SlotPhase(speed=0.25), SlotPhase(at_s=20.0))}
     slots = tuple(("a", slot) for slot in range(5))
-    with_spare = possible_steps(JOB, graph(), scripts, [Span(from_s=0.0, slots=slots, instances=4)], 40.0)
-    without = possible_steps(JOB, graph(), scripts, [Span(from_s=0.0, slots=slots[:4], instances=4)], 40.0)
+    with_spare = possible_steps(JOB, GRAPH, scripts, [Span(from_s=0.0, slots=slots, instances=4)], 40.0)
+    without = possible_steps(JOB, GRAPH, scripts, [Span(from_s=0.0, slots=slots[:4], instances=4)], 40.0)
     speeds = speeds_at(scripts, slots, 10.0)
-    left = (
-        20.0
-        * present_step_ms(JOB, graph(), dict.fromkeys(slots, 1.0))
-        / present_step_ms(JOB, graph(), speeds)
-    )
+    left = 20.0 * present_step_ms(JOB, GRAPH, dict.fromkeys(slots, 1.0)) / present_step_ms(JOB, GRAPH, speeds)
     assert with_spare.best == pytest.approx(40.0)
     assert with_spare.by_routes == without.by_routes == pytest.approx(20.0 + left)
     assert without.by_routes < without.best < with_spare.best
@@ -95,7 +80,7 @@ def test_a_spare_slot_makes_up_for_a_slow_one_and_a_cut_for_a_part_of_it() -> No
 def test_more_instances_are_counted_from_their_coming_on() -> None:
     slots = tuple(("a", slot) for slot in range(6))
     spans = [Span(from_s=0.0, slots=slots[:4], instances=4), Span(from_s=20.0, slots=slots, instances=6)]
-    gained = possible_steps(JOB, graph(), {}, spans, 40.0).best
+    gained = possible_steps(JOB, GRAPH, {}, spans, 40.0).best
     assert best_step_ms(JOB, (1.0,) * 6, 4) == best_step_ms(JOB, (1.0,) * 4, 4)
     assert 45.0 < gained <= 20.0 + 1.5 * 20.0
 

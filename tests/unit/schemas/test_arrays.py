@@ -116,7 +116,7 @@ def test_members_travel_as_what_they_differ_in() -> None:
     members = member_specs(asked)
     message = SubmitArray(
         spec=members[0].model_copy(update={"name": asked.name}),
-        members=tuple(changes_between(members[0], each) for each in members),
+        members=changes_between(members[0], members),
         paths=tuple(values),
         user="rita",
         gateway="gateway-a",
@@ -154,6 +154,20 @@ def test_an_array_is_what_its_members_records_say() -> None:
     )
     assert found.members[1].values == {SEED: 1}
     assert array_of("r000000", records) is None
+
+
+@pytest.mark.parametrize(
+    ("states", "over"),
+    [
+        ((JobState.DONE, JobState.FAILED, JobState.CANCELLED), True),
+        ((JobState.DONE, JobState.DONE, JobState.PARKED), False),
+        ((JobState.DONE, JobState.DONE), False),  # of the third one nothing has been heard
+    ],
+)
+def test_an_array_is_over_when_all_its_jobs_have_ended(states: tuple[JobState, ...], over: bool) -> None:
+    found = array_of("r1a2b3c", [member(index, state) for index, state in enumerate(states)])
+    assert found is not None
+    assert found.over is over
 
 
 def test_of_an_array_so_many_count_for_a_quota_as_run_at_a_time() -> None:

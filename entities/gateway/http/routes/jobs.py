@@ -36,6 +36,8 @@ from schemas.queue import QueueStatus, ReservationName, Reservations, Reservatio
 from schemas.recut import MOST_PLAN_TEXT, MOST_REVISION, RecutAnswer
 
 ArrayId = Annotated[str, Path(json_schema_extra={"pattern": TOKEN_PATTERN}), named("array")]
+NewStages = Annotated[int | None, Query(ge=1, le=MOST_STAGES, description="default: as before")]
+NewReplicas = Annotated[int | None, Query(ge=1, le=MOST_INSTANCES, description="default: as before")]
 
 
 def jobs(context: HttpContext) -> APIRouter:
@@ -135,10 +137,8 @@ def jobs(context: HttpContext) -> APIRouter:
         job: JobId,
         bearer: HttpBearer,
         keyed: IdempotencyKey,
-        stages: Annotated[int | None, Query(ge=1, le=MOST_STAGES, description="default: as before")] = None,
-        replicas: Annotated[
-            int | None, Query(ge=1, le=MOST_INSTANCES, description="default: as before")
-        ] = None,
+        stages: NewStages = None,
+        replicas: NewReplicas = None,
     ) -> Response:
         """Resume a parked job as soon as slots are free, in another shape if one is given."""
         return await context.command(keyed, bearer, operations.resume(job, stages, replicas))
@@ -209,10 +209,8 @@ def arrays(context: HttpContext) -> APIRouter:
         array: ArrayId,
         bearer: HttpBearer,
         keyed: IdempotencyKey,
-        stages: Annotated[int | None, Query(ge=1, le=MOST_STAGES, description="default: as before")] = None,
-        replicas: Annotated[
-            int | None, Query(ge=1, le=MOST_INSTANCES, description="default: as before")
-        ] = None,
+        stages: NewStages = None,
+        replicas: NewReplicas = None,
     ) -> Response:
         """Resume its parked and held jobs, in another shape if one is given."""
         order = operations.order(array, "resume", stages=stages, replicas=replicas)

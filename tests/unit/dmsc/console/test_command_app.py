@@ -31,15 +31,16 @@ def outcome(*words: str, **environment: str) -> dict[str, Any]:
         file: Annotated[str, argument("FILE", "What.")],
         settings: Settings = Settings(),
         tag: Annotated[tuple[str, ...], option("--tag TAG")] = (),
+        share: Annotated[int, argument("[SHARE]", "How much of it.", min=-1, max=1)] = 0,
     ) -> None:
-        got.update(file=file, settings=settings, tag=tag)
+        got.update(file=file, settings=settings, tag=tag, share=share)
 
     done = CliRunner().invoke(app, words, env=environment)
     return got if done.exit_code == 0 else {"exit_code": done.exit_code}
 
 
 def test_defaults_are_those_of_the_fields() -> None:
-    assert outcome("x") == {"file": "x", "settings": Settings(), "tag": ()}
+    assert outcome("x") == {"file": "x", "settings": Settings(), "tag": (), "share": 0}
 
 
 @pytest.mark.parametrize(
@@ -60,4 +61,5 @@ def test_words_become_fields_and_fields_words(words: tuple[str, ...], settings: 
 def test_the_environment_counts_and_limits_hold() -> None:
     assert outcome("x", TEST_SIZE="9")["settings"] == Settings(size=9)
     assert outcome("x", "--size", "0") == {"exit_code": 2}
+    assert [outcome("x", "--", share).get("share") for share in ("-2", "-1", "1", "2")] == [None, -1, 1, None]
     assert outcome("x", "--tag", "t", "--tag", "u")["tag"] == ("t", "u")

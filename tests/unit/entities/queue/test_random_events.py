@@ -253,7 +253,9 @@ class RandomMesh:
             mine = [
                 job for job in queue if job.request.tenant == tenant and self.could_start(job.request, arrays)
             ]
-            if mine and has[tenant] + max(job.request.least_slots for job in mine) <= own:
+            # two tenants may have all slots of a kind, and neither more than its own: nobody has borrowed
+            lent = any(slots > OWN.get(other, 0) for other, slots in has.items() if other != tenant)
+            if lent and mine and has[tenant] + max(job.request.least_slots for job in mine) <= own:
                 entitled.add(tenant)
         self.claims += len(entitled - self.entitled_since.keys())
         for tenant in entitled:

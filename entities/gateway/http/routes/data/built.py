@@ -35,6 +35,7 @@ from schemas.data_set.build_file import DataBuildSpec
 from schemas.data_set.builds import BuildRecord, BuildState, DataSetVersion
 from schemas.data_set.manifest import manifest_url
 from schemas.errors import Ack, BadJob, NotFound
+from schemas.job_file.queue import Priority
 from schemas.pages import BuildPage, DataSetPage
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
@@ -125,7 +126,7 @@ def builds(context: HttpContext) -> APIRouter:
         build: BuildId,
         bearer: HttpBearer,
         keyed: IdempotencyKey,
-        priority: Annotated[int, Query(ge=-1000, le=1000)],
+        priority: Annotated[Priority, Query()],
     ) -> Response:
         """Give a build another class of priority; it takes its new place in the queue at once."""
         return await context.command(keyed, bearer, operations.prioritise(build, priority))

@@ -11,6 +11,7 @@ from entities.gateway.operations.job_urls import (
     place,
     refuse_for_analysis,
     refuse_others_folder,
+    unresolved,
 )
 from schemas.errors import BadJob
 from schemas.job import JobRecord
@@ -116,3 +117,23 @@ def test_a_model_is_not_measured_for_a_plan_with_what_only_jobs_get(
 def test_what_nodes_open_for_anybody_may_be_measured_on_one() -> None:
     refuse_for_analysis(spec(data={"source": "stdlib:"}), guarded=True)
     refuse_for_analysis(spec(data={"source": "bus://datasets/corpus"}), guarded=False)
+
+
+def test_a_submission_is_without_versions_wherever_a_client_names_one() -> None:
+    use = {
+        "name": "words",
+        "version": 3,
+        "digest": "0" * 64,
+        "manifest": "bus://built/words",
+        "store": "bus://built",
+    }
+    built = {"source": "dataset://words", "kind": "text"}
+    plain = spec(data=built | {"validation": {"dev": built}})
+    assert unresolved(plain) is plain
+    assert (
+        unresolved(spec(data=built | {"data_set": use, "validation": {"dev": built | {"data_set": use}}}))
+        == plain
+    )
+    mixed = {"kind": "text", "mixture": [built | {"data_set": use}, built], "validation": {"dev": built}}
+    found = unresolved(spec(data=mixed | {"data_set": use}))
+    assert [part.data_set for part in (found.data, *found.data.places().values())] == [None] * 4

@@ -27,6 +27,7 @@ class Place:
         self.lost: set[Member] = set()
         self.full = ""
         self.lifted = False
+        self.dropped: list[str] = []
 
     def stay(self, sid: str) -> None:
         """It migrates no more."""
@@ -50,7 +51,7 @@ def place() -> Place:
 @pytest.fixture
 def hand_over(place: Place) -> DrainOrder:
     both: Any = place
-    return DrainOrder(job_context(instances=both), both)
+    return DrainOrder(job_context(instances=both), both, place.dropped.append)
 
 
 def test_one_with_a_replica_goes_without_a_rest_and_the_others_wait_for_one(hand_over: DrainOrder) -> None:
@@ -76,7 +77,9 @@ def test_one_after_the_other(hand_over: DrainOrder, place: Place) -> None:
 
 def test_what_changed_since_it_was_asked_for_counts(hand_over: DrainOrder, place: Place) -> None:
     assert hand_over.ask(LEFT.sid, STAGES, ()) == ""
+    assert place.dropped == []
     assert hand_over.next(STAGES, {RIGHT.sid}, at_rest=False) is None, "the drain asks again"
+    assert place.dropped == [LEFT.sid]
     assert hand_over.ask(LEFT.sid, STAGES, ()) == ""
     place.lifted = True
     assert hand_over.next(STAGES, (), at_rest=False) is None, "nobody wants it to go any more"

@@ -76,7 +76,7 @@ class Job:
             events=SimpleNamespace(changing=lambda change, _: self.told.append(change)),
             queue=SimpleNamespace(no_growth=lambda _: self.growth, again=lambda: None),
         )
-        self.changes = SimpleNamespace(on_hand_over=None, migrate=self._migrate, sent_away=set())
+        self.changes = SimpleNamespace(on_hand_over=None, on_stay=None, migrate=self._migrate)
         self.rebalancing = SimpleNamespace(under_way="")
         self.recutting: Any = SimpleNamespace(under_way="", ask=self._recut)
         self.recuts: list[RecutJob] = []
@@ -121,8 +121,6 @@ class Job:
 
     def _migrate(self, sid: str, node: str | None) -> str:
         self.asked.append(f"{sid} to {node}")
-        if not self.obstacle:
-            self.changes.sent_away.add(sid)
         return self.obstacle
 
     def steps(self, count: int, step_s: float, *sids: str) -> None:
@@ -198,6 +196,17 @@ async def test_a_migration_counts_from_the_moment_at_which_the_instance_leaves()
     last = job.told[-1]
     assert (last.kind, last.state, last.before_s, last.after_s) == ("migrate", ChangeState.BETTER, 0.4, 0.3)
     assert last.cost_s == pytest.approx(0.2)
+
+
+async def test_an_instance_that_leaves_after_its_migration_was_dropped_does_not_leave_for_the_module() -> (
+    None
+):
+    job = Job()
+    job.steps(8, 0.4)
+    job.do(Migrate(sid="j-s1-r1", forecast=FASTER))
+    job.changes.on_stay("j-s1-r1")
+    job.changes.on_hand_over("j-s1-r1")  # a person drains its node
+    assert job.told == []
 
 
 async def test_a_migration_without_room_is_declined() -> None:
@@ -321,7 +330,7 @@ async def test_what_was_adopted_and_has_not_begun_is_waited_for() -> None:
         with pytest.raises(Conflict, match="j-s1-r1 is about to leave its slot"):
             job.do(other)
     assert job.too_soon() == "j-s1-r1 is about to leave its slot"
-    job.changes.sent_away.clear()  # it stays: there was no room any more
+    job.changes.on_stay("j-s1-r1")  # it stays: there was no room any more
     assert job.actions.under_way == ""
     job.rebalancing.under_way = "j-s1-r0"
     with pytest.raises(Conflict, match="j-s1-r0 is changing its stage"):

@@ -161,6 +161,41 @@ async def test_a_newcomer_that_can_not_be_started_gives_the_slot_back(job: Job) 
     await tasks.close()
 
 
+async def test_a_persons_move_sets_the_place_of_the_newcomer_as_it_begins(job: Job) -> None:
+    tasks = GuardedTasks()
+    moving = rebalancing(job, tasks)
+    settings: list[tuple[str, str | None, str]] = []
+    moving.on_set = lambda *setting: settings.append(setting)
+    moving.ask(A1.sid, 1, "rita")
+    assert settings == []
+    job.closed.add(A1.sid)
+    job.decided(moving)
+    assert settings == [], "a move that is dropped sets nothing"
+    job.closed.clear()
+    job.ended.set()
+    moving.ask(A1.sid, 1, "rita")
+    job.decided(moving)
+    assert settings == [("place of j-s0-r1", None, "rita"), ("place of j-s1-r1", "stage 1", "rita")]
+    await job.brought.wait()
+    assert job.given_up is not None
+    job.given_up(Unrecoverable("out of memory"))
+    assert settings[2:] == [("place of j-s1-r1", None, "rita")], "it never came"
+    await tasks.close()
+
+
+async def test_a_policys_move_is_not_set_by_a_person(job: Job) -> None:
+    tasks = GuardedTasks()
+    moving = rebalancing(job, tasks)
+    settings: list[tuple[str, str | None, str]] = []
+    moving.on_set = lambda *setting: settings.append(setting)
+    job.decided(moving, 8)
+    moving.ask(A1.sid, 1, "m", FORECAST)
+    job.decided(moving)
+    assert job.done == ["part with j-s0-r1"]
+    assert settings == []
+    await tasks.close()
+
+
 async def test_what_has_changed_since_it_was_asked_for_is_looked_at_again(job: Job) -> None:
     moving = rebalancing(job, GuardedTasks())
     moving.ask(A1.sid, 1, "rita")

@@ -8,25 +8,12 @@ from entities.orchestrator.membership.recut_plan import check_cuts, transfers
 from schemas.errors import BadInput
 from schemas.recut import cuts_of, cuts_text
 from schemas.step import Member
-from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
+from tests.builders.graphs import graph, unit
 
 CUTS = ((0, 4), (4, 8))
-
-
-def graph(replicas: int = 1) -> TaskGraph:
-    units = [
-        TaskUnit(
-            sid=f"j-s{stage}-r{replica}",
-            kind=UnitKind.STAGE,
-            stage=stage,
-            replica=replica,
-            first_layer=first,
-            last_layer=last,
-        )
-        for stage, (first, last) in enumerate(CUTS)
-        for replica in range(replicas)
-    ]
-    return TaskGraph(units=tuple(units), edges=(), layer_count=8)
+STAGES = [
+    unit(f"j-s{stage}-r0", first_layer=first, last_layer=last) for stage, (first, last) in enumerate(CUTS)
+]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +43,7 @@ def graph(replicas: int = 1) -> TaskGraph:
 )
 def test_what_is_no_plan_is_refused_in_one_line(plan: str, said: str) -> None:
     with pytest.raises(BadInput) as refused:
-        check_cuts(cuts_of(plan), graph())
+        check_cuts(cuts_of(plan), graph(*STAGES, layer_count=8))
     assert str(refused.value) == said
 
 

@@ -11,6 +11,7 @@ from entities.orchestrator.policy.arbitration import ArbitrationConfig, Outcome,
 from entities.orchestrator.policy.arbitration_state import (
     ArbitrationState,
     end_automation,
+    expired_jobs,
     hold,
     knobs,
     not_carried_out,
@@ -19,6 +20,7 @@ from entities.orchestrator.policy.knobs import in_words, set_by_operator
 from entities.orchestrator.policy.suggestion_rules import JobFacts
 from schemas.actions import (
     Action,
+    AvoidInstance,
     CheckpointNow,
     Migrate,
     Scale,
@@ -87,6 +89,17 @@ def test_who_holds_a_knob_keeps_it_until_it_lapses_or_is_outranked() -> None:
     [freed], desk.state = lapse(desk.state, {"j": desk.facts}, 70.0)
     assert (freed.knob, freed.stage) == ("window of stage 0", None)
     assert desk.ask(WINDOW, 70.0, own=True).adopted
+
+
+def test_only_jobs_of_which_something_has_lapsed_are_looked_at() -> None:
+    desk = Desk()
+    assert desk.ask(WINDOW).adopted
+    assert desk.ask(THREE_TO_ONE, 10.0, job="k").adopted
+    assert desk.ask(AvoidInstance(sid="a"), 20.0, job="l").adopted
+    assert desk.ask(SetQueueOrder(jobs=("k",)), 30.0, job="j").adopted
+    desk.state = hold(desk.state, "r", "replicas", set_by_operator("3", "rita", 0.0))
+    expired = [expired_jobs(desk.state, now) for now in (59.9, 60.0, 70.0, 80.0, 90.0)]
+    assert expired == [set(), {"j"}, {"j", "k"}, {"j", "k", "l"}, {"", "j", "k", "l"}]
 
 
 def test_the_own_loop_gives_way_to_any_module() -> None:

@@ -152,4 +152,5 @@ async def test_a_new_leader_waits_for_builds_that_it_has_not_read_yet() -> None:
 
 def test_an_id_that_nobody_knows_is_named_with_the_list_to_look_at() -> None:
     assert unknown("b1a2b3") == "no build b1a2b3: `dmsc data list` shows them"
+    assert unknown("r1a2b3c") == "no array r1a2b3c: `dmsc jobs` lists them"
     assert unknown("j1a2b3") == "no job j1a2b3: `dmsc jobs` lists their ids"
