@@ -5,8 +5,8 @@
 A scenario is a mesh with emulated slots, a padded job, and a script by a seed: what becomes of which slot and
 when (`mind_sections/scenarios.py`). Slowness belongs to the slot (ADR-0098). Each round runs the same script
 three times, in turn, every other round in reverse: `off`, `on`, `off again`. `on` are modules by name, those
-of ADR-0097 if none is named, and the loop (automation: act); `off` is no module, and automation off. Figures are
-steps per second from the script's beginning until half its length after its end:
+of ADR-0097 if none is named, and the loop (automation: act); `off` is no module, and automation off. Figures
+are steps per second from the script's beginning until half its length after its end:
 
     on ÷ off         paired by round, geometric mean with its 95 % bounds; off again ÷ off beside it
     possible ÷ off   of the best plan for the slots as they are at each moment, at no cost (`oracle.py`)

@@ -8,14 +8,26 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
 from bus.logs import get_logger
+from bus.tasks import TaskSet
 from entities.orchestrator.automation.loop_memory import LoopMemory, LoopRules
-from entities.orchestrator.automation.own_loop import adopted, evaluate, looks_slow
-from entities.orchestrator.automation.remedies import Remedy
-from entities.orchestrator.automation.situation_reading import free_slots, read_situation
+from entities.orchestrator.automation.own_loop import adopted, evaluate, gains_elsewhere
+from entities.orchestrator.automation.remedies import RECUT, Remedy
+from entities.orchestrator.automation.situation import JobSituation
+from entities.orchestrator.automation.situation_reading import (
+    CutQuestion,
+    MeshFigures,
+    Paces,
+    alike,
+    best_cut,
+    free_slots,
+    mesh_figures,
+    read_situation,
+)
 from entities.orchestrator.job.job_run import JobRun
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.policy.policy_service import PolicyService
 from entities.orchestrator.queue.job_queue import JobQueue
+from entities.planner.planning_process import beside_the_loop
 from schemas.actions import scope_of
 from schemas.automation import OWN_LOOP, Automation, lower
 from schemas.errors import DmscError
@@ -32,7 +44,7 @@ class LoopTimes:
     """When the loop looks, in seconds."""
 
     every_s: float = 1.0
-    """Between looks. One takes a fraction of a millisecond, but for a job that a better cut is sought for."""
+    """Between looks. One takes a tenth of a millisecond of the leader's loop."""
     homeless_s: float = 10.0
     """How long a replica waits for a slot before a job whose size may vary does without it. A node that is
     started anew is back sooner."""
@@ -64,37 +76,93 @@ class OwnLoop:
         self._rules = rules
         self._memory: dict[str, LoopMemory] = {}
         self._homeless_since: dict[str, float] = {}
+        self._seeking = TaskSet()
+        self._sought_now: set[str] = set()
+        self._sought: dict[str, Paces] = {}  # by which figures no better cut was found
 
     async def run(self) -> None:
         """Looks at all jobs each second, until cancelled."""
-        while True:
-            await asyncio.sleep(self._times.every_s)
-            await self._confirmed()
-            self._memory = {job: each for job, each in self._memory.items() if job in self._runs}
-            for run in list(self._runs.values()):
-                await asyncio.sleep(0)  # others have the loop between two jobs
-                try:
-                    await self._look(run, time.monotonic())
-                except DmscError as error:  # the bus is away; it is looked at again in a second
-                    log.warning("own loop", job=run.name, reason=error.text)
-                except Exception as error:  # in the term's group it would end all jobs
-                    log.error("own loop failed", job=run.name, exc_info=error)
+        try:
+            while True:
+                await asyncio.sleep(self._times.every_s)
+                await self._confirmed()
+                self._forget_ended()
+                await self._round()
+        finally:
+            await self._seeking.close()
 
-    async def _look(self, run: JobRun, now: float) -> None:
+    async def _round(self) -> None:
+        """One look at each running job; others have the loop between two of them."""
+        figures: MeshFigures | None = None
+        for run in list(self._runs.values()):
+            await asyncio.sleep(0)
+            if not self._looks_at(run, time.monotonic()):
+                continue
+            figures = figures or mesh_figures(self._mesh, self._queue)
+            await self._guarded(run, self._look(run, figures, time.monotonic()))
+
+    async def _guarded(self, run: JobRun, look: Awaitable[None]) -> None:
+        try:
+            await look
+        except DmscError as error:  # the bus is away; it is looked at again in a second
+            log.warning("own loop", job=run.name, reason=error.text)
+        except Exception as error:  # in the term's group it would end all jobs
+            log.error("own loop failed", job=run.name, exc_info=error)
+
+    def _forget_ended(self) -> None:
+        for of_jobs in (self._memory, self._sought, self._homeless_since):
+            for job in of_jobs.keys() - self._runs.keys():
+                del of_jobs[job]
+
+    def _looks_at(self, run: JobRun, now: float) -> bool:
+        """Whether anything may be changed of a job, and nothing is being looked for already."""
         if lower(self._mesh.automation, run.job.store.record.automated) is Automation.OFF:
             self._memory.pop(run.name, None)
-            return
-        if self._gives_up_room(run, now):
-            return
-        situation = read_situation(run, self._mesh, now)
-        if situation is None:
+            return False
+        return run.name not in self._sought_now and not self._gives_up_room(run, now)
+
+    async def _look(self, run: JobRun, figures: MeshFigures, now: float) -> None:
+        seen = read_situation(run, self._mesh, figures, now)
+        if seen is None:
             if run.name in self._memory:
                 self._memory[run.name] = replace(self._memory[run.name], since={})
             return
+        situation, question = seen
         memory = self._memory.get(run.name, LoopMemory())
-        if looks_slow(situation, memory):
-            situation = replace(situation, free=tuple(free_slots(run, self._mesh, self._queue)))
-        remedies, memory = evaluate(situation, memory, now, self._rules)
+        fastest = figures.idle[0].speed if figures.idle else 0.0
+        if fastest and gains_elsewhere(situation, memory, fastest, self._rules):
+            free = free_slots(run, self._mesh, self._queue, figures.idle)
+            situation = replace(situation, free=tuple(free))
+        if question is None or self._is_known(run, question, memory, now):
+            await self._act(run, situation, now)
+            return
+        self._sought_now.add(run.name)
+        self._seeking.create(self._guarded(run, self._seek(run, situation, question)), name=f"cut {run.name}")
+
+    async def _seek(self, run: JobRun, situation: JobSituation, question: CutQuestion) -> None:
+        """Looks for a better cut beside the loop, and then acts."""
+        try:
+            found = await beside_the_loop(best_cut, question)
+        finally:
+            self._sought_now.discard(run.name)
+        if found is None or found.then_ms > (1 - self._rules.stays) * found.now_ms:
+            self._sought[run.name] = question.question.paces
+        if self._runs.get(run.name) is run:
+            await self._act(run, replace(situation, best_cut=found), time.monotonic())
+
+    def _is_known(self, run: JobRun, question: CutQuestion, memory: LoopMemory, now: float) -> bool:
+        """Whether a better cut was looked for in vain, by about the same figures, or may not be suggested."""
+        pause = memory.pauses.get(RECUT)
+        if pause is not None and now < pause.until:
+            return True
+        before = self._sought.get(run.name)
+        if before is None or not alike(before, question.question.paces):
+            self._sought.pop(run.name, None)
+            return False
+        return True
+
+    async def _act(self, run: JobRun, situation: JobSituation, now: float) -> None:
+        remedies, memory = evaluate(situation, self._memory.get(run.name, LoopMemory()), now, self._rules)
         self._memory[run.name] = memory
         for remedy in remedies:
             outcome = await self._desk.consider(_suggestion(run, remedy))

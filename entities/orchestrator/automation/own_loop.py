@@ -16,24 +16,16 @@ from entities.orchestrator.automation.loop_memory import (
     LoopRules,
     Pause,
     remembered,
-    usual_ms_of,
 )
-from entities.orchestrator.automation.remedies import Remedy, remedies_for, weights_for
-from entities.orchestrator.automation.situation import JobSituation
+from entities.orchestrator.automation.remedies import Remedy, migrations, remedies_for, weights_for
+from entities.orchestrator.automation.situation import FreeSlot, JobSituation
 from schemas.actions import SetWeights
 
-A_LITTLE = 1.05
-"""Times the usual time, at speed 1: less is not worth a look."""
 
-
-def looks_slow(situation: JobSituation, memory: LoopMemory) -> bool:
-    """Whether a free slot might be of use: one that is no faster is not looked for."""
-    for number, stage in enumerate(situation.stages):
-        usual_ms = usual_ms_of(situation, memory, number)
-        slowest = max((one.microbatch_ms for one in stage.instances), default=0.0)
-        if not usual_ms or slowest > A_LITTLE * usual_ms:
-            return True
-    return False
+def gains_elsewhere(situation: JobSituation, memory: LoopMemory, fastest: float, rules: LoopRules) -> bool:
+    """Whether an instance might be worth a slot of this speed: if not, no free one is looked for."""
+    ideal = FreeSlot(slot="any", node="any", speed=fastest)
+    return any(migrations(replace(situation, free=(ideal,)), memory, rules))
 
 
 def evaluate(

@@ -26,6 +26,8 @@ MINDS_WEIGHTS = "least-outstanding"
 """The one that goes by weights and measures no speed. What users bring along is theirs."""
 MOST_TIMES = 4
 """The present window: more hides load from the choice of the next hop (`planning.window_room`)."""
+RECUT = "recut"
+"""The key of a re-cut."""
 LATE = 1.25
 """Times as long as elsewhere: an instance so slow holds up those that send to it."""
 CLEARLY = 1.5
@@ -49,7 +51,7 @@ class Remedy:
 
 def remedies_for(situation: JobSituation, memory: LoopMemory, rules: LoopRules) -> Iterator[Remedy]:
     """All changes that could be made, whether they are worth it or not."""
-    yield from _migrations(situation, memory, rules)
+    yield from migrations(situation, memory, rules)
     if situation.moves:
         yield from _moves(situation, memory, rules)
     if (cut := _recut(situation, rules)) is not None:
@@ -126,7 +128,7 @@ def _open_nodes(situation: JobSituation, memory: LoopMemory) -> dict[str, FreeSl
     return found
 
 
-def _migrations(situation: JobSituation, memory: LoopMemory, rules: LoopRules) -> Iterator[Remedy]:
+def migrations(situation: JobSituation, memory: LoopMemory, rules: LoopRules) -> Iterator[Remedy]:
     """An instance whose slot is slow goes to the fastest free one."""
     open_nodes = sorted(_open_nodes(situation, memory).values(), key=lambda slot: (-slot.speed, slot.node))
     if not open_nodes:
@@ -140,7 +142,8 @@ def _migrations(situation: JobSituation, memory: LoopMemory, rules: LoopRules) -
             continue
         rested = situation
         if slowest.microbatch_ms > LATE * there_ms:  # then what steps take beside it is its doing, too
-            rested = replace(situation, rest_ms=min(situation.rest_ms, memory.rest_ms[situation.plan]))
+            usual_rest_ms = memory.rest_ms.get(situation.plan, situation.rest_ms)
+            rested = replace(situation, rest_ms=min(situation.rest_ms, usual_rest_ms))
         then_ms = forecast_ms(rested, _changed(situation, number, slowest.sid, there_ms))
         if not _saves(situation, then_ms, rules):
             continue
@@ -207,7 +210,7 @@ def _recut(situation: JobSituation, rules: LoopRules) -> Remedy | None:
     what = f"{_shares(situation)} for a microbatch; cut {cuts_text(cut.cuts)}"
     action = Recut(cuts=cut.cuts, revision=situation.plan, forecast=forecast)
     dwell_s = rules.clear_recut_dwell_s if cut.clear else rules.recut_dwell_s
-    return _remedy("recut", action, forecast, what, dwell_s, situation)
+    return _remedy(RECUT, action, forecast, what, dwell_s, situation)
 
 
 def _algorithm(situation: JobSituation, rules: LoopRules) -> Remedy | None:

@@ -33,10 +33,14 @@ class InstanceFigures:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FreeSlot:
-    """A slot that the job may use and nobody has. `speed`: as registered, and as its agent judges it."""
+    """A slot that nobody has. `slot`: its name; `index`: on its node, `node`, which is the agent's SID.
+
+    `speed`: as registered, and as its agent judges it.
+    """
 
     slot: str
     node: str
+    index: int = 0
     speed: float = 1.0
 
 

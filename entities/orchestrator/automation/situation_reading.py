@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, median
 
 from entities.orchestrator.automation.situation import (
@@ -21,11 +21,13 @@ from entities.orchestrator.automation.situation import (
 from entities.orchestrator.job.job_run import JobRun
 from entities.orchestrator.job_state.context import eligible_nodes
 from entities.orchestrator.membership.measured_speeds import MeasuredStep
+from entities.orchestrator.membership.recut_plan import InstancePace, RecutQuestion, recut_proposal
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.placement import is_cordoned
 from entities.orchestrator.planning.plan_requests import speed_of
 from entities.orchestrator.planning.task_graph import reference_ms
 from entities.orchestrator.queue.job_queue import JobQueue
+from schemas.automation import OWN_LOOP
 from schemas.cluster import Slot
 from schemas.errors import BadInput, Conflict
 from schemas.job import JobState
@@ -42,6 +44,10 @@ LABELS = {"cost": "price", "carbon": "carbon"}
 """Objective → the label of slots that says what they use of it."""
 AGREE = 1.25
 """Times: steps that differ by less agree."""
+MOST_NODES = 64
+"""Nodes with idle slots that are looked at for one job: those with the fastest."""
+AS_BEFORE = 1.1
+"""Times: by figures that differ by less a better cut is not looked for again."""
 OUTLIER = 3.0
 """Times the median: a step that had a checkpoint or a validation in it."""
 
@@ -61,10 +67,86 @@ class LookTimes:
     """Of a re-cut's copy, likewise."""
 
 
+Paces = Sequence[Sequence[InstancePace]]
+"""What a microbatch takes each working instance, by stage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutQuestion:
+    """Which cut fits best what stages show: `best_cut` answers it. `clear`: see `BestCut`."""
+
+    question: RecutQuestion
+    clear: bool
+    bytes_per_s: float
+    copy_ms: float
+
+
+def best_cut(asked: CutQuestion) -> BestCut | None:
+    """The best cut by what stages show; None: the present one is about as good, or it can't be another.
+
+    Pure. It takes long for thousands of layers, so it does not belong on a service's loop.
+    """
+    try:
+        answer = recut_proposal(asked.question).answer
+    except (BadInput, Conflict):  # the job says how it is cut; it is as well cut as can be
+        return None
+    assert answer.step_ms is not None
+    return BestCut(
+        cuts=answer.cuts,
+        now_ms=answer.step_ms[0],
+        then_ms=answer.step_ms[1],
+        clear=asked.clear,
+        copies_ms=asked.copy_ms + 1e3 * answer.moved_bytes / asked.bytes_per_s,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshFigures:
+    """What all looks of one round go by. `bytes_per_s`: of a usual link; `reports`: Type 5, by job.
+
+    `idle`: slots that no job has, the fastest first.
+    """
+
+    bytes_per_s: float = UNMEASURED_BYTES_PER_S
+    reports: Mapping[str, Sequence[QosReport]] = field(default_factory=dict)
+    idle: Sequence[FreeSlot] = ()
+
+
+def mesh_figures(mesh: MeshView, queue: JobQueue) -> MeshFigures:
+    """The present figures of the mesh. A pass over all slots: once for all jobs."""
+    measured = [speed for speed in mesh.links.bytes_per_s().values() if speed > 0]
+    reports: dict[str, list[QosReport]] = {}
+    for (_, job), report in mesh.quality.items():
+        reports.setdefault(job, []).append(report)
+    closed, promised = mesh.cordons.places(), queue.occupied("")
+    idle = []
+    for node in mesh.open_nodes():
+        taken = {place.slot for place in promised.get(node.sid, ())}
+        for slot in node.slots:
+            if slot.busy_with is not None or slot.index in taken or is_cordoned(closed, node.sid, slot.index):
+                continue
+            name = slot_in_words(node.cluster, node.node, slot.index)
+            idle.append(FreeSlot(slot=name, node=node.sid, index=slot.index, speed=speed_of(slot)))
+    return MeshFigures(
+        bytes_per_s=median(measured) if measured else UNMEASURED_BYTES_PER_S,
+        reports=reports,
+        idle=sorted(idle, key=lambda slot: -slot.speed),
+    )
+
+
+def alike(before: Paces, now: Paces) -> bool:
+    """Whether each instance takes about as long as before."""
+    if [len(stage) for stage in before] != [len(stage) for stage in now]:
+        return False
+    times = ([pace.microbatch_ms for stage in paces for pace in stage] for paces in (before, now))
+    return all(max(pair) <= AS_BEFORE * min(pair) for pair in zip(*times, strict=True))
+
+
 def read_situation(
-    run: JobRun, mesh: MeshView, now: float, times: LookTimes = LookTimes()
-) -> JobSituation | None:
-    """The job's situation, but for free slots; None while it does not train, or too little was measured.
+    run: JobRun, mesh: MeshView, figures: MeshFigures, now: float, times: LookTimes = LookTimes()
+) -> tuple[JobSituation, CutQuestion | None] | None:
+    """The job's situation, but for free slots and the best cut; None: it does not train, or too little was
+    measured. With it the question after the best cut, if a better one than the present may be there.
 
     `now`: by the steady clock.
     """
@@ -87,8 +169,8 @@ def read_situation(
         return None
     latest = _latest(steps, times.latest_s)
     agreed = _agreed(latest, present)
-    busy, bytes_per_s = _busy(run), _bytes_per_s(mesh)
-    reported = [report for (_, name), report in mesh.quality.items() if name == run.name]
+    busy, bytes_per_s = _busy(run), figures.bytes_per_s
+    reported = figures.reports.get(run.name, ())
     slots = {place.sid: slot_in_words(place.cluster, place.node, place.slot) for place in graph.placements}
     stages = []
     for stage, members in enumerate(crew):
@@ -113,12 +195,13 @@ def read_situation(
                 link_ms=_link_ms(reported, {member.sid for member in members}),
             )
         )
-    scale, rest_ms = correction([(step.step_ms, _modelled(run, crew, step, took)) for step in steps])
+    microbatches = job.spec.training.microbatches
+    scale, rest_ms = correction([(step.step_ms, _modelled(crew, step, took, microbatches)) for step in steps])
     situation = JobSituation(
         job=run.name,
         step=run.step,
         steps_left=max(0, job.store.record.last_step - run.step),
-        microbatches=job.spec.training.microbatches,
+        microbatches=microbatches,
         step_ms=_usual([step.step_ms for step in steps]),
         stages=tuple(stages),
         scale=scale,
@@ -127,9 +210,6 @@ def read_situation(
         measured_steps=len(steps),
         algorithm=policy.algorithm,
         moves=job.spec.parallel.rebalance,
-        best_cut=None
-        if busy or len(crew) < 2
-        else _best_cut(run, stages, bytes_per_s, agreed, times.copy_ms),
         busy=busy,
     )
     training.job_changes.account.speeds = {
@@ -138,7 +218,9 @@ def read_situation(
         for member in members
         if stage.work_ms and member in agreed
     }
-    return situation
+    if busy or len(crew) < 2 or not _is_uneven(stages, microbatches):
+        return situation, None
+    return situation, _cut_question(run, agreed, len(present), bytes_per_s, times.copy_ms)
 
 
 def _busy(run: JobRun) -> str:
@@ -185,14 +267,19 @@ def _agreed(latest: Sequence[MeasuredStep], members: Iterable[Member]) -> dict[M
 
 
 def _modelled(
-    run: JobRun,
     crew: Sequence[Sequence[Member]],
     step: MeasuredStep,
     means: Mapping[Member, tuple[float, float]],
+    microbatches: int,
 ) -> float:
     """What the model says of a step that was. Who computed nothing in it takes what it usually does."""
+    if step.model_ms is not None:
+        return step.model_ms
     times = [[step.microbatch_ms.get(member) or means[member][0] for member in members] for members in crew]
-    return model_ms(times, run.job.spec.training.microbatches)
+    found = model_ms(times, microbatches)
+    if all(step.microbatch_ms.get(member) for members in crew for member in members):
+        step.model_ms = found  # it stays so at later looks
+    return found
 
 
 def _usual(steps_ms: Sequence[float]) -> float:
@@ -208,26 +295,20 @@ def _registered(run: JobRun, mesh: MeshView, sid: str) -> float:
     return next((slot.speed.get("stage", 1.0) for slot in slots if slot.index == index), 1.0)
 
 
-def free_slots(run: JobRun, mesh: MeshView, queue: JobQueue) -> list[FreeSlot]:
-    """Slots that the job may use, and that are neither taken nor kept for others."""
+def free_slots(run: JobRun, mesh: MeshView, queue: JobQueue, idle: Sequence[FreeSlot]) -> list[FreeSlot]:
+    """Those of the idle slots that the job may use, and that are not kept for others; of many the fastest."""
+    agents = list(dict.fromkeys(slot.node for slot in idle))[:MOST_NODES]
+    nodes = [mesh.nodes[agent] for agent in agents if agent in mesh.nodes]
     taken = {(agent, place.slot) for agent, places in queue.occupied(run.name).items() for place in places}
-    taken |= {
-        (mesh.agent_of(place.cluster, place.node) or "", place.slot) for place in run.job.instances.placements
+    wanted, affordable = run.job.spec.parallel.clusters, _affordable(run, mesh)
+    open_slots = {
+        (node.sid, slot.index)
+        for node in eligible_nodes(run.job, nodes)
+        if not wanted or node.cluster in wanted
+        for slot in node.slots
+        if affordable(slot)
     }
-    closed, wanted = mesh.cordons.places(), run.job.spec.parallel.clusters
-    affordable = _affordable(run, mesh)
-    found = []
-    for node in eligible_nodes(run.job):
-        if wanted and node.cluster not in wanted:
-            continue
-        for slot in node.slots:
-            if slot.busy_with is not None or (node.sid, slot.index) in taken:
-                continue
-            if is_cordoned(closed, node.sid, slot.index) or not affordable(slot):
-                continue
-            name = slot_in_words(node.cluster, node.node, slot.index)
-            found.append(FreeSlot(slot=name, node=node.sid, speed=speed_of(slot)))
-    return found
+    return [slot for slot in idle if (slot.node, slot.index) in open_slots - taken]
 
 
 def _affordable(run: JobRun, mesh: MeshView) -> Callable[[Slot], bool]:
@@ -269,36 +350,20 @@ def _link_ms(reports: Sequence[QosReport], receivers: Collection[str]) -> float:
     return max(times, default=0.0)
 
 
-def _bytes_per_s(mesh: MeshView) -> float:
-    """Of a usual link, as measured."""
-    measured = [speed for speed in mesh.links.bytes_per_s().values() if speed > 0]
-    return median(measured) if measured else UNMEASURED_BYTES_PER_S
-
-
-def _best_cut(
-    run: JobRun,
-    stages: Sequence[StageFigures],
-    bytes_per_s: float,
-    agreed: Mapping[Member, float],
-    copy_ms: float,
-) -> BestCut | None:
-    """The best cut by what stages show; None: the present one is about as good, or nobody knows the model."""
-    topology = run.model_analysis.known
-    if topology is None or not _is_uneven(stages, run.job.spec.training.microbatches):
+def _cut_question(
+    run: JobRun, agreed: Mapping[Member, float], members: int, bytes_per_s: float, copy_ms: float
+) -> CutQuestion | None:
+    """What to ask for a better cut; None: nobody knows the model, or nothing can be cut now."""
+    topology, recutting = run.model_analysis.known, run.training.recutting
+    if topology is None:
         return None
-    usual = run.training.recutting.measured.microbatch_ms
-    asked = RecutJob(job=run.name, user="orchestrator", dry_run=True)
+    asked = RecutJob(job=run.name, user=OWN_LOOP, dry_run=True)
     try:
-        answer = run.training.recutting.ask(asked, topology, {**usual, **agreed})
-    except (BadInput, Conflict):  # the job says how it is cut; it is as well cut as can be
+        question = recutting.question(asked, topology, {**recutting.measured.microbatch_ms, **agreed})
+    except Conflict:
         return None
-    assert answer.step_ms is not None
-    return BestCut(
-        cuts=answer.cuts,
-        now_ms=answer.step_ms[0],
-        then_ms=answer.step_ms[1],
-        clear=len(agreed) == sum(len(stage.instances) for stage in stages),
-        copies_ms=copy_ms + 1e3 * answer.moved_bytes / bytes_per_s,
+    return CutQuestion(
+        question=question, clear=len(agreed) == members, bytes_per_s=bytes_per_s, copy_ms=copy_ms
     )
 
 

@@ -34,11 +34,13 @@ from entities.orchestrator.job_state.quarantine import Quarantine
 from entities.orchestrator.job_state.retry_limits import Parked, RetryLimits
 from entities.orchestrator.membership.job_actions import JobActions
 from entities.orchestrator.membership.job_shape import JobShape
+from entities.orchestrator.membership.recut_plan import recut_proposal
 from entities.orchestrator.membership.slot_holding import SlotHolding
 from entities.orchestrator.planning.memory_fit import fixed_by_memory
 from entities.orchestrator.planning.shape_choice import with_shape
 from entities.orchestrator.planning.window_room import largest_windows
 from entities.orchestrator.queue.job_queue import JobQueue
+from entities.planner.planning_process import beside_the_loop
 from schemas.actions import CUT
 from schemas.errors import Conflict, DmscError, Fenced, NewerRecord, Unavailable
 from schemas.fault import FaultReport
@@ -212,7 +214,9 @@ class JobRun:
             raise Conflict(f"job {self.job.name} is {state}; only a running one can be cut anew")
         if moving := self.training.rebalancing.under_way:
             raise Conflict(f"{moving} is changing its stage: ask again in a moment")
-        answer = self.training.recutting.ask(message, topology)
+        question = self.training.recutting.question(message, topology)
+        proposal = await beside_the_loop(recut_proposal, question)
+        answer = self.training.recutting.begin(message, proposal)
         if message.cuts is not None and not message.dry_run:  # not one that is left to the planner
             self.on_set(CUT, f"plan {answer.plan}", message.user)
         return answer

@@ -15,13 +15,17 @@ MOST = 64
 """Steps remembered, for means over a while."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MeasuredStep:
-    """One decided step, in milliseconds: itself, and what a microbatch took each member."""
+    """One decided step, in milliseconds: itself, and what a microbatch took each member.
+
+    `model_ms`: what the own loop's model says of it; None: nobody has computed that.
+    """
 
     at: float
     step_ms: float
     microbatch_ms: Mapping[Member, float]
+    model_ms: float | None = None
 
 
 class MeasuredSpeeds:

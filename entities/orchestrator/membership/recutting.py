@@ -16,18 +16,14 @@ from dataclasses import dataclass
 from bus.logs import get_logger
 from bus.subjects import RECUT_DROP, RECUT_FILL, RECUT_PREPARE, RECUT_SEND, RECUT_SWITCH
 from entities.orchestrator.job_state.context import JobContext
-from entities.orchestrator.membership.best_cut import StageSpeeds
 from entities.orchestrator.membership.measured_speeds import MeasuredSpeeds
 from entities.orchestrator.membership.recut_plan import (
+    InstancePace,
+    RecutProposal,
+    RecutQuestion,
     Transfers,
-    check_cuts,
-    check_edges,
-    check_room,
-    layer_costs,
-    moved_bytes,
-    recut_graph,
+    recut_proposal,
     transfers,
-    with_forecast,
 )
 from entities.orchestrator.planning.plan_requests import speed_of
 from entities.orchestrator.planning.task_graph import reference_ms
@@ -141,44 +137,48 @@ class Recutting:
             BadInput: the plan is none for this job; the text says where.
             Conflict: it is impossible now, or no better; the text says why.
         """
-        graph, spec = self._job.instances.graph, self._job.spec
+        question = self.question(message, topology, took_ms)
+        return self.begin(message, recut_proposal(question))
+
+    def question(
+        self, message: RecutJob, topology: ModelTopology, took_ms: Mapping[Member, float] | None = None
+    ) -> RecutQuestion:
+        """What `recut_proposal` goes by. That takes long for thousands of layers, and may run on any thread.
+
+        Raises:
+            Conflict: a re-cut is impossible now; the text says why.
+        """
         self._check_possible(message)
-        costs = layer_costs(spec, topology, len(graph.cuts))
-        speeds = self._speeds(graph, costs.work_ms, took_ms)
-        cuts = message.cuts
-        if cuts is None:
-            cuts = speeds.best(costs.edges)
-            if cuts is None or speeds.step_ms(cuts) >= speeds.step_ms(graph.cuts):
-                raise Conflict(
-                    f"no cut is better than the present one, {cuts_text(graph.cuts)}: by what stages take "
-                    f"now a step is {speeds.step_ms(graph.cuts):.0f} ms"
-                )
-        check_cuts(cuts, graph)
-        check_edges(cuts, spec, topology, costs.edges)
-        new = with_forecast(recut_graph(graph, spec, topology, cuts, costs.rules, self._next_plan()), speeds)
-        nodes = self._job.mesh.nodes
-        node_of = {
-            unit.sid: nodes[agent]
-            for unit in graph.units
-            if (agent := self._job.instances.agent_of(unit.sid)) in nodes
-        }
-        check_room(graph, new, spec, topology, node_of)
-        step_ms = speeds.step_ms(graph.cuts), speeds.step_ms(cuts)
-        replicas = [len(graph.stage(stage)) for stage in range(len(cuts))]
-        moved = moved_bytes(topology, graph.cuts, cuts, replicas)
-        if not message.dry_run:
-            self._begin(new, cuts, message.user)
-        verb = "would be" if message.dry_run else "is being"
-        return RecutAnswer(
-            job=self._job.name,
-            plan=new.revision,
-            before=graph.cuts,
-            cuts=cuts,
-            moved_bytes=moved,
-            step_ms=step_ms,
-            note=f"{cuts_text(graph.cuts)} {verb} cut into {cuts_text(cuts)} (plan {new.revision}): a step "
-            f"of {step_ms[0]:.0f} ms is expected to take {step_ms[1]:.0f} ms; {moved / 1e6:.1f} MB move",
+        graph, nodes = self._job.instances.graph, self._job.mesh.nodes
+        return RecutQuestion(
+            graph=graph,
+            spec=self._job.spec,
+            topology=topology,
+            cuts=message.cuts,
+            plan=self._next_plan(),
+            paces=self._paces(graph, took_ms),
+            step_ms=self.measured.step_ms,
+            node_of={
+                unit.sid: nodes[agent]
+                for unit in graph.units
+                if (agent := self._job.instances.agent_of(unit.sid)) in nodes
+            },
         )
+
+    def begin(self, message: RecutJob, proposal: RecutProposal) -> RecutAnswer:
+        """Begins what was proposed, unless it is a dry run.
+
+        Raises:
+            Conflict: it has become impossible, or the job's instances have changed meanwhile.
+        """
+        self._check_possible(message)
+        if proposal.before is not self._job.instances.graph or proposal.graph.revision != self._next_plan():
+            raise Conflict(
+                f"job {self._job.name} is not cut anew: its instances have just changed; ask again"
+            )
+        if not message.dry_run:
+            self._begin(proposal.graph, proposal.answer.cuts, message.user)
+        return proposal.answer_to(message)
 
     def _next_plan(self) -> int:
         """The revision of the next plan: above that of one that was dropped, too."""
@@ -208,26 +208,17 @@ class Recutting:
         lacking = {unit.sid for unit in self._job.instances.units if not unit.is_data} - working
         return sorted(lacking | set(self._joining.coming))
 
-    def _speeds(
-        self, graph: TaskGraph, work_ms: Sequence[float], took_ms: Mapping[Member, float] | None
-    ) -> StageSpeeds:
-        """The speed that each working instance shows now; of one that has shown nothing, that of its slot."""
+    def _paces(self, graph: TaskGraph, took_ms: Mapping[Member, float] | None) -> list[list[InstancePace]]:
+        """What each working instance shows now, by stage, and what its slot is said to do."""
         measured = self.measured.microbatch_ms if took_ms is None else took_ms
-        stages = []
-        for stage, (first, last) in enumerate(graph.cuts):
-            work = sum(work_ms[first:last])
-            speeds = []
-            for member in self._step_owner.stages[stage]:
-                if graph.unit(member.sid).standby:
-                    continue
-                took = measured.get(member)
-                speeds.append(work / took if took and work else self._slot_speed(member))
-            stages.append(speeds or [1.0])
-        microbatches = self._job.spec.training.microbatches
-        bare = StageSpeeds(work_ms=work_ms, stages=stages, microbatches=microbatches)
-        step_ms = self.measured.step_ms
-        rest = 0.0 if step_ms is None else max(0.0, step_ms - bare.step_ms(graph.cuts))
-        return StageSpeeds(work_ms=work_ms, stages=stages, microbatches=microbatches, rest_ms=rest)
+        return [
+            [
+                InstancePace(measured.get(member) or 0.0, self._slot_speed(member))
+                for member in members
+                if not graph.unit(member.sid).standby
+            ]
+            for members in self._step_owner.stages
+        ]
 
     def _slot_speed(self, member: Member) -> float:
         where = self._job.instances.graph.placement(member.sid)

@@ -14,7 +14,7 @@ from statistics import fmean
 import pytest
 
 from entities.orchestrator.automation.loop_memory import LoopMemory, LoopRules
-from entities.orchestrator.automation.own_loop import adopted, evaluate, looks_slow
+from entities.orchestrator.automation.own_loop import adopted, evaluate, gains_elsewhere
 from entities.orchestrator.automation.remedies import Remedy
 from entities.orchestrator.automation.situation import (
     BestCut,
@@ -137,7 +137,7 @@ class Job:
 
     def _look(self) -> None:
         situation = self.situation()
-        if not looks_slow(situation, self.memory):
+        if not gains_elsewhere(situation, self.memory, 1.0, self.rules):
             situation = replace(situation, free=())
         remedies, self.memory = evaluate(situation, self.memory, self.at, self.rules)
         for remedy in remedies:

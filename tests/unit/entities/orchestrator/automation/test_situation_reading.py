@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from entities.orchestrator.automation.situation_reading import free_slots, read_situation
+from entities.orchestrator.automation.situation_reading import free_slots, mesh_figures, read_situation
 from entities.orchestrator.membership.measured_speeds import MeasuredSpeeds
 from entities.orchestrator.planning.change_account import ChangeAccount
 from schemas.job import JobState
@@ -98,15 +98,23 @@ class Run:
             self.measured.decided(claims, step_s, at=100.0 + step_s * number)
             self.account.decided(step_result(number, step_s=step_s, shares=dict.fromkeys(SIDS, 2)))
 
+    @property
+    def queue(self) -> Any:
+        """Another job has slot 5; this one has 0 to 3."""
+        other, own = placement("k-s0-r0", 5), self.job.instances.placements
+        return SimpleNamespace(
+            occupied=lambda job: {self.node.sid: (other,) if job == "j" else (other, *own)}
+        )
+
     def read(self, now: float = 102.0) -> Any:
         run: Any = self
-        return read_situation(run, self.mesh, now)
+        seen = read_situation(run, self.mesh, mesh_figures(self.mesh, self.queue), now)
+        return None if seen is None else seen[0]
 
     def free(self) -> list[str]:
         run: Any = self
-        other = placement("k-s0-r0", 5)
-        queue: Any = SimpleNamespace(occupied=lambda job: {self.node.sid: (other,)})
-        return [slot.slot for slot in free_slots(run, self.mesh, queue)]
+        idle = mesh_figures(self.mesh, self.queue).idle
+        return [slot.slot for slot in free_slots(run, self.mesh, self.queue, idle)]
 
 
 def test_figures_are_means_of_the_steps_with_their_errors() -> None:
