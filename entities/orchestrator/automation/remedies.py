@@ -138,7 +138,9 @@ def migrations(situation: JobSituation, memory: LoopMemory, rules: LoopRules) ->
         usual_ms = usual_ms_of(situation, memory, number)
         there_ms = usual_ms / goal.speed
         slowest = max(stage.instances, key=lambda one: (one.microbatch_ms, one.sid), default=None)
-        if slowest is None or slowest.microbatch_ms - rules.errors * slowest.error_ms <= there_ms:
+        if slowest is None or not usual_ms:
+            continue
+        if slowest.microbatch_ms - rules.errors * slowest.error_ms <= there_ms:
             continue
         rested = situation
         if slowest.microbatch_ms > LATE * there_ms:  # then what steps take beside it is its doing, too
