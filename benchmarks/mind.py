@@ -12,6 +12,7 @@ are steps per second from the script's beginning until half its length after its
     possible ÷ off   of the best plan for the slots as they are at each moment, at no cost (`oracle.py`)
     … by routes      of the plan that the job had, shared out as well as can be: weights gain no more
     part of the gap  that `on` closed, where a planner that knows the script gains a tenth and more
+    steps to the new optimum   where nothing but a re-cut helps: until 0.9 of it
     forecasts        of each change that was made, beside what came of it
 
 A figure that misses its bar is marked MISSED, and the exit code is 0. JSON goes to `--out` after each

@@ -27,6 +27,7 @@ from entities.orchestrator.automation.situation import (
     mean_and_error,
     model_ms,
 )
+from entities.orchestrator.membership.best_cut import StageSpeeds
 from schemas.actions import Migrate, MoveInstance, Recut, SetAlgorithm, SetWeights, SetWindow
 
 WORK_MS, MICROBATCHES, REST_MS = 50.0, 12, 60.0
@@ -52,7 +53,9 @@ class Job:
         algorithm: str = "expected-completion",
         carries_out: bool = True,
         best_cut: BestCut | None = None,
+        layers: int = 0,
     ) -> None:
+        """`layers`: of the model, which is cut evenly and may be cut anew; 0: as many as stages, uncut."""
         self.stages: list[list[str]] = []
         count = 0
         for stage, number in enumerate(replicas):
@@ -63,6 +66,9 @@ class Job:
         self.free = [f"n/{slot}" for slot in range(count, count + spare)]
         self.speed, self.noise, self.chance = speed, noise, random.Random(seed)
         self.algorithm, self.carries_out, self.best_cut = algorithm, carries_out, best_cut
+        per_stage = layers // len(replicas)
+        self.cuts = tuple((per_stage * stage, per_stage * (stage + 1)) for stage in range(len(replicas)))
+        self.layers, self.layer_ms, self.plan = layers, WORK_MS / max(1, per_stage), 0
         self.weights: dict[int, dict[str, float]] = {}
         self.memory, self.rules = LoopMemory(), LoopRules()
         self.at, self.step, self.looked_at, self.judged = 0.0, 0, 0.0, 0
@@ -81,8 +87,11 @@ class Job:
 
     def _do_step(self) -> None:
         took = {
-            sid: WORK_MS / self.speed(slot, self.at) * self.chance.lognormvariate(0.0, self.noise)
-            for sid, slot in self.slot_of.items()
+            sid: self._work_ms(stage)
+            / self.speed(self.slot_of[sid], self.at)
+            * self.chance.lognormvariate(0.0, self.noise)
+            for stage, sids in enumerate(self.stages)
+            for sid in sids
         }
         step_ms = model_ms([[took[sid] for sid in stage] for stage in self.stages], MICROBATCHES) + REST_MS
         step_ms *= self.chance.lognormvariate(0.0, self.noise / 2)
@@ -90,6 +99,26 @@ class Job:
         self.step += 1
         self.judged += 1
         self.history.append((self.at, step_ms, took))
+
+    def _work_ms(self, stage: int) -> float:
+        first, last = self.cuts[stage]
+        return self.layer_ms * (last - first) if self.layers else WORK_MS
+
+    def _best_cut(self, means: list[list[float]], step_ms: float) -> BestCut | None:
+        """As the orchestrator finds it."""
+        if not self.layers:
+            return self.best_cut
+        speeds = [
+            [self._work_ms(stage) / mean for mean in stage_means] for stage, stage_means in enumerate(means)
+        ]
+        bare = StageSpeeds(work_ms=[self.layer_ms] * self.layers, stages=speeds, microbatches=MICROBATCHES)
+        known = replace(bare, rest_ms=max(0.0, step_ms - bare.step_ms(self.cuts)))
+        cuts = known.best(range(self.layers + 1))
+        if cuts is None or cuts == self.cuts:
+            return None
+        return BestCut(
+            cuts=cuts, now_ms=known.step_ms(self.cuts), then_ms=known.step_ms(cuts), copies_ms=500.0
+        )
 
     def situation(self) -> JobSituation:
         steps = [each for each in self.history if each[0] >= self.at - 8.0]
@@ -118,7 +147,7 @@ class Job:
                         for sid in sids
                         for mean, error in (mean_and_error([took[sid] for _, _, took in steps]),)
                     ),
-                    work_ms=WORK_MS,
+                    work_ms=self._work_ms(stage),
                     weights=self.weights.get(stage, {}),
                 )
                 for stage, sids in enumerate(self.stages)
@@ -128,7 +157,11 @@ class Job:
             free=tuple(FreeSlot(slot=slot, node="agent") for slot in self.free),
             measured_steps=len(steps),
             algorithm=self.algorithm,
-            best_cut=self.best_cut,
+            plan=self.plan,
+            best_cut=self._best_cut(
+                [[fmean(took[sid] for _, _, took in steps) for sid in sids] for sids in self.stages],
+                fmean(step_ms for _, step_ms, _ in steps),
+            ),
             busy="" if self.judged >= 0 else "a change is not judged yet",
         )
 
@@ -136,6 +169,8 @@ class Job:
         return min(took[sid] for at, step_ms, took in self.history if at + step_ms / 1e3 >= self.at - 2.5)
 
     def _look(self) -> None:
+        if not self.history:  # of this plan no step is known yet
+            return
         situation = self.situation()
         if not gains_elsewhere(situation, self.memory, 1.0, self.rules):
             situation = replace(situation, free=())
@@ -156,6 +191,9 @@ class Job:
                 if action.sid in sids:
                     sids.remove(action.sid)
             self.stages[action.stage].append(action.sid)
+        if isinstance(action, Recut) and self.layers:
+            assert action.cuts is not None
+            self.cuts, self.plan = action.cuts, self.plan + 1
         if isinstance(action, SetWeights):
             self.weights[action.stage] = dict(action.weights)
             return
@@ -214,6 +252,25 @@ def test_five_hundred_noisy_steps_move_nobody(seed: int) -> None:
     assert Job(noise=0.15, seed=seed).run(steps=500).actions == []
     assert len(Job(noise=0.25, seed=seed).run(steps=500).actions) <= 1, "a quarter: wrong once, not in turns"
     assert Job((3, 1), noise=0.15, seed=seed, spare=2).run(steps=500).actions.count("migrate s1-r0") == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_five_hundred_noisy_steps_cut_nothing_anew(seed: int) -> None:
+    print("seed", seed)
+    assert Job((1, 1, 1, 1), noise=0.15, seed=seed, spare=0, layers=12).run(steps=500).actions == []
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_a_slow_stage_gives_layers_away_and_gets_them_back_once(noise: float) -> None:
+    slow_stage = slow("n/1", 4.0, 20.0, until=80.0)
+    job = Job((1, 1, 1, 1), speed=slow_stage, spare=0, layers=12, noise=noise, seed=3).run(until_s=75.0)
+    assert job.actions == ["recut"]
+    first, last = job.cuts[1]
+    assert last - first == 1
+    assert job.suggested[0][0] < 35.0
+    job.run(until_s=200.0)
+    assert job.actions == ["recut", "recut"]
+    assert [last - first for first, last in job.cuts] == [3, 3, 3, 3]
 
 
 @pytest.mark.parametrize("seed", range(4))
