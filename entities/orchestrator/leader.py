@@ -86,6 +86,8 @@ class OrchestratorConfig:
     lease: LeadershipLeaseConfig = field(default_factory=LeadershipLeaseConfig)
     automation: Automation = Automation.ACT
     """The mesh's mode, until a person switches it."""
+    own_loop: bool = True
+    """Whether the orchestrator suggests changes itself (`automation`), or only modules do."""
     arbitration: ArbitrationConfig = field(default_factory=ArbitrationConfig)
     promotion: PromotionConfig = field(default_factory=PromotionConfig)
     queue: QueueRules = field(default_factory=queue_rules)
@@ -226,7 +228,8 @@ class Leader:
         self._tasks.create_task(self._draining.run(), name="draining")
         self._tasks.create_task(self._policies.orders(), name="module orders")
         self._tasks.create_task(self._promotions.run(), name="promotions")
-        self._tasks.create_task(self._own_loop.run(), name="own loop")
+        if self.config.own_loop:
+            self._tasks.create_task(self._own_loop.run(), name="own loop")
         self._tasks.create_task(self._builds.sweep(), name="work of builds")
         await self._policies.lapses()
 

@@ -54,6 +54,11 @@ class MembershipChanges:
         return frozenset(self._leaving | self._going)
 
     @property
+    def departing(self) -> Collection[str]:
+        """Units whose instance is to leave its slot or the job once the open step is decided."""
+        return self._leaving | self._drain_order.requested
+
+    @property
     def homeless(self) -> Collection[str]:
         """Units that wait for a slot."""
         return self._joining.replacement.homeless.keys()

@@ -295,6 +295,7 @@ class RecutQuestion:
     stage. `step_ms`: what a step takes now; None: not measured. `node_of`: by SID.
     """
 
+    job: str
     graph: TaskGraph
     spec: JobSpec
     topology: ModelTopology
@@ -362,7 +363,7 @@ def recut_proposal(question: RecutQuestion) -> RecutProposal:
     step_ms = speeds.step_ms(graph.cuts), speeds.step_ms(cuts)
     moved = moved_bytes(topology, graph.cuts, cuts, [len(graph.stage(stage)) for stage in range(len(cuts))])
     answer = RecutAnswer(
-        job=graph.job,
+        job=question.job,
         plan=new.revision,
         before=graph.cuts,
         cuts=cuts,

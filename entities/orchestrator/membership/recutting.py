@@ -82,6 +82,7 @@ class Recutting:
         losing: Reports members that do not answer.
         ready: Called once training has to rest for the switch.
         changed: Called once another plan is in force: what was known of the former one is forgotten.
+        departing: Who is about to leave its stage, in words; empty: nobody.
     """
 
     def __init__(
@@ -93,8 +94,10 @@ class Recutting:
         losing: Callable[[Sequence[Member], str], None],
         ready: Callable[[], None],
         changed: Callable[[], None],
+        departing: Callable[[], str] = lambda: "",
     ) -> None:
         self._job = job
+        self._departing = departing
         self._times = job.times.recut
         self._step_owner = step_owner
         self._joining = joining
@@ -151,6 +154,7 @@ class Recutting:
         self._check_possible(message)
         graph, nodes = self._job.instances.graph, self._job.mesh.nodes
         return RecutQuestion(
+            job=self._job.name,
             graph=graph,
             spec=self._job.spec,
             topology=topology,
@@ -195,6 +199,8 @@ class Recutting:
             why = f"plan {message.revision} was seen, and plan {graph.revision} is in force: look again"
         elif missing := self.missing():
             why = f"{', '.join(missing)} must have joined first"
+        elif departing := self._departing():
+            why = f"{departing}: ask again in a moment"
         elif len(graph.cuts) < 2:
             why = "it runs in one stage, which has all layers"
         if why:
