@@ -212,6 +212,8 @@ class JobRun:
         state = self.job.store.record.state
         if state is not JobState.RUNNING or topology is None:
             raise Conflict(f"job {self.job.name} is {state}; only a running one can be cut anew")
+        if moving := self.training.rebalancing.under_way:
+            raise Conflict(f"{moving} is changing its stage: ask again in a moment")
         question = self.training.recutting.question(message, topology)
         proposal = await beside_the_loop(recut_proposal, question)
         answer = self.training.recutting.begin(message, proposal)

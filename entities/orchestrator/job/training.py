@@ -79,7 +79,7 @@ class Training:
             self.failures.losing,
             lambda: self._arrivals.wake(),
             self._cut_anew,
-            self._departing,
+            lambda: self.changes.departing,
         )
         self._arrivals = Arrivals(job)
         self._validated_at = -1
@@ -122,19 +122,12 @@ class Training:
         """See `MembershipChanges.scale`."""
         if why := self.recutting.under_way:
             raise Conflict(f"{why}: ask again when it is in force")
-        if moving := self.rebalancing.under_way:
-            raise Conflict(f"{moving} is changing its stage: ask again in a moment")
+        if self.rebalancing.under_way:
+            raise Conflict(f"{self.rebalancing.under_way} is changing its stage: ask again in a moment")
         self.job_changes.disturbed()
         said = self.changes.scale(stages, replicas)
         self._arrivals.wake()
         return said
-
-    def _departing(self) -> str:
-        """Who is about to leave its stage, in words; empty: nobody."""
-        if moving := self.rebalancing.under_way:
-            return f"{moving} is changing its stage"
-        departing = ", ".join(sorted(self.changes.departing))
-        return f"{departing} is about to leave" if departing else ""
 
     def drain(self, sid: str) -> str:
         """See `MembershipChanges.drain`."""

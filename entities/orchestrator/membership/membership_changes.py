@@ -54,9 +54,10 @@ class MembershipChanges:
         return frozenset(self._leaving | self._going)
 
     @property
-    def departing(self) -> Collection[str]:
-        """Units whose instance is to leave its slot or the job once the open step is decided."""
-        return self._leaving | self._drain_order.requested
+    def departing(self) -> str:
+        """Whose instance is to leave its slot or the job once the open step is decided, in words, or ''."""
+        departing = ", ".join(sorted(self._leaving | self._drain_order.requested))
+        return f"{departing} is about to leave" if departing else ""
 
     @property
     def homeless(self) -> Collection[str]:
