@@ -333,7 +333,8 @@ def test_a_window_that_a_slow_link_outgrows_is_made_larger() -> None:
     def suggested(link_ms: float, rest_ms: float, window: int = 2) -> list[Remedy]:
         stages = (here.stages[0], replace(here.stages[1], window=window, link_ms=link_ms))
         slow = replace(here, stages=stages, rest_ms=rest_ms, step_ms=350.0 + rest_ms)
-        memory, found = LoopMemory(), []
+        memory = LoopMemory()
+        found: list[Remedy] = []
         for second in range(5):
             remedies, memory = evaluate(slow, memory, float(second))
             found += remedies
