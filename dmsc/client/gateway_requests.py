@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from dmsc.client import http_protocol
 from dmsc.client.http_protocol import EventParser
 from schemas.base import Message
-from schemas.errors import InProgress, Overloaded, Unavailable
+from schemas.errors import BusUnreachable, InProgress, Overloaded, Unavailable
 from schemas.pages import Page
 
 A = TypeVar("A", bound=BaseModel)
@@ -50,6 +50,8 @@ class RetryTimes:
 
     first_pause_s: float = 0.2
     longest_pause_s: float = 2.0
+    lost_bus_s: float = 6.0
+    """For which a gateway that has lost its bus is asked again: a server restarts in that time."""
     file_s: float = 10.0
     """For which a broken download is retried before it fails, each time it breaks."""
 
@@ -96,7 +98,7 @@ class Gateways:
 
         A POST carries an idempotency key (the caller's or a random one), so it may be repeated: at the next
         gateway if one failed, or after a while if one said when to retry. It gives up when each gateway has
-        failed, or after `patience_s`.
+        failed, when none has found its bus again for `RetryTimes.lost_bus_s`, or after `patience_s`.
         """
         headers = {"Idempotency-Key": key or secrets.token_hex(16)} if method == "POST" else {}
         query = {name: value for name, value in (params or {}).items() if value not in (None, "")}
@@ -124,7 +126,7 @@ class Gateways:
         self, send: Callable[[], Awaitable[httpx.Response]], method: str, *, keyed: bool
     ) -> Any:
         """The JSON answer to a request, which is sent again while it may be."""
-        deadline = time.monotonic() + self._patience_s
+        began = time.monotonic()
         tries = max(2, len(self.urls))  # an idle connection may just have been closed by the gateway
         while True:
             try:
@@ -132,7 +134,7 @@ class Gateways:
                 http_protocol.raise_for(response)
                 return response.json()
             except (httpx.TransportError, Unavailable, InProgress) as error:
-                wait_s = self._before_next(error, method, keyed, deadline, tries)
+                wait_s = self._before_next(error, method, keyed, began, tries)
                 tries -= wait_s == 0
                 await asyncio.sleep(wait_s)
 
@@ -149,13 +151,16 @@ class Gateways:
         """Send a request as `ask` does, and return its answer as this model."""
         return kind.model_validate(await self.ask(method, path, body, params=params, key=key))
 
-    def _before_next(self, error: Exception, method: str, keyed: bool, deadline: float, tries: int) -> float:
+    def _before_next(self, error: Exception, method: str, keyed: bool, began: float, tries: int) -> float:
         """Return the seconds until the next attempt; raise the error if there is none."""
         if http_protocol.may_repeat(method, keyed, error):
-            if isinstance(error, Overloaded | InProgress):
+            if isinstance(error, Overloaded | InProgress | BusUnreachable):
                 self._next_gateway()
                 wait_s = float(error.fields.get("retry_after_s", 1.0)) / len(self.urls)
-                if time.monotonic() + wait_s <= deadline:
+                patience_s = self._patience_s
+                if isinstance(error, BusUnreachable):
+                    patience_s = min(patience_s, self._retry.lost_bus_s)
+                if time.monotonic() + wait_s <= began + patience_s:
                     return wait_s
             elif tries > 1 and not (isinstance(error, Unavailable) and len(self.urls) == 1):
                 self._next_gateway()

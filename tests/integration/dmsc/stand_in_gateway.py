@@ -38,6 +38,7 @@ class StandIn:
     break_after: int | None = None
     hold_open: bool = False  # the script does not end the job: only a cancel does
     damage: bool = False  # one byte of the weights is wrong
+    without_bus: int = 0  # so many requests find its bus away
     load: tuple[tuple[str, float], ...] = ()  # (SID, milliseconds per microbatch) as measured now
     asked: list[str] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
@@ -70,6 +71,12 @@ class StandIn:
             if request.headers.get("authorization") != f"Bearer {TOKEN}":
                 body = {"status": 401, "detail": "unknown token", "code": "refused"}
                 return JSONResponse(body, 401, media_type="application/problem+json")
+            if self.without_bus:
+                self.without_bus -= 1
+                body = {"status": 503, "detail": "no bus at nats://there", "code": "bus_unreachable"}
+                return JSONResponse(
+                    body, 503, media_type="application/problem+json", headers={"Retry-After": "1"}
+                )
             return await call_next(request)
 
         @app.post("/v1/jobs")

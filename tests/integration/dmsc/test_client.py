@@ -10,7 +10,7 @@ import pytest
 
 from dmsc import AsyncClient, Client
 from dmsc.launch.ports import any_free
-from schemas.errors import BadJob, DeadlineExceeded, DmscError, NotFound, Refused, Unavailable
+from schemas.errors import BadJob, BusUnreachable, DeadlineExceeded, DmscError, NotFound, Refused, Unavailable
 from schemas.job import JobState
 from tests.integration.dmsc.stand_in_gateway import SHARD, TOKEN, StandIn, whole_run
 from tests.patience import PATIENCE_S
@@ -47,6 +47,18 @@ async def test_the_next_gateway_is_asked_when_one_is_away() -> None:
         async with AsyncClient([f"http://127.0.0.1:{dead}", url], token=TOKEN) as client:
             assert (await client.submit(SPEC)).job == "j1"
             assert len([event async for event in client.events("j1")]) == 5
+
+
+async def test_a_gateway_that_lost_its_bus_is_asked_again_for_a_while() -> None:
+    stand_in = StandIn(whole_run(), without_bus=1)
+    with stand_in.serving() as url:
+        async with AsyncClient(url, token=TOKEN) as client:
+            assert (await client.job("j1")).job == "j1"
+        assert stand_in.without_bus == 0, "the bus was not away"
+        stand_in.without_bus = 100
+        async with AsyncClient(url, token=TOKEN, patience_s=0.5) as client:
+            with pytest.raises(BusUnreachable, match="no bus at nats://there"):
+                await client.job("j1")
 
 
 async def test_nobody_there_is_one_line() -> None:
