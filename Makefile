@@ -196,7 +196,7 @@ bench-policy-cost: setup ## a policy at 10,000 instances, and the way from a sug
 	@$(VENV)/python benchmarks/policy_cost.py $(ARGS)
 
 .PHONY: bench-mind
-bench-mind: setup ## functional modules, on against off, while devices, links and nodes are disturbed by scripts
+bench-mind: setup ## modules and the orchestrator's own loop, on against off, while devices, links and nodes are disturbed by scripts
 	@$(VENV)/python -m benchmarks.mind $(ARGS)
 
 .PHONY: bench-rebalancing

@@ -1,17 +1,18 @@
-"""Functional modules, on against off, on a real mesh that is disturbed by scripts.
+"""Modules and the orchestrator's own loop, on against off, on a real mesh that is disturbed by scripts.
 
     python -m benchmarks.mind [--only slow-device,calm] [--rounds 5] [--seconds 30] [--modules a,b] [--seed 0]
 
 A scenario is a mesh with emulated slots, a padded job, and a script by a seed: what becomes of which slot and
 when (`mind_sections/scenarios.py`). Slowness belongs to the slot (ADR-0098). Each round runs the same script
 three times, in turn, every other round in reverse: `off`, `on`, `off again`. `on` are modules by name, those
-of ADR-0097 if none is named, and the job's automation; `off` is no module, and automation off. Figures are
-steps per second from the script's beginning until half its length after its end:
+of ADR-0097 if none is named, and the loop (automation: act); `off` is no module, and automation off. Figures
+are steps per second from the script's beginning until half its length after its end:
 
     on ÷ off         paired by round, geometric mean with its 95 % bounds; off again ÷ off beside it
     possible ÷ off   of the best plan for the slots as they are at each moment, at no cost (`oracle.py`)
     … by routes      of the plan that the job had, shared out as well as can be: weights gain no more
     part of the gap  that `on` closed, where a planner that knows the script gains a tenth and more
+    steps to the new optimum   where nothing but a re-cut helps: until 0.9 of it
     forecasts        of each change that was made, beside what came of it
 
 A figure that misses its bar is marked MISSED, and the exit code is 0. JSON goes to `--out` after each

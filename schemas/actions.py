@@ -12,11 +12,13 @@ from pydantic import Field
 
 from schemas.base import Part, Token
 from schemas.changes import Forecast
+from schemas.job_file.parallel import MOST_STAGES
+from schemas.recut import MOST_REVISION, Cuts, cuts_text
 
 MOST_IN_FLIGHT = 1024
 LEAST_RATE_PER_S = 0.1
 """A step whose microbatches come more slowly would count as stalled."""
-QUEUE_ORDER, REPLICAS, RATE = "order of the queue", "replicas", "admission rate"
+QUEUE_ORDER, REPLICAS, RATE, CUT = "order of the queue", "replicas", "admission rate", "cut"
 """Knobs that a mesh or a job has once; those of stages and instances are named below."""
 
 
@@ -78,6 +80,18 @@ class Scale(Part):
 
     action: Literal["scale"] = "scale"
     replicas: int = Field(ge=1)
+    forecast: Forecast
+
+
+class Recut(Part):
+    """Give the job's stages other layers; without `cuts` those that are best by the speeds that they show.
+
+    `revision` is that of the plan that whoever suggests it has seen; of another one it is declined.
+    """
+
+    action: Literal["recut"] = "recut"
+    cuts: Cuts | None = Field(None, max_length=MOST_STAGES, description="(first, last) layer of each stage")
+    revision: int | None = Field(None, ge=0, le=MOST_REVISION)
     forecast: Forecast
 
 
@@ -146,6 +160,7 @@ Action = (
     | MoveInstance
     | Migrate
     | Scale
+    | Recut
     | SetWindow
     | SetRate
     | SetAlgorithm
@@ -180,6 +195,8 @@ def knob_of(action: Action) -> str:
             return place_knob(sid)
         case Scale():
             return REPLICAS
+        case Recut():
+            return CUT
         case SetWindow(stage=stage):
             return f"window of stage {stage}"
         case SetRate():
@@ -212,6 +229,8 @@ def value_of(action: Action) -> str:
             return f"on {node}" if node else "another slot"
         case Scale(replicas=replicas):
             return str(replicas)
+        case Recut(cuts=cuts):
+            return cuts_text(cuts) if cuts else "the best one"
         case SetWindow(in_flight=in_flight):
             return f"{in_flight} in flight"
         case SetRate(per_s=per_s):

@@ -109,7 +109,10 @@ class BudgetSpec(Part):
 class AutomationSpec(Part):
     """What the mesh may change of a running job by itself. The weights' bits never depend on it.
 
-    Changes are suggested by functional modules, and judged by measured steps. The mesh has a mode as well
+    Changes are suggested by functional modules and by the orchestrator's own loop, and judged by measured
+    steps. Without any module the loop has instances leave slots that have become slow or change their stage,
+    cuts the job anew, uses slots that join within `parallel.replicas: {min, want, max}`, and sets windows,
+    weights and algorithm, each where a forecast says that it is worth it. The mesh has a mode as well
     (`dmsc policy automation`); the lower of the two holds.
     """
 

@@ -141,6 +141,7 @@ class JobChange(Part):
         None, description="of a move or migration: the instance that left; of an avoidance: the one avoided"
     )
     newcomers: tuple[Token, ...] = Field((), description="instances that work once it is in effect")
+    replicas: tuple[int, int] | None = Field(None, description="of each stage, before and after it")
     from_stage: int | None = None
     to_stage: int | None = None
     step: int = Field(description="the first step that it concerns")

@@ -299,6 +299,11 @@ class TaskGraph(Part):
         return tuple(unit for unit in self.units if unit.stage == stage)
 
 
+def slot_in_words(cluster: str, node: str, slot: int) -> str:
+    """A slot, for people."""
+    return f"slot {slot} of {cluster}/{node}"
+
+
 class JobTopology(Message, wire="topology.graph"):
     """The present dependency topology of a job, for functional modules (draft §4.2)."""
 

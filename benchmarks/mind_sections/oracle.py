@@ -151,3 +151,10 @@ def possible_steps(
         by_routes += (until - at) * calm_ms / present_ms
         best += (until - at) * calm_ms / (min(best_ms, present_ms) if span is first else best_ms)
     return PossibleSteps(best, by_routes)
+
+
+def gain_at(job: PaddedJob, graph: TaskGraph, scripts: SlotScripts, span: Span, at_s: float) -> float:
+    """How fast the best plan for the slots as they are at a moment is, beside the calm before (1.0)."""
+    calm_ms = present_step_ms(job, graph, speeds_at(scripts, span.slots, -1e-3))
+    speeds = speeds_at(scripts, span.slots, at_s)
+    return calm_ms / best_step_ms(job, tuple(sorted(speeds.values())), span.instances)

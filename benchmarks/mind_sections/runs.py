@@ -18,7 +18,7 @@ from benchmarks.harness.emulation import EmulatedSlots
 from benchmarks.harness.jobs import job
 from benchmarks.harness.meshes import BenchMesh
 from benchmarks.harness.processes import child, modules
-from benchmarks.mind_sections.oracle import PaddedJob, Span, possible_steps
+from benchmarks.mind_sections.oracle import PaddedJob, Span, gain_at, possible_steps
 from benchmarks.mind_sections.scenarios import Deed, Scenario, Slot, SlotScripts
 from bus.subjects import POLICY_DECISION
 from dmsc.process.composition import node_name
@@ -34,6 +34,7 @@ TAIL = 1.5
 JOINED_SLOTS = 2
 READY, READY_S = "module ready", 60.0
 MICROBATCHES = 12
+IN_A_ROW, NEAR = 4, 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +72,9 @@ class MindRun:
     changes: tuple[ChangeFigure, ...] = ()
     adopted: tuple[str, ...] = ()
     declined: dict[str, int] = field(default_factory=dict)
+    settled: int | None = None
+    """Steps from the script's beginning until four in a row took 0.9 of the best rate for the slots as they
+    were then; None: that did not come while they were so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +115,7 @@ class MindBench:
 
 
 @dataclass
-class _Steps:
+class Steps:
     """When each step of a job ended, by the orchestrator's clock."""
 
     ended_at: list[float] = field(default_factory=list)
@@ -127,6 +131,12 @@ class _Steps:
 
     def rate(self, since: float, until: float) -> float:
         return (self.until(until) - self.until(since)) / (until - since)
+
+    def settled(self, since: float, until: float, optimum: float) -> int | None:
+        """How many steps it took until four in a row were done at 0.9 of the optimum, in steps per second."""
+        within = [at for at in self.ended_at if since <= at <= until]
+        pairs = enumerate(zip(within, within[IN_A_ROW:], strict=False), 1)
+        return next((count for count, (a, b) in pairs if IN_A_ROW / (b - a) >= NEAR * optimum), None)
 
 
 async def run_once(bench: MindBench, mode: str, number: int, names: Sequence[str], seed: int) -> MindRun:
@@ -145,7 +155,7 @@ async def run_once(bench: MindBench, mode: str, number: int, names: Sequence[str
         if names:
             await stack.enter_async_context(running_modules(mesh, names))
         name = (await mesh.client.submit(bench.spec(f"mind-{mode.split()[0]}", off=not names))).job
-        followed = {name: _Steps()}
+        followed = {name: Steps()}
         stack.push_async_callback(_cancelled, mesh, followed)
         stack.enter_context(_beside(_follow(mesh, name, followed[name])))
         await asyncio.wait_for(followed[name].began.wait(), READY_S)
@@ -162,7 +172,7 @@ async def run_once(bench: MindBench, mode: str, number: int, names: Sequence[str
             span, second = await _do(bench, stack, deed, spans[-1], begins)
             spans.append(span)
             if second is not None:
-                followed[second] = _Steps()
+                followed[second] = Steps()
                 stack.enter_context(_beside(_follow(mesh, second, followed[second])))
         ends = begins + bench.measured_s
         await asyncio.sleep(max(0.0, ends - time.time()))
@@ -174,6 +184,8 @@ async def run_once(bench: MindBench, mode: str, number: int, names: Sequence[str
         if not under > 0:
             raise NothingMeasured(f"no step of {name} while its script ran")
         possible = possible_steps(bench.padded, record.graph, scripts, spans, bench.measured_s)
+        optimum = before * gain_at(bench.padded, record.graph, scripts, spans[0], 0.0)
+        settled = followed[name].settled(begins, begins + bench.lasts_s, optimum)
         changes = await _changes(mesh, name)
         adopted, declined = await _decisions(mesh, name)
     found = MindRun(
@@ -186,6 +198,7 @@ async def run_once(bench: MindBench, mode: str, number: int, names: Sequence[str
         changes=changes,
         adopted=adopted,
         declined=declined,
+        settled=settled,
     )
     say(
         f"round {number + 1}: {mode:9} {before:.3f} → {under:.3f} steps/s, possible {found.possible:.3f}"
@@ -258,14 +271,14 @@ async def _do(
     return Span(from_s=time.time() - begins, slots=span.slots, instances=len(span.slots)), name
 
 
-async def _follow(mesh: BenchMesh, name: str, steps: _Steps) -> None:
+async def _follow(mesh: BenchMesh, name: str, steps: Steps) -> None:
     async for event in mesh.client.events(name):
         if event.result is not None:
             steps.ended_at.append(event.at)
             steps.began.set()
 
 
-async def _cancelled(mesh: BenchMesh, followed: dict[str, _Steps]) -> None:
+async def _cancelled(mesh: BenchMesh, followed: dict[str, Steps]) -> None:
     """End the jobs, and wait until they have ended."""
     for name in followed:
         with suppress(DmscError):  # it may have ended

@@ -185,6 +185,8 @@ def _control_plane(
     network = option_words(options, "topology")
     if NONE in options.policies:
         network = (*network, "--automation", "off")
+    if not options.own_loop:
+        network = (*network, "--own-loop", "off")
     pairs = list(zip(options.clusters, http_ports, strict=True))
     several = {"service-registry": options.registries, "orchestrator": options.orchestrators}
     apart = [entity for entity, count in several.items() if options.separate or count > 1]

@@ -125,4 +125,5 @@ class MeshOptions:
 
     address: str = "127.0.0.1"  # at which other machines reach this one
     node: str = "node"
+    own_loop: bool = True  # False: modules alone suggest changes of running jobs
     researchers: bool = True  # False: refused, since their code can't be confined and they are not trusted

@@ -193,6 +193,7 @@ def _orchestrator(options: RunOptions) -> ServicePart:
         lease=LeadershipLeaseConfig(lease_s=lease_s(options.replicas)),
         arbitration=ArbitrationConfig(precedence=ranks),
         automation=_automation(options.automation),
+        own_loop=_is_on(options.own_loop, "--own-loop"),
         peak_tflops=options.peak_tflops,
         queue=queue_rules(options.queue_order, options.queue_cool_down, options.queue_half_life),
         planning=PlanningConfig(program="dmsc.planning"),
@@ -212,6 +213,12 @@ def _automation(text: str) -> Automation:
     if text not in list(Mode):
         raise BadInput(f"--automation {text}: give one of {', '.join(Mode)}")
     return Mode(text)
+
+
+def _is_on(text: str, option: str) -> bool:
+    if text not in ("on", "off"):
+        raise BadInput(f"{option} {text}: give on or off")
+    return text == "on"
 
 
 def _broker(sid: str) -> ServicePart:

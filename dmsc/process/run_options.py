@@ -112,6 +112,13 @@ class RunOptions:
             "For the orchestrator: how far jobs are changed without a person, until one switches it.",
         ),
     ] = "act"
+    own_loop: Annotated[
+        str,
+        option(
+            "--own-loop on|off $DMSC_OWN_LOOP",
+            "For the orchestrator: whether it suggests changes itself, or only modules do.",
+        ),
+    ] = "on"
     queue_order: Annotated[
         str,
         option(

@@ -19,6 +19,7 @@ from bus.wire.packed import Sendable
 from entities import metrics
 from entities.election.leadership import LeaderCandidate
 from entities.election.lease import LeadershipLeaseConfig
+from entities.orchestrator.automation.loop_service import OwnLoop
 from entities.orchestrator.data_builds.builds import Builds, BuildsConfig
 from entities.orchestrator.faults.fault_location import stall_of
 from entities.orchestrator.faults.fault_queue import FaultQueue
@@ -86,6 +87,8 @@ class OrchestratorConfig:
     lease: LeadershipLeaseConfig = field(default_factory=LeadershipLeaseConfig)
     automation: Automation = Automation.ACT
     """The mesh's mode, until a person switches it."""
+    own_loop: bool = True
+    """Whether the orchestrator suggests changes itself (`automation`), or only modules do."""
     arbitration: ArbitrationConfig = field(default_factory=ArbitrationConfig)
     promotion: PromotionConfig = field(default_factory=PromotionConfig)
     queue: QueueRules = field(default_factory=queue_rules)
@@ -148,6 +151,7 @@ class Leader:
         self._promotions = PromotionService(
             bus, self._policies, self._runs, candidate.confirmed, config.promotion
         )
+        self._own_loop = OwnLoop(self._runs, mesh, self._jobs.queue, self._policies, candidate.confirmed)
         self._guards = RecordGuards(bus, self._runs, self._jobs.ended)
         seals = (partial(seal_secrets_anew, bus), partial(seal_links_anew, bus))
         self._sealing = Resealing(bus, EntityKind.ORCHESTRATOR, *seals)
@@ -226,6 +230,8 @@ class Leader:
         self._tasks.create_task(self._draining.run(), name="draining")
         self._tasks.create_task(self._policies.orders(), name="module orders")
         self._tasks.create_task(self._promotions.run(), name="promotions")
+        if self.config.own_loop:
+            self._tasks.create_task(self._own_loop.run(), name="own loop")
         self._tasks.create_task(self._builds.sweep(), name="work of builds")
         await self._policies.lapses()
 

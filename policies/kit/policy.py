@@ -37,6 +37,7 @@ from schemas.actions import (
     Migrate,
     MoveInstance,
     NoAction,
+    Recut,
     Scale,
     SetAlgorithm,
     SetQueueOrder,
@@ -49,6 +50,7 @@ from schemas.base import Message, is_token
 from schemas.changes import Forecast
 from schemas.envelope import EntityKind
 from schemas.policy import PolicySuggestion
+from schemas.recut import Cuts
 from schemas.store import Scalar, StoreQuery, StoreTable
 
 Suggestions = PolicySuggestion | Sequence[PolicySuggestion] | None
@@ -267,6 +269,21 @@ class Policy:
     ) -> PolicySuggestion:
         """Suggests so many replicas of each stage, within `parallel.replicas: {min, want, max}`."""
         action = Scale(replicas=replicas, forecast=forecast)
+        return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
+
+    def recut(
+        self,
+        view: JobView,
+        cuts: Cuts | None,
+        forecast: Forecast,
+        *,
+        reason: str,
+        confidence: float = 0.8,
+        valid_s: float = 60.0,
+    ) -> PolicySuggestion:
+        """Suggests other layers for the stages; None: those that are best by the speeds that they show."""
+        revision = None if view.graph is None else view.graph.revision
+        action = Recut(cuts=cuts, revision=revision, forecast=forecast)
         return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
 
     def set_window(

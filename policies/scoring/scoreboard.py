@@ -36,6 +36,7 @@ from schemas.actions import (
     CheckpointNow,
     ExpectFailures,
     Migrate,
+    Recut,
     Scale,
     SetAlgorithm,
     SetRate,
@@ -290,6 +291,8 @@ def _is_of(change: JobChange, suggestion: PolicySuggestion) -> bool:
             return (change.kind, change.sid) == ("migrate", sid)
         case Scale():
             return change.kind == "scale"
+        case Recut():
+            return change.kind == "recut"
         case SetWindow(stage=stage):
             return (change.kind, change.to_stage) == ("window", stage)
         case SetRate():

@@ -79,6 +79,7 @@ class Training:
             self.failures.losing,
             lambda: self._arrivals.wake(),
             self._cut_anew,
+            lambda: self.changes.departing,
         )
         self._arrivals = Arrivals(job)
         self._validated_at = -1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -218,10 +218,14 @@ async def settle(job: JobContext, spec: JobSpec, **figures: Any) -> None:
     await job.store.note(now=True, spec=spec, **figures)
 
 
-def eligible_nodes(job: JobContext) -> list[NodeStatus]:
-    """The nodes with the slots that a job may use: one class of bits, once it was planned."""
+def eligible_nodes(job: JobContext, among: Sequence[NodeStatus] | None = None) -> list[NodeStatus]:
+    """The nodes with the slots that a job may use: one class of bits, once it was planned.
+
+    `among`: of these; None: of all.
+    """
     query = query_of(job.spec, job.store.record.bits_class)
-    return open_to(job.spec, eligible(job.mesh.open_nodes(), query, job.mesh.records))
+    nodes = job.mesh.open_nodes() if among is None else among
+    return open_to(job.spec, eligible(nodes, query, job.mesh.records))
 
 
 def why_not_eligible(job: JobContext) -> str:

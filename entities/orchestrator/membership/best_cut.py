@@ -6,10 +6,11 @@ is found by bisection: for one that is given, each stage may end where those bef
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from typing import Any
+
+import numpy as np
 
 from schemas.recut import Cuts
 
@@ -60,9 +61,9 @@ class StageSpeeds:
         """
         if len(edges) - 1 < len(self.stages):
             return None
-        work = [0.0, *accumulate(self.work_ms)]
-        at_edges = [work[edge] for edge in edges]
-        total = work[-1]
+        work = np.concatenate(([0.0], np.cumsum(self.work_ms)))
+        at_edges = work[list(edges)]
+        total = float(work[-1])
         low, high = 0.0, total / min(sum(speeds) for speeds in self.stages)
         found = self._within(at_edges, high)
         assert found is not None
@@ -77,29 +78,32 @@ class StageSpeeds:
                 break
         return tuple((edges[first], edges[last]) for first, last in found)
 
-    def _within(self, at_edges: Sequence[float], bottleneck: float) -> list[tuple[int, int]] | None:
+    def _within(self, at_edges: Any, bottleneck: float) -> list[tuple[int, int]] | None:
         """(first, last) edge of each stage, as indices, if none takes longer than `bottleneck`.
 
         A stage may have to leave layers to a slow one behind it, so all edges where it may end are kept.
+
+        Args:
+            at_edges: (edges,) float64: the work in front of each.
+            bottleneck: milliseconds.
         """
         end = len(at_edges) - 1
-        firsts = [0]
-        reaches: list[dict[int, int]] = []
+        firsts = np.array([0])
+        all_firsts = []
         for speeds in self.stages:
+            all_firsts.append(firsts)
             most = bottleneck * sum(speeds) * (1 + 1e-12)
-            reach = {first: bisect_right(at_edges, at_edges[first] + most) - 1 for first in firsts}
-            reaches.append(reach)
-            ends: list[int] = []
-            for first in firsts:  # ascending, and so are their reaches
-                begin = max(first, ends[-1] if ends else 0) + 1
-                ends += range(begin, min(reach[first], end) + 1)
-            firsts = ends
-        if end not in firsts:
+            reach = np.searchsorted(at_edges, at_edges[firsts] + most, side="right") - 1
+            steps = np.zeros(end + 2, dtype=np.int64)  # how many firsts reach an edge, as differences
+            np.add.at(steps, firsts + 1, 1)
+            np.add.at(steps, reach + 1, -1)
+            firsts = np.flatnonzero(np.cumsum(steps[: end + 1]) > 0)
+        if not len(firsts) or firsts[-1] != end:
             return None
         found = []
         last = end
-        for reach in reversed(reaches):
-            first = max(first for first, most_last in reach.items() if first < last <= most_last)
+        for firsts in reversed(all_firsts):  # the latest one before it reaches furthest
+            first = int(firsts[np.searchsorted(firsts, last) - 1])
             found.append((first, last))
             last = first
         return found[::-1]

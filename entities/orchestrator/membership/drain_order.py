@@ -28,11 +28,12 @@ class DrainOrder:
         self._job = job
         self._replacement = replacement
         self._dropped = dropped
-        self._requested: set[str] = set()
+        self.requested: set[str] = set()
+        """Units that have been told to leave, and have not left yet."""
 
     def waits(self, stages: Stages) -> bool:
         """Whether an instance is to leave that needs training to rest for it."""
-        return any(self._needs_rest(sid, stages) for sid in self._requested)
+        return any(self._needs_rest(sid, stages) for sid in self.requested)
 
     def ask(self, sid: str, stages: Stages, replaced: Collection[str]) -> str:
         """Has an instance leave when it can; returns what stands in the way, or ''.
@@ -44,20 +45,24 @@ class DrainOrder:
         """
         why = self._obstacle(sid, stages, replaced)
         if not why:
-            self._requested.add(sid)
+            self.requested.add(sid)
         return why
 
     def next(self, stages: Stages, replaced: Collection[str], *, at_rest: bool) -> Member | None:
         """The instance that leaves now, or None. Obstacles are checked again: they may be new."""
-        for sid in sorted(self._requested):
+        for sid in sorted(self.requested):
             if self._needs_rest(sid, stages) is not at_rest:
                 continue
-            self._requested.discard(sid)
+            self.requested.discard(sid)
             if not self._obstacle(sid, stages, replaced) and self._is_to_go(sid):
                 return self._job.instances.members[sid]
-            self._replacement.stay(sid)  # one that was to migrate is not asked for again
-            self._dropped(sid)
+            self.drop(sid)
         return None
+
+    def drop(self, sid: str) -> None:
+        """It stays after all: one that was to migrate is not asked for again."""
+        self._replacement.stay(sid)
+        self._dropped(sid)
 
     def _needs_rest(self, sid: str, stages: Stages) -> bool:
         unit = self._unit(sid)

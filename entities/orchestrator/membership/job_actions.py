@@ -8,6 +8,7 @@ job's account of changes, which has those taken back that were no better.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from bus.logs import get_logger
@@ -20,6 +21,7 @@ from entities.orchestrator.membership.recutting import Recutting
 from entities.orchestrator.membership.slot_holding import SlotHolding
 from entities.orchestrator.planning.scaling import working_units
 from schemas.actions import (
+    CUT,
     REPLICAS,
     Action,
     AvoidInstance,
@@ -27,6 +29,7 @@ from schemas.actions import (
     ExpectFailures,
     Migrate,
     MoveInstance,
+    Recut,
     Scale,
     SetAlgorithm,
     SetRate,
@@ -36,10 +39,12 @@ from schemas.actions import (
     knob_of,
     value_of,
 )
-from schemas.automation import OWN_LOOP
+from schemas.automation import OWN_LOOP, Automation
 from schemas.changes import ChangeKind, Forecast, JobChange
-from schemas.errors import Conflict
+from schemas.errors import BadInput, Conflict
 from schemas.job import JobState
+from schemas.recut import Cuts, RecutJob, RecutRecord, cuts_text
+from schemas.task_graph import ModelTopology, TaskGraph, slot_in_words
 
 log = get_logger("orchestrator")
 
@@ -57,11 +62,24 @@ class ChangesTraining(Protocol):
         """The step that is open."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _AskedRecut:
+    """A re-cut that is being prepared for a suggestion, by whom, and what was forecast.
+
+    `takes_back`: it undoes the one before.
+    """
+
+    by: str
+    forecast: Forecast | None
+    takes_back: bool = False
+
+
 class JobActions:
     """Carries adopted suggestions out for one job's run.
 
     Args:
         largest_windows: of each stage: what instances have memory for.
+        topology: the job's model as analysed; None: not known to this orchestrator.
     """
 
     def __init__(
@@ -72,6 +90,7 @@ class JobActions:
         holding: SlotHolding,
         *,
         largest_windows: Callable[[], dict[int, int]],
+        topology: Callable[[], ModelTopology | None] = lambda: None,
     ) -> None:
         self._job = job
         self._rebalancing = training.rebalancing
@@ -81,20 +100,38 @@ class JobActions:
         self._checkpoints = checkpoints
         self._holding = holding
         self._largest_windows = largest_windows
+        self._topology = topology
         self._former: dict[str, Callable[[], None]] = {}  # knob → what sets it as it was before
         self._leaving: dict[str, tuple[str, Forecast]] = {}  # instance that migrates → by whom
         self._freed: list[str] = []
+        self._cutting: dict[int, _AskedRecut] = {}  # by the plan's revision
         training.changes.on_hand_over = self._handed_over
         training.changes.on_stay = self._stays
         training.job_changes.on_routes_worse = self._routes_worse
+        training.recutting.on_in_force = self._cut_anew
+        training.recutting.on_dropped = self._not_cut
+        training.job_changes.on_free = job.queue.again
+        holding.on_growth = self._grown
+        holding.too_soon = lambda: self.under_way or self._changes.account.too_soon()
 
     # --- whether ------------------------------------------------------------------------------------
+    @property
+    def under_way(self) -> str:
+        """What was adopted and has not begun, or is being made, in words; empty: nothing."""
+        if self._rebalancing.under_way:
+            return f"{self._rebalancing.under_way} is changing its stage"
+        return self._training.recutting.under_way or self._leaves()
+
+    def _leaves(self) -> str:
+        """Who is about to leave its slot for another one, in words."""
+        return "" if not self._leaving else f"{', '.join(sorted(self._leaving))} is about to leave its slot"
+
     def objection(self, action: Action) -> str:
         """Why the job does not do this now; empty if it does. Nothing is changed."""
         state = self._job.store.record.state
         if state is not JobState.RUNNING:
             return f"the job is {state}"
-        if isinstance(action, MoveInstance | Migrate | Scale) and (why := self._training.recutting.under_way):
+        if forecast_of(action) is not None and (why := self._training.recutting.under_way or self._leaves()):
             return why
         match action:
             case MoveInstance(sid=sid, stage=stage, forecast=forecast):
@@ -105,8 +142,8 @@ class JobActions:
         promised = forecast_of(action)
         if promised is None:
             return ""
-        if self._rebalancing.under_way:
-            return f"{self._rebalancing.under_way} is changing its stage"
+        if why := self.under_way:
+            return why
         kind, direction, reverse = self._way(action)
         account = self._changes.account
         why = account.obstacle() or account.unwise(kind, direction, reverse, promised)
@@ -123,7 +160,24 @@ class JobActions:
                     )
             case Scale(replicas=replicas) if replicas > self._holding.replicas:
                 return self._job.queue.no_growth(self._job.name)
+            case Recut():
+                try:
+                    self._ask_recut(action.cuts, action.revision, "", dry_run=True)
+                except (BadInput, Conflict) as refused:
+                    return refused.text
         return ""
+
+    def _ask_recut(self, cuts: Cuts | None, revision: int | None, by: str, *, dry_run: bool) -> int:
+        """Has the job cut anew, or tries whether it can be; returns the revision of the plan.
+
+        Raises:
+            BadInput: the plan is none for this job.
+            Conflict: it is impossible now.
+        """
+        if (topology := self._topology()) is None:
+            raise Conflict("this orchestrator has not seen the model analysed: `dmsc recut` has that done")
+        message = RecutJob(job=self._job.name, user=by, cuts=cuts, revision=revision, dry_run=dry_run)
+        return self._training.recutting.ask(message, topology).plan
 
     def _way(self, action: Action) -> tuple[ChangeKind, str, str]:
         """The kind of a change, its direction, and the one that takes it back."""
@@ -133,8 +187,8 @@ class JobActions:
                 larger, smaller = f"larger window of stage {stage}", f"smaller window of stage {stage}"
                 return ("window", larger, smaller) if up else ("window", smaller, larger)
             case SetRate(per_s=per_s):
-                present = self._job.policies.admitted_per_s
-                up = bool(present) and per_s > present
+                admitted_per_s = self._job.policies.admitted_per_s
+                up = bool(admitted_per_s) and per_s > admitted_per_s
                 higher, lower = "higher admission rate", "lower admission rate"
                 return ("rate", higher, lower) if up else ("rate", lower, higher)
             case SetAlgorithm(algorithm=algorithm):
@@ -143,6 +197,9 @@ class JobActions:
             case Scale(replicas=replicas):
                 up = replicas > self._holding.replicas
                 return ("scale", "more replicas", "fewer") if up else ("scale", "fewer", "more replicas")
+            case Recut(cuts=cuts):
+                present = self._job.instances.graph.cuts
+                return "recut", f"cut {cuts_text(cuts) if cuts else 'by speeds'}", f"cut {cuts_text(present)}"
             case Migrate(sid=sid):
                 here = self._place_of(sid)
                 return "migrate", f"{sid} leaves {here}", f"{sid} goes to {here}"
@@ -168,6 +225,9 @@ class JobActions:
                 return self._set(action, by, reason)
             case Scale(replicas=replicas, forecast=forecast):
                 self._scale(replicas, by, forecast, reason)
+            case Recut(cuts=cuts, revision=seen, forecast=forecast):
+                plan = self._ask_recut(cuts, seen, by, dry_run=False)
+                self._cutting[plan] = _AskedRecut(by=by, forecast=forecast)
             case Migrate(sid=sid, node=node, forecast=forecast):
                 if why := self._membership.migrate(sid, node):
                     raise Conflict(f"{sid} does not leave its slot: {why}")
@@ -280,31 +340,80 @@ class JobActions:
     def _scale(self, replicas: int, by: str, forecast: Forecast, reason: str) -> None:
         """Has the job take or leave slots, as the queue does; the queue then gives it no more than these."""
         before, graph = self._holding.replicas, self._job.instances.graph
-        kind, direction, reverse = self._way(Scale(replicas=replicas, forecast=forecast))
-        if not self._holding.resize(replicas, f"{by}: {reason}"):
+        if not self._holding.change_size(replicas, f"{by}: {reason}"):
             raise Conflict(f"{replicas} replicas: there is no room for them, or the job can't change now")
         self._holding.prefer(replicas)
+        self._former.setdefault(REPLICAS, lambda: self._holding.prefer(None))
+        self._begin_scale(before, replicas, graph, by, forecast)
+
+    def _grown(self, before: int, replicas: int, graph: TaskGraph) -> None:
+        """The queue has given the job idle slots: whether they bring what was forecast is measured."""
+        step_s = self._changes.account.step_s
+        if step_s is None or self._holding.automation is not Automation.ACT:
+            return
+        after_s = step_s * self._holding.speed(before) / self._holding.speed(replicas)
+        left = max(0, self._job.store.record.last_step - self._training.step)
+        forecast = Forecast.of(step_s, after_s, cost_s=0.0, steps_left=left)
+        self._begin_scale(before, replicas, graph, OWN_LOOP, forecast)
+
+    def _begin_scale(self, before: int, replicas: int, graph: TaskGraph, by: str, forecast: Forecast) -> None:
+        """Notes the change of size. `graph`: that before it."""
+        ways = ("more replicas", "fewer") if replicas > before else ("fewer", "more replicas")
         added = working_units(self._job.instances.graph) - working_units(graph)
         change = JobChange(
-            kind=kind,
+            kind="scale",
             what=f"replicas: {before} → {replicas}",
-            direction=direction,
-            reverse=reverse,
+            direction=ways[0],
+            reverse=ways[1],
             newcomers=tuple(sorted(added)),
+            replicas=(before, replicas),
             step=self._training.step,
             by=by,
             forecast=forecast,
         )
-        self._former.setdefault(REPLICAS, lambda: self._holding.prefer(None))
 
         def take_back(_: JobChange) -> None:
             self._take_back(REPLICAS)
             if replicas > before:  # else the queue would have it grow again
                 self._holding.prefer(before)
-            if not self._holding.resize(before, f"{OWN_LOOP}: {replicas} replicas were no better"):
+            if not self._holding.change_size(before, f"{OWN_LOOP}: {replicas} replicas were no better"):
                 raise Conflict("the job can't change its size now")
 
         self._changes.begin(change, take_back)
+
+    def _cut_anew(self, record: RecutRecord) -> None:
+        """A plan is in force: it is judged like any change, whoever wanted it."""
+        asked = self._cutting.pop(record.plan, _AskedRecut(by=record.by, forecast=None))
+        before, after = cuts_text(record.before), cuts_text(record.cuts)
+        self._changes.begin(
+            JobChange(
+                kind="recut",
+                what=f"cut: {before} → {after}",
+                direction=f"cut {after}",
+                reverse=f"cut {before}",
+                step=self._training.step,
+                by=asked.by,
+                forecast=asked.forecast,
+                takes_back=asked.takes_back,
+            ),
+            lambda change: self._cut_back(record),
+        )
+
+    def _not_cut(self, record: RecutRecord) -> None:
+        """A plan was given up before it was in force: nobody holds the cut because of it."""
+        if self._cutting.pop(record.plan, None) is not None:
+            self._freed.append(CUT)
+
+    def _cut_back(self, record: RecutRecord) -> None:
+        """Has the job cut again as it was: steps have become longer.
+
+        Raises:
+            BadInput: the plan is none for this job any more.
+            Conflict: it is impossible now.
+        """
+        self._freed.append(CUT)
+        plan = self._ask_recut(record.before, record.plan, OWN_LOOP, dry_run=False)
+        self._cutting[plan] = _AskedRecut(by=OWN_LOOP, forecast=None, takes_back=True)
 
     def _stays(self, sid: str) -> None:
         """It does not leave after all: if it leaves later, that is another one's doing."""
@@ -333,7 +442,7 @@ class JobActions:
 
     def _place_of(self, sid: str) -> str:
         place = self._job.instances.graph.placement(sid)
-        return f"slot {place.slot} of {place.cluster}/{place.node}"
+        return slot_in_words(place.cluster, place.node, place.slot)
 
 
 def routes_of(action: SetWeights | AvoidInstance, by: str) -> str:

@@ -29,6 +29,9 @@ class JobChanges:
         self.on_routes_worse: Callable[[JobChange], None] = lambda change: None
         """Called with routes that were no better: their validity is to end."""
 
+        self.on_free: Callable[[], None] = lambda: None
+        """Called when another change may begin."""
+
     def begin(self, change: JobChange, take_back: TakeBack | None = None) -> JobChange:
         """Notes that a change begins, and tells it. `take_back` is called if it is judged as no better."""
         for routes in self.routes.disturbed(f"{change.what} came after it"):
@@ -56,7 +59,10 @@ class JobChanges:
             self._tell(routes)
             if routes.state is ChangeState.NO_BETTER and not last:
                 self.on_routes_worse(routes)
+        waited = self.account.too_soon()
         change = self.account.decided(result, last=last)
+        if waited and not self.account.too_soon():  # slots that joined meanwhile may be of use now
+            self.on_free()
         if change is None:
             return
         self._tell(change)

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from schemas.step import Member, MicrobatchClaim
 
 KEPT = 5
 """Steps of which the median is taken: fewer follow a slowdown sooner, more are steadier."""
+MOST = 64
+"""Steps remembered, for means over a while."""
+
+
+@dataclass(slots=True)
+class MeasuredStep:
+    """One decided step, in milliseconds: itself, and what a microbatch took each member.
+
+    `model_ms`: what the own loop's model says of it; None: nobody has computed that.
+    """
+
+    at: float
+    step_ms: float
+    microbatch_ms: Mapping[Member, float]
+    model_ms: float | None = None
 
 
 class MeasuredSpeeds:
@@ -17,16 +33,17 @@ class MeasuredSpeeds:
 
     def __init__(self) -> None:
         self._times: dict[Member, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT))
-        self._steps: deque[float] = deque(maxlen=KEPT)
+        self._steps: deque[MeasuredStep] = deque(maxlen=MOST)
 
-    def decided(self, claims: Iterable[MicrobatchClaim], step_s: float) -> None:
-        """Takes a decided step: who computed which microbatch how long, and what the step took."""
+    def decided(self, claims: Iterable[MicrobatchClaim], step_s: float, at: float = 0.0) -> None:
+        """Takes a decided step: who computed which microbatch how long, what the step took, and when."""
         found: dict[Member, list[float]] = defaultdict(list)
         for claim in claims:
             found[claim.owner].append(claim.forward_ms + claim.backward_ms)
-        for member, times in found.items():
-            self._times[member].append(median(times))
-        self._steps.append(step_s * 1e3)
+        present = {member: median(times) for member, times in found.items()}
+        for member, time_ms in present.items():
+            self._times[member].append(time_ms)
+        self._steps.append(MeasuredStep(at, step_s * 1e3, present))
 
     def forget(self) -> None:
         """Other layers, or other members: what was measured says nothing any more."""
@@ -41,4 +58,10 @@ class MeasuredSpeeds:
     @property
     def step_ms(self) -> float | None:
         """What a step takes; None: none was measured."""
-        return median(self._steps) if self._steps else None
+        latest = [step.step_ms for step in self._steps][-KEPT:]
+        return median(latest) if latest else None
+
+    def since(self, at: float, least: int) -> Sequence[MeasuredStep]:
+        """The steps since a moment, and at least so many of the latest."""
+        steps = list(self._steps)
+        return [step for number, step in enumerate(steps, 1) if step.at >= at or number > len(steps) - least]

@@ -6,7 +6,7 @@ steps: then nothing is computed twice, and nothing is lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from bus.logs import get_logger
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
@@ -53,6 +53,17 @@ class MembershipChanges:
         """Units that were told to leave and have not been seen to exit."""
         return frozenset(self._leaving | self._going)
 
+    @property
+    def departing(self) -> str:
+        """Whose instance is to leave its slot or the job once the open step is decided, in words, or ''."""
+        departing = ", ".join(sorted(self._leaving | self._drain_order.requested))
+        return f"{departing} is about to leave" if departing else ""
+
+    @property
+    def homeless(self) -> Collection[str]:
+        """Units that wait for a slot."""
+        return self._joining.replacement.homeless.keys()
+
     def scale(self, stages: Sequence[int], replicas: int) -> str:
         """Gives these stages more or fewer working replicas; returns what will happen, in words.
 
@@ -69,7 +80,8 @@ class MembershipChanges:
             stage = graph.unit(going[0]).stage
             raise Conflict(f"{', '.join(going)} of stage {stage} is just leaving: ask again in a moment")
         added = [unit for stage in stages for unit in added_replicas(graph, stage, replicas)]
-        removed = [unit for stage in stages for unit in removed_replicas(graph, stage, replicas)]
+        homeless = self._joining.replacement.homeless
+        removed = [unit for stage in stages for unit in removed_replicas(graph, stage, replicas, homeless)]
         if added and (why := self._joining.replacement.no_room(added)):
             which = f"stage {stages[0]}" if len(stages) == 1 else f"stages {stages[0]} to {stages[-1]}"
             raise Conflict(f"{which} can't have {replicas} replicas now: {why}")
@@ -122,6 +134,9 @@ class MembershipChanges:
         working = {member for members in self._step_owner.stages for member in members}
         for sid in sorted(self._leaving):
             member = self._job.instances.members.get(sid)
+            if self._joining.forgo(sid):
+                self._leave_out(sid)
+                continue
             if member is None or not self._step_owner.running:
                 continue
             if member not in working and not self._is_aside(member):
@@ -154,6 +169,7 @@ class MembershipChanges:
             return
         why, step = f"{member.sid} leaves its node", self._step_owner.step
         if not await self._job.tasks.unless_failed(self._checkpoints.of_this_step(step, stages, why)):
+            self._drain_order.drop(member.sid)
             return  # the job's events say why; the drain asks again
         log.info("hand-over by checkpoint", job=self._job.name, sid=member.sid, step=step)
         self._job.instances.mark_lost(member)
@@ -183,6 +199,13 @@ class MembershipChanges:
         self._going.add(member.sid)
         self.part_with(member)
         self._job.tasks.spawn(self._forget(member))
+
+    def _leave_out(self, sid: str) -> None:
+        """A replica that found no room is one of the job's no more."""
+        self._leaving.discard(sid)
+        self._job.instances.graph = without_units(self._job.instances.graph, {sid})
+        self._job.instances.members.pop(sid, None)
+        self._job.events.changed(f"{sid} is given up: there was no room for it")
 
     def _move(self, member: Member) -> None:
         """Has a member leave its node; a new incarnation takes its place."""

@@ -61,10 +61,14 @@ class Rebalancing:
         self._part_with = part_with
         self._changes = changes
         self._request: MoveRequest | None = None
-        self.under_way = ""
-        """The instance that is leaving for another stage, until the newcomer is one of the units; else ''."""
+        self._changing = ""
         self.on_set: Callable[[str, str | None, str], None] = lambda knob, value, by: None
         """Called with knob, value and user where a person's move sets an instance's place; None: no more."""
+
+    @property
+    def under_way(self) -> str:
+        """Who changes its stage, from the request until the newcomer is one of the units; else ''."""
+        return self._changing or ("" if self._request is None else self._request.sid)
 
     def ask(self, sid: str, stage: int, by: str, forecast: Forecast | None = None) -> str:
         """Has an instance change its stage once the open step is decided; returns that in words.
@@ -156,7 +160,7 @@ class Rebalancing:
         if request.by_person:
             self.on_set(place_knob(request.sid), None, request.by)
             self.on_set(place_knob(newcomer.sid), f"stage {there}", request.by)
-        self.under_way = request.sid
+        self._changing = request.sid
         self._part_with(member)
         self._job.tasks.spawn(self._rehost(request, member, unit, newcomer))
 
@@ -174,7 +178,7 @@ class Rebalancing:
         """
         await self._joining.replacement.end(member)
         self._swap(unit, newcomer)
-        self.under_way = ""
+        self._changing = ""
         if self._job.instances.members.get(member.sid) == member:
             del self._job.instances.members[member.sid]
         self._job.events.changed(f"{newcomer.sid} takes the place of {member.sid}")

@@ -16,7 +16,7 @@ from schemas.cluster import NodeStatus
 from schemas.errors import BadInput, BadJob, Conflict
 from schemas.job import JobSpec
 from schemas.memory_estimate import GRADIENT_BYTES, SUM_BYTES, shown
-from schemas.recut import Cuts, LayerRange, cuts_text
+from schemas.recut import Cuts, LayerRange, RecutAnswer, RecutJob, cuts_text
 from schemas.step import Member
 from schemas.task_graph import ModelTopology, PlanForecast, TaskGraph, UnitKind
 
@@ -277,3 +277,99 @@ def check_room(
             )
         if why := unfit_for(recut, unit.stage, unit.sid, node):
             raise Conflict(f"{unit.sid} can't have these layers: {why}")
+
+
+@dataclass(frozen=True, slots=True)
+class InstancePace:
+    """What a microbatch takes an instance now, in milliseconds (0: not measured), and its slot's speed."""
+
+    microbatch_ms: float
+    slot_speed: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecutQuestion:
+    """How a running job would be cut, and what would come of it.
+
+    `cuts`: None: as is best. `plan`: the revision that it would be. `paces`: of the working instances, by
+    stage. `step_ms`: what a step takes now; None: not measured. `node_of`: by SID.
+    """
+
+    job: str
+    graph: TaskGraph
+    spec: JobSpec
+    topology: ModelTopology
+    cuts: Cuts | None
+    plan: int
+    paces: Sequence[Sequence[InstancePace]]
+    step_ms: float | None
+    node_of: Mapping[str, NodeStatus]
+
+    def speeds(self, work_ms: Sequence[float]) -> StageSpeeds:
+        """The speed that each instance shows; of one that has shown nothing, that of its slot."""
+        stages = []
+        for (first, last), paces in zip(self.graph.cuts, self.paces, strict=True):
+            work = sum(work_ms[first:last])
+            stages.append(
+                [
+                    work / pace.microbatch_ms if pace.microbatch_ms and work else pace.slot_speed
+                    for pace in paces
+                ]
+                or [1.0]
+            )
+        microbatches = self.spec.training.microbatches
+        bare = StageSpeeds(work_ms=work_ms, stages=stages, microbatches=microbatches)
+        rest = 0.0 if self.step_ms is None else max(0.0, self.step_ms - bare.step_ms(self.graph.cuts))
+        return StageSpeeds(work_ms=work_ms, stages=stages, microbatches=microbatches, rest_ms=rest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecutProposal:
+    """A plan that could be made of the graph `before`: the graph by it, and the answer to a dry run."""
+
+    before: TaskGraph
+    graph: TaskGraph
+    answer: RecutAnswer
+
+    def answer_to(self, message: RecutJob) -> RecutAnswer:
+        """The answer to this request."""
+        if message.dry_run:
+            return self.answer
+        note = self.answer.note.replace(" would be cut ", " is being cut ", 1)
+        return self.answer.model_copy(update={"note": note})
+
+
+def recut_proposal(question: RecutQuestion) -> RecutProposal:
+    """What becomes of the job by these cuts, or by the best ones.
+
+    Raises:
+        BadInput: the plan is none for this job; the text says where.
+        Conflict: an instance lacks the memory for it, or no cut is better; the text says which.
+    """
+    graph, spec, topology = question.graph, question.spec, question.topology
+    costs = layer_costs(spec, topology, len(graph.cuts))
+    speeds, cuts = question.speeds(costs.work_ms), question.cuts
+    if cuts is None:
+        cuts = speeds.best(costs.edges)
+        if cuts is None or speeds.step_ms(cuts) >= speeds.step_ms(graph.cuts):
+            raise Conflict(
+                f"no cut is better than the present one, {cuts_text(graph.cuts)}: by what stages take now a "
+                f"step is {speeds.step_ms(graph.cuts):.0f} ms"
+            )
+    check_cuts(cuts, graph)
+    check_edges(cuts, spec, topology, costs.edges)
+    new = with_forecast(recut_graph(graph, spec, topology, cuts, costs.rules, question.plan), speeds)
+    check_room(graph, new, spec, topology, question.node_of)
+    step_ms = speeds.step_ms(graph.cuts), speeds.step_ms(cuts)
+    moved = moved_bytes(topology, graph.cuts, cuts, [len(graph.stage(stage)) for stage in range(len(cuts))])
+    answer = RecutAnswer(
+        job=question.job,
+        plan=new.revision,
+        before=graph.cuts,
+        cuts=cuts,
+        moved_bytes=moved,
+        step_ms=step_ms,
+        note=f"{cuts_text(graph.cuts)} would be cut into {cuts_text(cuts)} (plan {new.revision}): a step of "
+        f"{step_ms[0]:.0f} ms is expected to take {step_ms[1]:.0f} ms; {moved / 1e6:.1f} MB move",
+    )
+    return RecutProposal(before=graph, graph=new, answer=answer)

@@ -10,24 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bus.logs import get_logger
 from bus.subjects import RECUT_DROP, RECUT_FILL, RECUT_PREPARE, RECUT_SEND, RECUT_SWITCH
 from entities.orchestrator.job_state.context import JobContext
-from entities.orchestrator.membership.best_cut import StageSpeeds
 from entities.orchestrator.membership.measured_speeds import MeasuredSpeeds
 from entities.orchestrator.membership.recut_plan import (
+    InstancePace,
+    RecutProposal,
+    RecutQuestion,
     Transfers,
-    check_cuts,
-    check_edges,
-    check_room,
-    layer_costs,
-    moved_bytes,
-    recut_graph,
+    recut_proposal,
     transfers,
-    with_forecast,
 )
 from entities.orchestrator.planning.plan_requests import speed_of
 from entities.orchestrator.planning.task_graph import reference_ms
@@ -86,6 +82,7 @@ class Recutting:
         losing: Reports members that do not answer.
         ready: Called once training has to rest for the switch.
         changed: Called once another plan is in force: what was known of the former one is forgotten.
+        departing: Who is about to leave its stage, in words; empty: nobody.
     """
 
     def __init__(
@@ -97,8 +94,10 @@ class Recutting:
         losing: Callable[[Sequence[Member], str], None],
         ready: Callable[[], None],
         changed: Callable[[], None],
+        departing: Callable[[], str] = lambda: "",
     ) -> None:
         self._job = job
+        self._departing = departing
         self._times = job.times.recut
         self._step_owner = step_owner
         self._joining = joining
@@ -107,9 +106,14 @@ class Recutting:
         self._ready = ready
         self._changed = changed
         self._orders = MemberOrders(job)
-        self._measured = MeasuredSpeeds()
+        self.measured = MeasuredSpeeds()
+        """What stages and steps take now."""
         self._open: OpenRecut | None = None
         self._records = job.store.record.recuts
+        self.on_in_force: Callable[[RecutRecord], None] = lambda record: None
+        """Called with each re-cut whose plan is in force now."""
+        self.on_dropped: Callable[[RecutRecord], None] = lambda record: None
+        """Called with each one that was given up before that."""
 
     # --- asking -----------------------------------------------------------------------------------------
     @property
@@ -125,51 +129,60 @@ class Recutting:
         """Whether training has to rest for it."""
         return self._open is not None and self._open.is_ready
 
-    def ask(self, message: RecutJob, topology: ModelTopology) -> RecutAnswer:
+    def ask(
+        self, message: RecutJob, topology: ModelTopology, took_ms: Mapping[Member, float] | None = None
+    ) -> RecutAnswer:
         """Begins a re-cut, or says what it would be.
+
+        `took_ms`: what a microbatch takes each member now; None: as the last five steps say.
 
         Raises:
             BadInput: the plan is none for this job; the text says where.
             Conflict: it is impossible now, or no better; the text says why.
         """
-        graph, spec = self._job.instances.graph, self._job.spec
+        question = self.question(message, topology, took_ms)
+        return self.begin(message, recut_proposal(question))
+
+    def question(
+        self, message: RecutJob, topology: ModelTopology, took_ms: Mapping[Member, float] | None = None
+    ) -> RecutQuestion:
+        """What `recut_proposal` goes by. That takes long for thousands of layers, and may run on any thread.
+
+        Raises:
+            Conflict: a re-cut is impossible now; the text says why.
+        """
         self._check_possible(message)
-        costs = layer_costs(spec, topology, len(graph.cuts))
-        speeds = self._speeds(graph, costs.work_ms)
-        cuts = message.cuts
-        if cuts is None:
-            cuts = speeds.best(costs.edges)
-            if cuts is None or speeds.step_ms(cuts) >= speeds.step_ms(graph.cuts):
-                raise Conflict(
-                    f"no cut is better than the present one, {cuts_text(graph.cuts)}: by what stages take "
-                    f"now a step is {speeds.step_ms(graph.cuts):.0f} ms"
-                )
-        check_cuts(cuts, graph)
-        check_edges(cuts, spec, topology, costs.edges)
-        new = with_forecast(recut_graph(graph, spec, topology, cuts, costs.rules, self._next_plan()), speeds)
-        nodes = self._job.mesh.nodes
-        node_of = {
-            unit.sid: nodes[agent]
-            for unit in graph.units
-            if (agent := self._job.instances.agent_of(unit.sid)) in nodes
-        }
-        check_room(graph, new, spec, topology, node_of)
-        step_ms = speeds.step_ms(graph.cuts), speeds.step_ms(cuts)
-        replicas = [len(graph.stage(stage)) for stage in range(len(cuts))]
-        moved = moved_bytes(topology, graph.cuts, cuts, replicas)
-        if not message.dry_run:
-            self._begin(new, cuts, message.user)
-        verb = "would be" if message.dry_run else "is being"
-        return RecutAnswer(
+        graph, nodes = self._job.instances.graph, self._job.mesh.nodes
+        return RecutQuestion(
             job=self._job.name,
-            plan=new.revision,
-            before=graph.cuts,
-            cuts=cuts,
-            moved_bytes=moved,
-            step_ms=step_ms,
-            note=f"{cuts_text(graph.cuts)} {verb} cut into {cuts_text(cuts)} (plan {new.revision}): a step "
-            f"of {step_ms[0]:.0f} ms is expected to take {step_ms[1]:.0f} ms; {moved / 1e6:.1f} MB move",
+            graph=graph,
+            spec=self._job.spec,
+            topology=topology,
+            cuts=message.cuts,
+            plan=self._next_plan(),
+            paces=self._paces(graph, took_ms),
+            step_ms=self.measured.step_ms,
+            node_of={
+                unit.sid: nodes[agent]
+                for unit in graph.units
+                if (agent := self._job.instances.agent_of(unit.sid)) in nodes
+            },
         )
+
+    def begin(self, message: RecutJob, proposal: RecutProposal) -> RecutAnswer:
+        """Begins what was proposed, unless it is a dry run.
+
+        Raises:
+            Conflict: it has become impossible, or the job's instances have changed meanwhile.
+        """
+        self._check_possible(message)
+        if proposal.before is not self._job.instances.graph or proposal.graph.revision != self._next_plan():
+            raise Conflict(
+                f"job {self._job.name} is not cut anew: its instances have just changed; ask again"
+            )
+        if not message.dry_run:
+            self._begin(proposal.graph, proposal.answer.cuts, message.user)
+        return proposal.answer_to(message)
 
     def _next_plan(self) -> int:
         """The revision of the next plan: above that of one that was dropped, too."""
@@ -184,14 +197,16 @@ class Recutting:
             why = "the job is being brought back: ask again in a moment"
         elif message.revision is not None and message.revision != graph.revision:
             why = f"plan {message.revision} was seen, and plan {graph.revision} is in force: look again"
-        elif missing := self._missing():
+        elif missing := self.missing():
             why = f"{', '.join(missing)} must have joined first"
+        elif departing := self._departing():
+            why = f"{departing}: ask again in a moment"
         elif len(graph.cuts) < 2:
             why = "it runs in one stage, which has all layers"
         if why:
             raise Conflict(f"job {self._job.name} is not cut anew: {why}")
 
-    def _missing(self) -> list[str]:
+    def missing(self) -> list[str]:
         """Units of stages that do not work now, or are on their way."""
         if not self._step_owner.running:
             return ["all"]
@@ -199,24 +214,17 @@ class Recutting:
         lacking = {unit.sid for unit in self._job.instances.units if not unit.is_data} - working
         return sorted(lacking | set(self._joining.coming))
 
-    def _speeds(self, graph: TaskGraph, work_ms: Sequence[float]) -> StageSpeeds:
-        """The speed that each working instance shows now; of one that has shown nothing, that of its slot."""
-        measured = self._measured.microbatch_ms
-        stages = []
-        for stage, (first, last) in enumerate(graph.cuts):
-            work = sum(work_ms[first:last])
-            speeds = []
-            for member in self._step_owner.stages[stage]:
-                if graph.unit(member.sid).standby:
-                    continue
-                took = measured.get(member)
-                speeds.append(work / took if took and work else self._slot_speed(member))
-            stages.append(speeds or [1.0])
-        microbatches = self._job.spec.training.microbatches
-        bare = StageSpeeds(work_ms=work_ms, stages=stages, microbatches=microbatches)
-        took_ms = self._measured.step_ms
-        rest = 0.0 if took_ms is None else max(0.0, took_ms - bare.step_ms(graph.cuts))
-        return StageSpeeds(work_ms=work_ms, stages=stages, microbatches=microbatches, rest_ms=rest)
+    def _paces(self, graph: TaskGraph, took_ms: Mapping[Member, float] | None) -> list[list[InstancePace]]:
+        """What each working instance shows now, by stage, and what its slot is said to do."""
+        measured = self.measured.microbatch_ms if took_ms is None else took_ms
+        return [
+            [
+                InstancePace(measured.get(member) or 0.0, self._slot_speed(member))
+                for member in members
+                if not graph.unit(member.sid).standby
+            ]
+            for members in self._step_owner.stages
+        ]
 
     def _slot_speed(self, member: Member) -> float:
         where = self._job.instances.graph.placement(member.sid)
@@ -293,6 +301,7 @@ class Recutting:
             return
         self._open = None
         self._tell(recut.record.model_copy(update={"state": RecutState.DROPPED, "why": why}))
+        self.on_dropped(recut.record)
         drop = RecutDrop(job=self._job.name, epoch=self._job.epoch, plan=recut.record.plan)
         living = [member for member in recut.members if member not in self._job.instances.lost]
 
@@ -308,7 +317,7 @@ class Recutting:
 
     def _overtaken(self, recut: OpenRecut) -> str:
         """What has changed among the members since it began, in words; empty: nothing."""
-        if missing := self._missing():
+        if missing := self.missing():
             return f"{', '.join(missing)} left, or is on its way"
         if self._step_owner.stages != recut.crew:
             return "the members of a stage have changed"
@@ -317,7 +326,7 @@ class Recutting:
     # --- reports of the training --------------------------------------------------------------------------
     def decided(self, claims: Sequence[MicrobatchClaim], step_s: float) -> None:
         """A step was decided."""
-        self._measured.decided(claims, step_s)
+        self.measured.decided(claims, step_s, time.monotonic())
         recut = self._open
         if recut is not None and (why := self._overtaken(recut)):
             self._job.tasks.spawn(self._drop(recut, why))
@@ -339,7 +348,7 @@ class Recutting:
 
     def disturbed(self, why: str) -> None:
         """All go back, or another loop opens: what is being prepared is dropped."""
-        self._measured.forget()
+        self.measured.forget()
         if self._open is not None:
             self._job.tasks.spawn(self._drop(self._open, why))
 
@@ -422,8 +431,9 @@ class Recutting:
             going.data, step=closed.step, attempt=closed.attempt, fenced=fenced, on_silent=self._silent
         )
         await self._job.tasks.unless_failed(asyncio.gather(*orders, data))
-        self._measured.forget()
+        self.measured.forget()
         self._changed()
+        self.on_in_force(recut.record)
         graph = self._job.instances.graph
         self._job.policies.refer(
             f"plan {recut.record.plan}: {cuts_text(recut.record.cuts)}",

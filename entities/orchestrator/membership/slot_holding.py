@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
@@ -17,6 +18,7 @@ from entities.orchestrator.queue.mesh_slots import (
     work_left_s,
 )
 from entities.queue.queued_job import ActiveJob, QueuedJob
+from schemas.automation import Automation, lower
 from schemas.errors import DmscError
 from schemas.job import JobRecord
 from schemas.task_graph import Placement, TaskGraph
@@ -81,6 +83,10 @@ class SlotHolding:
         self._resized_at: float | None = None
         self._leaves_at = 0.0
         self._preferred: int | None = None  # replicas, by a suggestion that was adopted
+        self.on_growth: Callable[[int, int, TaskGraph], None] = lambda before, after, graph: None
+        """Called when the queue has it grow: replicas before and after, and the graph before."""
+        self.too_soon: Callable[[], str] = lambda: ""
+        """Why it does not grow now: what an earlier change brought is not known yet."""
         self._ordered: tuple[TaskGraph | None, Sequence[Placement]] = None, ()
 
     @property
@@ -132,7 +138,7 @@ class SlotHolding:
         request = job_request(record, spec)
         if self._preferred is not None and graph is not None:
             request = with_preference(request, self._preferred)
-        resized_at, replicas = self._resized_at, request.replicas.want
+        replicas = request.replicas.want
         if graph is not None and spec.parallel.replica_range is not None:
             replicas = replicas_of(graph) - self._going(graph)
         return ActiveJob(
@@ -144,9 +150,20 @@ class SlotHolding:
             attained_slot_s=record.usage.held(record.usage.slots, now).slot_s,
             ran_s=0.0 if over else ran_s(record, now),
             leaves_at=self._leaves_at,
-            resized_at=placed_at if resized_at is None else resized_at,
+            resized_at=self._sized_at(),
             fixed=not self._parking.can_give_way,
         )
+
+    def _sized_at(self) -> float:
+        """When its size last changed. A job that is changed without a person grows as soon as slots join."""
+        if self._resized_at is not None:
+            return self._resized_at
+        return -math.inf if self.automation is Automation.ACT else self._placed_at()
+
+    @property
+    def automation(self) -> Automation:
+        """How far it is changed without a person."""
+        return lower(self._job.mesh.automation, self._job.store.record.automated)
 
     def _going(self, graph: TaskGraph) -> int:
         """How many replicas are leaving."""
@@ -173,7 +190,27 @@ class SlotHolding:
         """Those that it has, or is told to have."""
         return self.active.replicas
 
+    def speed(self, replicas: int) -> float:
+        """With so many replicas, as forecast and measured; 1 with those that it wants."""
+        return job_request(self._job.store.record, self._job.spec).speed(replicas)
+
     def resize(self, replicas: int, why: str) -> bool:
+        """For the queue: has it take or leave slots, to so many replicas; returns False if that can't be now.
+
+        Growth is judged by measured steps like any change, and given up if it brings nothing.
+        """
+        before, graph = self.replicas, self._job.instances.deployed
+        grows = replicas > before
+        if grows and (obstacle := self.too_soon()):  # the queue decides again once that is over
+            log.info("not resized now", job=self._job.name, replicas=replicas, reason=obstacle)
+            return False
+        if not self.change_size(replicas, why):
+            return False
+        if grows and graph is not None:
+            self.on_growth(before, replicas, graph)
+        return True
+
+    def change_size(self, replicas: int, why: str) -> bool:
         """Has it take or leave slots, to so many replicas; returns False if that can't be now."""
         job = self._job
         if self._over() or not self._parking.can_give_way:

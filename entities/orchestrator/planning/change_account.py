@@ -9,7 +9,7 @@ with every sample (`membership.route_account`). Pure.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -48,6 +48,9 @@ class ChangeRules:
     agreement: float = 1.5
     """Largest ratio between the present time of a step and the one that the forecast assumes."""
 
+    alike: float = 1.5
+    """A slot that has become so many times faster or slower since a change makes its verdict void."""
+
     worth: float = 0.02
     """A change that saved less than this part of a step counts as no better: less is noise."""
 
@@ -58,7 +61,11 @@ class ChangeAccount:
 
     history: list[JobChange] = field(default_factory=list)
     rules: ChangeRules = field(default_factory=ChangeRules)
-    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=8))
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    """What the job's slots show now, by their names: what was found out under other speeds says nothing."""
+    _speeds_then: dict[int, Mapping[str, float]] = field(default_factory=dict)
+    """The same as each change began, by its step."""
+    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=6))
     _after: list[float] = field(default_factory=list)
     _lost_s: float = 0.0
     _since: int | None = None  # steps since the last verdict; None: there was none
@@ -76,13 +83,30 @@ class ChangeAccount:
 
     @property
     def step_s(self) -> float | None:
-        """A step now: the median of the last ones; None: none was measured since the last change."""
-        return median(self._recent) if self._recent else None
+        """A step now: the median of the last ones; None: none was measured since the last change.
+
+        Where the latest are others by far, only these count: something has become slow.
+        """
+        if not self._recent:
+            return None
+        usual, latest = median(self._recent), median([*self._recent][-3:])
+        return latest if not 0.8 < latest / usual < 1.25 else usual
 
     # --- whether a change is allowed --------------------------------------------------------------------
     def obstacle(self) -> str:
         """Why nothing can be changed now, for a module and a person alike; empty if it can."""
         return f"{self.open.what} is not judged yet" if self.open is not None else ""
+
+    def too_soon(self) -> str:
+        """Why nothing that is suggested is allowed now, whatever it is; empty if something may be."""
+        known, since = len(self._recent), self._since
+        if self.obstacle():
+            return self.obstacle()
+        if known < self.rules.min_steps:
+            return f"only {known} steps by this crew are known: nothing to compare with"
+        if since is not None and since < self.rules.cooldown_steps:
+            return f"the last change was judged {since} steps ago; wait for {self.rules.cooldown_steps}"
+        return ""
 
     def unwise(self, kind: ChangeKind, direction: str, reverse: str, forecast: Forecast) -> str:
         """Why a possible change that was suggested is declined; empty if it is allowed."""
@@ -94,19 +118,21 @@ class ChangeAccount:
             return f"would save {forecast.saving:.0%} of {what}, less than {least:.0%}"
         if timed and forecast.gain_s <= forecast.cost_s:
             return f"would gain {forecast.gain_s:.1f} s and cost {forecast.cost_s:.1f} s"
-        if len(self._recent) < rules.min_steps:
-            return f"only {len(self._recent)} steps by this crew are known: nothing to compare with"
-        now_s = median(self._recent)
-        if not 1 / rules.agreement <= forecast.step_before_s / now_s <= rules.agreement:
+        if why := self.too_soon():
+            return why
+        now_s = self.step_s
+        assert now_s is not None
+        if not any(
+            1 / rules.agreement <= forecast.step_before_s / each <= rules.agreement
+            for each in (now_s, self._recent[-1])
+        ):
             return f"forecast for steps of {forecast.step_before_s:.3f} s, but they take {now_s:.3f} s"
-        if self._since is not None and self._since < rules.cooldown_steps:
-            return f"the last change was judged {self._since} steps ago; wait for {rules.cooldown_steps}"
         return self._precedent(direction, reverse, now_s)
 
     def _precedent(self, direction: str, reverse: str, now_s: float) -> str:
         """Why an earlier change speaks against this one; a step takes `now_s` now."""
         for change in reversed(self.history):
-            if change.takes_back:
+            if change.takes_back or self._other_speeds(change):
                 continue
             if change.direction == direction and change.state in (ChangeState.NO_BETTER, ChangeState.FAILED):
                 figures = (
@@ -126,11 +152,20 @@ class ChangeAccount:
                 )
         return ""
 
+    def _other_speeds(self, change: JobChange) -> bool:
+        """Whether a slot has become so much faster or slower that the change may come out otherwise now."""
+        then = self._speeds_then.get(change.step, {})
+        ratios = (self.speeds[slot] / then[slot] for slot in then.keys() & self.speeds.keys())
+        return any(not 1 / self.rules.alike < ratio < self.rules.alike for ratio in ratios)
+
     # --- the course of a change -------------------------------------------------------------------------
     def begin(self, change: JobChange) -> JobChange:
         """Notes that a change begins; returns it with the step time measured before it."""
         self.history = [*self.history[-KEPT + 1 :], change.model_copy(update={"before_s": self.step_s})]
         self._after, self._lost_s = [], 0.0
+        kept = {one.step for one in self.history}
+        self._speeds_then = {step: each for step, each in self._speeds_then.items() if step in kept}
+        self._speeds_then[change.step] = dict(self.speeds)
         return self.history[-1]
 
     def decided(self, result: StepResult, *, last: bool = False) -> JobChange | None:
@@ -146,6 +181,10 @@ class ChangeAccount:
         if change is None:
             self._recent.append(result.step_s)
             return None
+        if self._other_speeds(change):  # its verdict would be about the slots
+            self._close(ChangeState.UNDONE)
+            self._since = None
+            return self.history[-1]
         if change.state is ChangeState.UNDER_WAY:
             if not all(result.shares.get(sid) for sid in change.newcomers):
                 self._lost_s += result.step_s - (change.before_s or result.step_s)

@@ -5,7 +5,7 @@ A step has the same microbatches with any number of workers, so neither changes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 
 from schemas.errors import BadInput
 from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
@@ -19,15 +19,18 @@ def added_replicas(graph: TaskGraph, stage: int, replicas: int) -> tuple[TaskUni
     return tuple(_another(working[0], next(numbers)) for _ in range(max(0, replicas - len(working))))
 
 
-def removed_replicas(graph: TaskGraph, stage: int, replicas: int) -> tuple[TaskUnit, ...]:
-    """The units to remove so that the stage has `replicas` working ones: those that were added last.
+def removed_replicas(
+    graph: TaskGraph, stage: int, replicas: int, first: Collection[str] = ()
+) -> tuple[TaskUnit, ...]:
+    """The units to remove so that the stage has `replicas` working ones: those of `first`, then the latest.
 
     Raises:
         BadInput: a stage needs at least one.
     """
     if replicas < 1:
         raise BadInput(f"a stage needs at least 1 replica, not {replicas}; `dmsc cancel` ends a job")
-    return _working(graph, stage)[replicas:]
+    working = _working(graph, stage)
+    return tuple(sorted(working, key=lambda unit: unit.sid in first)[replicas:])
 
 
 def working_units(graph: TaskGraph) -> frozenset[str]:

@@ -36,6 +36,7 @@ from entities.orchestrator.policy.suggestion_rules import (
 )
 from schemas import names
 from schemas.actions import (
+    CUT,
     Action,
     AvoidInstance,
     MoveInstance,
@@ -46,6 +47,7 @@ from schemas.actions import (
     SetRate,
     SetWeights,
     SetWindow,
+    place_knob,
     route_knob,
     value_of,
     weights_knob,
@@ -235,12 +237,18 @@ def lapse(
         if job in facts
     ]
     lapses += [
-        Lapse(job=job, knob=knob, reason=f"{knob}: what {entry.module} set lapsed")
+        Lapse(job=job, knob=knob, reason=_lapsed(knob, entry.module))
         for (job, knob), entry in free
         if job in facts or not job
     ]
     in_force = {*state.adopted, *((job, stage) for job, stage, _ in state.avoided)}
     return lapses, replace(state, base={key: entry for key, entry in state.base.items() if key in in_force})
+
+
+def _lapsed(knob: str, module: str) -> str:
+    """What is told of a knob that nobody holds any more. Places and cuts stay as they are."""
+    stays = knob == CUT or knob.startswith(place_knob(""))
+    return f"{knob}: {module} holds it no longer" if stays else f"{knob}: what {module} set lapsed"
 
 
 # --- the checks --------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from schemas.actions import (
     ExpectFailures,
     Migrate,
     MoveInstance,
+    Recut,
     Scale,
     SetAlgorithm,
     SetQueueOrder,
@@ -93,6 +94,9 @@ def nonsense_in(suggestion: PolicySuggestion, facts: JobFacts | None) -> str:
                 return "the job has no range of replicas: parallel.replicas: {min, want, max} gives one"
             if not least <= replicas <= most:
                 return f"{replicas} replicas are outside of the job's range, {least} to {most}"
+        case Recut(cuts=cuts):
+            if cuts is not None and len(cuts) != len(facts.active):
+                return f"a plan of {len(cuts)} stages for a job that runs in {len(facts.active)}"
         case SetWindow(stage=stage):
             if stage not in facts.active:
                 return f"unknown stage {stage}"

@@ -16,6 +16,7 @@ from entities.queue.queue_rules import QueueOrder, QueueRules
 from entities.queue.queued_job import GROWTH, ActiveJob, JobRequest, QueuedJob, Replicas, lanes_of
 from entities.queue.slot_pools import Labels, MeshSlot, SlotNeeds, SlotTable
 from entities.queue.tenant_shares import DecayedUse, TenantQuota
+from schemas.changes import ChangeState, JobChange, JobObjective
 from schemas.cluster import NodeStatus, Slot
 from schemas.data_set.builds import BUILD_ENDED, BuildRecord
 from schemas.errors import BadInput
@@ -238,12 +239,45 @@ def _sizes(record: JobRecord, spec: JobSpec) -> dict[str, Any]:
         speeds = tuple(steps_ms[within.want - within.min] / each for each in steps_ms)
     else:
         speeds = _speeds_by_rounds(within, spec.training.microbatches)
+    speeds = as_measured(speeds, within, record.changes)
+    most = within.want if _counts_use(spec) else within.max
     return {
-        "replicas": Replicas(least=within.min, want=within.want, most=within.max),
+        "replicas": Replicas(least=within.min, want=within.want, most=most),
         "replica_slots": parallel.stages,
         "other_slots": sum(parallel.standbys_per_stage()),
-        "speeds": speeds,
+        "speeds": speeds[: most - within.min + 1],
     }
+
+
+def _counts_use(spec: JobSpec) -> bool:
+    """Whether a job is to use little of something else than time: then it gets no more than it wants."""
+    automation = spec.automation
+    return automation.objective != "time" or not automation.budget.limits().keys() <= {JobObjective.TIME}
+
+
+def as_measured(
+    speeds: tuple[float, ...], within: ReplicaRange, changes: Iterable[JobChange]
+) -> tuple[float, ...]:
+    """Forecast speeds from `within.min` replicas on, corrected by what the job's last growth has brought.
+
+    Of three fifths of the promised gain, more replicas bring three fifths as well; of none, none.
+    """
+    judged = (ChangeState.BETTER, ChangeState.NO_BETTER)
+    grown = [each for each in changes if each.replicas and each.state in judged and not each.takes_back]
+    for change in grown[-1:]:
+        assert change.replicas is not None
+        before, after = change.replicas
+        if not within.min <= before < after <= within.max or not change.before_s or not change.after_s:
+            continue
+        base = speeds[before - within.min]
+        promised = speeds[after - within.min] / base - 1.0
+        if promised <= 0:
+            continue
+        kept = max(0.0, min(1.5, (change.before_s / change.after_s - 1.0) / promised))
+        corrected = [speed if speed <= base else base * (1 + kept * (speed / base - 1)) for speed in speeds]
+        want = corrected[within.want - within.min]
+        speeds = tuple(speed / want for speed in corrected)
+    return speeds
 
 
 @lru_cache(1024)

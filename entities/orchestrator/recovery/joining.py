@@ -54,6 +54,15 @@ class JoiningMembers:
         self._coming[sid] = task
         task.add_done_callback(lambda done: self._brought(sid, done))
 
+    def forgo(self, sid: str) -> bool:
+        """Stops looking for room for a unit; returns False if it is not without room."""
+        task = self._coming.get(sid)
+        if task is None or sid not in self.replacement.homeless:
+            return False
+        del self._coming[sid]
+        task.cancel()
+        return True
+
     async def _bring(
         self,
         sid: str,

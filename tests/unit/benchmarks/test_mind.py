@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -11,12 +12,13 @@ from benchmarks.mind_sections.oracle import (
     PaddedJob,
     Span,
     best_step_ms,
+    gain_at,
     possible_steps,
     present_step_ms,
     speeds_at,
 )
 from benchmarks.mind_sections.results import AGAIN, OFF, ON, figures_of, overall, paired
-from benchmarks.mind_sections.runs import ChangeFigure, MindRun
+from benchmarks.mind_sections.runs import ChangeFigure, MindRun, Steps
 from benchmarks.mind_sections.scenarios import SCENARIOS
 from schemas.slot_conditions import SlotPhase, SlotScript
 from tests.builders.graphs import graph, placement, unit
@@ -131,3 +133,25 @@ def test_forecasts_stand_beside_what_came_of_them() -> None:
     assert found["on ÷ off, mean"].value == pytest.approx(1.2)
     assert found["on ÷ off, join"].value == 1.4
     assert "error of a forecast, median" not in {figure.name for figure in overall({"calm": 1.0}, [])}
+
+
+def test_how_soon_a_job_is_near_the_new_optimum() -> None:
+    steps = Steps(ended_at=[*(3.0 * number for number in range(1, 4)), *(9.0 + 1.1 * n for n in range(1, 9))])
+    assert steps.settled(0.0, 30.0, optimum=1.0) == 3
+    assert steps.settled(0.0, 12.0, optimum=1.0) is None, "too late: the device has recovered"
+    assert steps.settled(0.0, 30.0, optimum=1.2) is None
+
+    def found(*settled: int | None) -> tuple[float | None, bool | None]:
+        runs = [run(OFF, number, 1.0) for number in range(len(settled))]
+        runs += [run(AGAIN, number, 1.0) for number in range(len(settled))]
+        runs += [replace(run(ON, number, 1.3), settled=count) for number, count in enumerate(settled)]
+        (figure,) = (each for each in figures_of("slow-stage", runs) if "optimum" in each.name)
+        return figure.value, figure.kept
+
+    assert found(5, 12) == (12.0, True)
+    assert found(5, 40) == (40.0, False)
+    assert found(5, None) == (5.0, False)
+    slots = tuple(("a", slot) for slot in range(4))
+    scripts = {("a", 0): (SlotPhase(speed=0.25), SlotPhase(at_s=20.0))}
+    gain = gain_at(JOB, GRAPH, scripts, Span(from_s=0.0, slots=slots, instances=4), 0.0)
+    assert 0.3 < gain < 1.0

@@ -35,8 +35,8 @@ def test_no_room_imports_one_that_imports_it(structure: Structure, package: str)
 
 def test_the_orchestrator_has_few_rooms_and_few_doors(structure: Structure) -> None:
     rooms = structure.rooms("entities.orchestrator")
-    assert len(rooms) <= 17, sorted(rooms)
-    assert sum(map(len, rooms.values())) <= 63, rooms
+    assert len(rooms) <= 18, sorted(rooms)
+    assert sum(map(len, rooms.values())) <= 65, rooms
 
 
 def test_a_package_holds_few_files(structure: Structure) -> None:

@@ -107,11 +107,11 @@ def test_agents_of_one_machine_share_the_size_of_the_cache(tmp_path: Path) -> No
 
 
 def test_several_orchestrators_run_apart(tmp_path: Path) -> None:
-    options = MeshOptions(state=tmp_path, orchestrators=2)
+    options = MeshOptions(state=tmp_path, orchestrators=2, own_loop=False)
     children = {child.name: child for child in lay_out(options, "nats://x:1", (1, 2), tmp_path, tmp_path)}
     assert list(children) == ["agent-a", "agent-b", "control-plane", "orchestrator-1", "orchestrator-2"]
     assert "orchestrator" not in children["control-plane"].arguments
-    assert children["orchestrator-1"].arguments == ("run", "orchestrator")
+    assert children["orchestrator-1"].arguments == ("run", "orchestrator", "--own-loop", "off")
     stops = [children[name].stop_order for name in ("orchestrator-1", "agent-a", "control-plane")]
     assert stops == sorted(stops)
 

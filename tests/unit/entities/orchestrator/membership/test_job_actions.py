@@ -15,22 +15,28 @@ from schemas.actions import (
     AvoidInstance,
     CheckpointNow,
     Migrate,
+    MoveInstance,
+    Recut,
     Scale,
     SetAlgorithm,
     SetRate,
     SetWeights,
     SetWindow,
 )
+from schemas.automation import Automation
 from schemas.changes import ChangeState, Forecast, JobChange, JobObjective, StepUse
-from schemas.errors import Conflict
+from schemas.errors import BadInput, Conflict
 from schemas.job import JobState
+from schemas.recut import Cuts, RecutAnswer, RecutJob, RecutRecord
 from schemas.signals import CommunicationPolicy, StagePolicy
-from tests.builders.graphs import graph, placement, unit
+from tests.builders.graphs import graph, placement, topology, unit
 from tests.builders.jobs import job as job_record
 from tests.builders.jobs import step_result
 from tests.job_context import job_context
 
 UNITS = ("j-s0-r0", "j-s1-r0", "j-s1-r1")
+BEFORE: Cuts = ((0, 2), (2, 6))
+AFTER: Cuts = ((0, 3), (3, 6))
 FASTER = Forecast.of(0.4, 0.3, cost_s=1.0, steps_left=100)
 
 
@@ -54,6 +60,9 @@ class Job:
         self.obstacle = ""
         self.growth = ""
         self.replicas = 2
+        self.automation = Automation.ACT
+        self.on_growth: Any = None
+        self.too_soon: Any = None
         self.fits = True
         policies = PolicyDistribution(SimpleNamespace(), Nobody())  # type: ignore[arg-type]
         stages = tuple(StagePolicy(stage=stage, window=4) for stage in range(2))
@@ -69,14 +78,22 @@ class Job:
             policies=policies,
             instances=SimpleNamespace(graph=self.graph),
             events=SimpleNamespace(changing=self._changing),
-            queue=SimpleNamespace(no_growth=lambda _: self.growth),
+            queue=SimpleNamespace(no_growth=lambda _: self.growth, again=lambda: None),
         )
         self.changes = SimpleNamespace(on_hand_over=None, on_stay=None, migrate=self._migrate)
         self.rebalancing = SimpleNamespace(under_way="")
-        self.recutting = SimpleNamespace(under_way="")
+        self.recutting: Any = SimpleNamespace(under_way="", ask=self._recut)
+        self.recuts: list[RecutJob] = []
         self.job_changes = JobChanges(self.context)
         place: Any = self
-        self.actions = JobActions(self.context, place, place, place, largest_windows=lambda: {0: 8, 1: 4})
+        self.actions = JobActions(
+            self.context,
+            place,
+            place,
+            place,
+            largest_windows=lambda: {0: 8, 1: 4},
+            topology=lambda: topology(),
+        )
 
     def _changing(self, change: JobChange, recorded: tuple[JobChange, ...]) -> None:
         self.told.append(change)
@@ -85,7 +102,10 @@ class Job:
     def ask(self, by: str) -> None:
         self.asked.append(f"checkpoint for {by}")
 
-    def resize(self, replicas: int, why: str) -> bool:
+    def speed(self, replicas: int) -> float:
+        return replicas / 2
+
+    def change_size(self, replicas: int, why: str) -> bool:
         self.asked.append(f"{replicas} replicas: {why}")
         if self.fits:
             self.replicas = replicas
@@ -93,6 +113,19 @@ class Job:
 
     def prefer(self, replicas: int | None) -> None:
         self.asked.append(f"prefers {replicas}")
+
+    def _recut(self, message: RecutJob, topology: object) -> RecutAnswer:
+        if message.cuts == ((0, 9),):
+            raise BadInput("the plan is of another model")
+        if not message.dry_run:
+            self.recuts.append(message)
+        plan = 2 + len(self.recuts)
+        return RecutAnswer(job="j", plan=plan, before=BEFORE, cuts=message.cuts or AFTER, note="")
+
+    def in_force(self, before: Cuts, cuts: Cuts) -> None:
+        message, plan = self.recuts[-1], 2 + len(self.recuts)
+        record = RecutRecord(plan=plan, by=message.user, before=before, cuts=cuts, step=self.step)
+        self.recutting.on_in_force(record)
 
     def _migrate(self, sid: str, node: str | None) -> str:
         self.asked.append(f"{sid} to {node}")
@@ -268,3 +301,86 @@ async def test_only_a_running_job_does_anything() -> None:
     job.context.store.record = record.model_copy(update={"state": JobState.RUNNING})
     job.do(CheckpointNow())
     assert job.asked == ["checkpoint for m"]
+
+
+async def test_a_cut_is_judged_from_the_moment_at_which_it_is_in_force_and_taken_back_if_it_was_worse() -> (
+    None
+):
+    job = Job()
+    job.steps(8, 0.4)
+    job.do(Recut(cuts=AFTER, revision=2, forecast=FASTER))
+    assert (job.recuts[0].cuts, job.recuts[0].user) == (AFTER, "m")
+    assert job.told == []
+    job.steps(3, 0.4)  # it is prepared
+    job.in_force(BEFORE, AFTER)
+    job.steps(10, 0.6)
+    assert [(change.kind, change.state.value) for change in job.told] == [
+        ("recut", "under_way"),
+        ("recut", "in_effect"),
+        ("recut", "no_better"),
+    ]
+    assert job.told[-1].forecast == FASTER
+    assert (job.told[-1].before_s, job.told[-1].after_s) == (0.4, 0.6)
+    back = job.recuts[-1]
+    assert (back.cuts, back.user, back.revision) == (BEFORE, "orchestrator", 3)
+    job.in_force(AFTER, BEFORE)
+    assert job.told[-1].takes_back
+    assert job.actions.freed() == ["cut"]
+    job.steps(30, 0.4)
+    with pytest.raises(Conflict, match=r"was tried at step 20 \(no_better: 0.400 → 0.600 s a step\)"):
+        job.do(Recut(cuts=AFTER, forecast=FASTER))
+
+
+async def test_slots_that_the_queue_gives_are_given_back_if_they_bring_nothing() -> None:
+    job = Job()
+    job.steps(3, 0.4)
+    assert job.too_soon() == "only 3 steps by this crew are known: nothing to compare with"
+    job.steps(5, 0.4)
+    assert job.too_soon() == ""
+    job.replicas = 3
+    job.on_growth(2, 3, job.graph)
+    assert job.told[-1].replicas == (2, 3)
+    assert job.told[-1].forecast == Forecast.of(0.4, 0.4 * 2 / 3, cost_s=0.0, steps_left=0)
+    assert job.too_soon() == "replicas: 2 → 3 is not judged yet"
+    job.steps(10, 0.4)
+    assert job.told[-1].state is ChangeState.NO_BETTER
+    assert job.asked == ["prefers 2", "2 replicas: orchestrator: 3 replicas were no better"]
+
+
+async def test_where_automation_is_off_growth_is_not_judged() -> None:
+    job = Job()
+    job.steps(8, 0.4)
+    job.automation = Automation.OFF
+    job.on_growth(2, 3, job.graph)
+    assert job.told == []
+
+
+async def test_a_plan_for_another_model_and_a_job_whose_automation_has_no_analysis_are_one_line_each() -> (
+    None
+):
+    job = Job()
+    job.steps(8, 0.4)
+    with pytest.raises(Conflict, match="the plan is of another model"):
+        job.do(Recut(cuts=((0, 9),), forecast=FASTER))
+    job.recutting.under_way = "plan 3 (0-2,3-5) is being prepared, as ada wanted"
+    with pytest.raises(Conflict, match=r"plan 3 .* is being prepared, as ada wanted"):
+        job.do(WINDOW)
+
+
+async def test_what_was_adopted_and_has_not_begun_is_waited_for() -> None:
+    job = Job()
+    job.steps(8, 0.4)
+    job.do(Migrate(sid="j-s1-r1", forecast=FASTER))
+    for other in (
+        WINDOW,
+        Recut(cuts=AFTER, forecast=FASTER),
+        MoveInstance(sid="j-s1-r0", stage=0, forecast=FASTER),
+    ):
+        with pytest.raises(Conflict, match="j-s1-r1 is about to leave its slot"):
+            job.do(other)
+    assert job.too_soon() == "j-s1-r1 is about to leave its slot"
+    job.changes.on_stay("j-s1-r1")  # it stays: there was no room any more
+    assert job.actions.under_way == ""
+    job.rebalancing.under_way = "j-s1-r0"
+    with pytest.raises(Conflict, match="j-s1-r0 is changing its stage"):
+        job.do(Recut(cuts=AFTER, forecast=FASTER))

@@ -29,6 +29,7 @@ class Crew:
         self.lost: set[Member] = set()
         self.stages: tuple[tuple[Member, ...], ...] = (tuple(self.members.values()),)
         self.coming: tuple[str, ...] = ()
+        self.homeless: set[str] = set()
         self.replacement = self
         self.brought: list[str] = []
         self.ending = asyncio.Event()
@@ -41,6 +42,9 @@ class Crew:
         stage: Any = Stage(self)
         job = job_context(instances=one, events=telling, tasks=one)
         return MembershipChanges(job, stage, one, standbys, one)
+
+    def forgo(self, sid: str) -> bool:
+        return sid in self.homeless
 
     def no_room(self, units: list[TaskUnit]) -> str:
         return ""
@@ -113,3 +117,16 @@ async def test_while_one_is_leaving_another_order_is_asked_for_later() -> None:
         changes.scale([0], 2)
     await crew.ended()
     assert changes.scale([0], 2) == "j-s0-r1 will join"
+
+
+async def test_a_replica_that_finds_no_room_leaves_first_and_at_once() -> None:
+    crew = Crew(3)
+    changes = crew.changes()
+    crew.lost = {member(1)}
+    crew.stages = ((member(0), member(2)),)
+    crew.coming, crew.homeless = ("j-s0-r1",), {"j-s0-r1"}
+    assert changes.scale([0], 2) == "j-s0-r1 will leave"
+    changes.decided()
+    assert [unit.sid for unit in crew.graph.units] == ["j-s0-r0", "j-s0-r2"]
+    assert "j-s0-r1" not in crew.members
+    assert changes.leaving == frozenset()

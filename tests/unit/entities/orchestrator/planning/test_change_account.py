@@ -17,6 +17,7 @@ CREW = StageMembers(
     working={0: ["s0-r0", "s0-r1", "s0-r2"], 1: ["s1-r0"], 2: ["s2-r0", "s2-r1"]},
     standbys=frozenset({"s1-r9"}),
 )
+BACK = StageMembers(working={0: ["s0-r0", "s0-r1"], 1: ["s1-r0", "s1-r1"]})
 WORTH_IT = Forecast(step_before_s=0.4, step_after_s=0.25, cost_s=1.0, gain_s=15.0, steps_left=100)
 AWAY, NEWCOMER = "s0-r2", "s1-r1"
 
@@ -233,3 +234,30 @@ def test_only_the_last_moves_are_kept() -> None:
         moves.begin(stage_move(sid=AWAY, newcomer=NEWCOMER, step=step))
         moves.disturbed()
     assert [move.step for move in moves.recorded] == list(range(24, 40))
+
+
+def test_what_was_found_out_under_other_speeds_forbids_nothing() -> None:
+    run = Run()
+    run.moves.speeds = {"n/0": 0.25, "n/1": 1.0}
+    assert run.moved(0.3).state is ChangeState.BETTER
+    run.steps(10, 0.3)
+    back = WORTH_IT.model_copy(update={"step_before_s": 0.3, "step_after_s": 0.2})
+    assert "a step still takes 0.300 s as after it" in unwise(run.moves, "s1-r1", 0, back, BACK)
+    run.moves.speeds = {"n/0": 0.3, "n/1": 1.0}
+    assert unwise(run.moves, "s1-r1", 0, back, BACK), "about as slow as it was"
+    run.moves.speeds = {"n/0": 1.0, "n/1": 1.0}
+    assert unwise(run.moves, "s1-r1", 0, back, BACK) == ""
+
+
+def test_a_slot_that_recovers_meanwhile_leaves_nothing_to_judge_and_nothing_to_wait_for() -> None:
+    run = Run()
+    run.moves.speeds = {"n/0": 0.25, "n/1": 1.0}
+    run.steps(8, 0.4)
+    run.begin()
+    run.join()
+    run.steps(4, 0.3)
+    run.moves.speeds = {"n/0": 1.0, "n/1": 1.0}
+    (news,) = run.steps(1, 0.3)
+    assert news.state is ChangeState.UNDONE
+    run.steps(4, 0.3)
+    assert run.moves.too_soon() == ""
