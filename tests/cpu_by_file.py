@@ -134,11 +134,31 @@ class CpuByFile:
             output[OUTPUT] = dict(self.seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class MachineTime:
+    """Seconds of all cores together, since the machine started, and how many of them nobody used."""
+
+    total_s: float
+    idle_s: float
+
+    @classmethod
+    def now(cls) -> MachineTime:
+        ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        return cls(sum(ticks) / _TICKS, (ticks[3] + ticks[4]) / _TICKS)
+
+    def until(self, later: MachineTime) -> str:
+        """`of 2000 that the cores had, 7% idle`: look at it before changing the number of test processes."""
+        total_s = later.total_s - self.total_s
+        idle = (later.idle_s - self.idle_s) / total_s if total_s else 0.0
+        return f"of {total_s:.0f} that the cores had, {idle:.0%} idle"
+
+
 class CpuReport:
     """The line at the end of a run, in the process that a person started."""
 
     def __init__(self, alone: CpuByFile | None) -> None:
         self._alone = alone
+        self._began = MachineTime.now()
         self.seconds: Counter[str] = Counter()
 
     @pytest.hookimpl(optionalhook=True)
@@ -149,13 +169,13 @@ class CpuReport:
         if self._alone is not None:
             self.seconds.update(self._alone.seconds)
         if total := sum(self.seconds.values()):
-            terminalreporter.write_line(line(self.seconds, total))
+            terminalreporter.write_line(line(self.seconds, total, self._began.until(MachineTime.now())))
 
 
-def line(seconds: Counter[str], total: float) -> str:
-    """`CPU seconds: 1200 in all; tests/a.py 90, …`"""
+def line(seconds: Counter[str], total: float, machine: str) -> str:
+    """`CPU seconds: 1200 in all, of 2000 that the cores had, 7 % idle; tests/a.py 90, …`"""
     files = ", ".join(f"{file} {spent:.0f}" for file, spent in seconds.most_common(SHOWN) if spent >= 1)
-    return f"CPU seconds: {total:.0f} in all; {files}"
+    return f"CPU seconds: {total:.0f} in all, {machine}; {files}"
 
 
 def register(config: pytest.Config) -> None:

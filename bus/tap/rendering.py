@@ -124,7 +124,7 @@ def _value(value: Any, depth: int = 0) -> str:
         case dict() if depth >= 2:
             return f"{{{len(value)}}}"
         case dict():
-            items = list(value.items())
+            items = [item for item in value.items() if item[1] is not None]  # None: nothing was said
             shown = " ".join(f"{key}={_value(inner, depth + 1)}" for key, inner in items[:6])
             return f"{{{shown}{' …' if len(items) > 6 else ''}}}"
         case list() | tuple() if len(value) > 8 or (

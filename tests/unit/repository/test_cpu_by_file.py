@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from tests.cpu_by_file import ProcessTable, line
+from tests.cpu_by_file import MachineTime, ProcessTable, line
 
 WORK = "import sys, time\nwhile time.process_time() < 0.3:\n    pass\nprint('done', flush=True)\n"
 WAITING = f"{WORK}sys.stdin.read()\n"
@@ -59,6 +59,7 @@ def test_a_fork_server_belongs_to_the_agent_that_it_names() -> None:
 
 
 def test_the_most_expensive_file_comes_first() -> None:
-    assert line(Counter({"a.py": 1.2, "b.py": 7.0, "c.py": 0.1}), 8.3) == (
-        "CPU seconds: 8 in all; b.py 7, a.py 1"
+    machine = MachineTime(1000.0, 300.0).until(MachineTime(1020.0, 305.0))
+    assert line(Counter({"a.py": 1.2, "b.py": 7.0, "c.py": 0.1}), 8.3, machine) == (
+        "CPU seconds: 8 in all, of 20 that the cores had, 25% idle; b.py 7, a.py 1"
     )
