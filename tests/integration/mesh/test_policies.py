@@ -93,7 +93,7 @@ class Words(Policy):
         if event.result is not None:
             self.steps = (*self.steps, event.result.step_s)
         if event.change is not None and event.change.after_s is not None:
-            self.judged = (*self.judged, event.change.kind)
+            self.judged, self.steps = (*self.judged, event.change.kind), ()
 
     def decide(self, view, now):
         if len(self.steps) < 6:
@@ -105,9 +105,13 @@ class Words(Policy):
             energy = JobObjective.ENERGY
             calm = Forecast.of(before, 0.3, cost_s=0.0, steps_left=left, objective=energy, uses=uses)
             return self.set_rate(view, 14.0, calm, reason="a hot rack")
+        one, other = sorted(instance.sid for instance in view.stage(0, now, samples=1))
+        if "reduction" not in self.judged:
+            parts, order = {one: 3.0, other: 1.0}, (other, one)
+            faster = Forecast.of(before, 0.8 * before, cost_s=0.0, steps_left=left)
+            return self.set_reduction(view, 0, faster, parts=parts, order=order, reason="a slow link")
         if "weights" not in self.judged:
             faster = Forecast.of(before, 0.7 * before, cost_s=0.0, steps_left=left)
-            one, other = sorted(instance.sid for instance in view.stage(0, now, samples=1))
             return self.set_weights(view, 0, {one: 3.0, other: 1.0}, forecast=faster, reason="a guess")
         return None
 """
@@ -117,7 +121,7 @@ def test_what_a_module_sets_is_measured_and_no_bit_depends_on_it(mesh: Mesh, tmp
     (tmp_path / "words.py").write_text(WORDS)
     job = tiny_job(
         "rated",
-        training={"steps": 36, "microbatches": 4, "seed": 5},
+        training={"steps": 56, "microbatches": 4, "seed": 5},
         parallel={"stages": 1, "replicas": 2},
         automation={"objective": "energy"},
     )
@@ -138,6 +142,12 @@ def test_what_a_module_sets_is_measured_and_no_bit_depends_on_it(mesh: Mesh, tmp
     ), story
     assert rate.after_s is not None
     assert rate.after_s >= 0.26, story  # 4 microbatches take 0.286 s
+    reduction = next((each for each in changes if each.kind == "reduction" and each.after_s), None)
+    assert reduction is not None, story
+    first, second = f"{name}-s0-r0", f"{name}-s0-r1"
+    assert reduction.what == (
+        f"reduction of stage 0: equal parts → {first} 3, {second} 1 in the order {second}, {first}"
+    )
     weights = next((each for each in changes if each.kind == "weights" and each.after_s is not None), None)
     assert weights is not None, story
     assert (weights.state, weights.to_stage) == ("no_better", 0), story
