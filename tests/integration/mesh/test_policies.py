@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from schemas.automation import Knob
+from schemas.changes import JobChange
 from schemas.errors import NotFound
 from schemas.module_status import ModuleStatus
 from schemas.observation import Observation
@@ -88,6 +90,12 @@ class Words(Policy):
     every_s = 0.05
     steps = ()
     judged = ()
+    declined = ()
+
+    def on_policy_decision(self, decision, at):
+        if decision.module == self.name and not decision.adopted:
+            print("declined:", decision.reason, flush=True)
+            self.declined = (*self.declined, decision.reason)
 
     def on_job_event(self, event, at):
         if event.result is not None:
@@ -105,6 +113,9 @@ class Words(Policy):
             energy = JobObjective.ENERGY
             calm = Forecast.of(before, 0.3, cost_s=0.0, steps_left=left, objective=energy, uses=uses)
             return self.set_rate(view, 14.0, calm, reason="a hot rack")
+        if not any("forbids" in reason for reason in self.declined):
+            slower = Forecast.of(before, 2 * before, cost_s=0.0, steps_left=left)
+            return self.set_window(view, 0, 1, slower, reason="nonsense")
         one, other = sorted(instance.sid for instance in view.stage(0, now, samples=1))
         if "reduction" not in self.judged:
             parts, order = {one: 3.0, other: 1.0}, (other, one)
@@ -123,18 +134,26 @@ def test_what_a_module_sets_is_measured_and_no_bit_depends_on_it(mesh: Mesh, tmp
         "rated",
         training={"steps": 56, "microbatches": 4, "seed": 5},
         parallel={"stages": 1, "replicas": 2},
-        automation={"objective": "energy"},
+        automation={"mode": "off", "objective": "energy"},
     )
     with running("policy", "run", "words.py", "--state", str(mesh.state), cwd=tmp_path) as module:
         module.until("module ready")
         name = mesh.client.submit(padded(job, 12.0)).job
-        results, changes, texts = [], [], []
+        module.until(f"declined: automation of job {name} is off: nothing is adopted (`dmsc policy auto")
+        mesh.printed("policy", "automation", name, "act")
+        changes: list[JobChange] = []
+        texts: list[str] = []
+        held: list[Knob] = []
         for event in mesh.client.events(name):
-            results += [event.result] if event.result is not None else []
             changes += [event.change] if event.change is not None else []
+            if changes and not held:
+                held = [knob for knob in mesh.client.automation(name).knobs if knob.holder == "words"]
             texts += [event.text] if event.text else []
         record = done(mesh.client, name)
     story = "\n".join([*texts, module.output])
+    assert [(knob.name, knob.value) for knob in held] == [("admission rate", "14 microbatches a second")]
+    forbidden = "its own objective time forbids it: by its forecast a step takes "
+    assert forbidden in module.output, story
     rate = next((each for each in changes if each.kind == "rate" and each.after_s is not None), None)
     assert rate is not None, story
     assert (rate.state, rate.by, rate.what) == (
