@@ -19,7 +19,7 @@ from schemas.job import StepResult
 KEPT = 16
 """Changes remembered in a job's record."""
 
-CHEAP: frozenset[ChangeKind] = frozenset({"window", "rate", "algorithm"})
+CHEAP: frozenset[ChangeKind] = frozenset({"window", "rate", "reduction", "algorithm"})
 """Changes that cost nothing to make or to take back: a smaller gain is enough."""
 
 
