@@ -43,7 +43,7 @@ class ChangeRules:
     """Steps after these by whose median a change is judged."""
 
     cooldown_steps: int = 8
-    """Steps from a verdict until the next change."""
+    """Steps from a verdict until the next change, unless a slot has become much faster or slower since."""
 
     agreement: float = 1.5
     """Largest ratio between the present time of a step and the one that the forecast assumes."""
@@ -104,7 +104,11 @@ class ChangeAccount:
             return self.obstacle()
         if known < self.rules.min_steps:
             return f"only {known} steps by this crew are known: nothing to compare with"
-        if since is not None and since < self.rules.cooldown_steps:
+        if (
+            since is not None
+            and since < self.rules.cooldown_steps
+            and not self._other_speeds(self.history[-1])
+        ):
             return f"the last change was judged {since} steps ago; wait for {self.rules.cooldown_steps}"
         return ""
 
