@@ -30,7 +30,7 @@ from dmsc.commands.jobs import (
 )
 from dmsc.commands.mesh import demo, doctor, nodes, run, up
 from dmsc.commands.observe import dashboard, faults, logs, store, tap, top
-from dmsc.commands.policies import policy, policy_versions
+from dmsc.commands.policies import learnt_state, policy, policy_versions, training
 from dmsc.commands.security import access, audit, cert, credential, rotate, secret, user
 from dmsc.console.command_app import CommandApp
 from dmsc.version import __version__
@@ -96,6 +96,8 @@ credential.app.command()(rotate.rotate)
 policy.app.command()(policy_versions.score)
 policy.app.command()(policy_versions.promote)
 policy.app.command()(policy_versions.rollback)
+policy.app.command()(learnt_state.state)
+policy.app.command()(training.train)
 policy.app.add_typer(policy_versions.plot, name="plot")
 app.add_typer(credential.app, name="credential", rich_help_panel="Parts")
 app.add_typer(policy.app, name="policy", rich_help_panel="Parts")

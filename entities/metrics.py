@@ -98,6 +98,9 @@ QUEUE_FREE = _ORCHESTRATOR.gauge("queue_free_slots", "open slots that no job hol
 QUEUE_LACKING = _ORCHESTRATOR.gauge(
     "queue_lacking_slots", "slots that have to be there beside the free ones, for all waiting jobs to start"
 )
+MODULE_DRIFT = _ORCHESTRATOR.gauge(
+    "module_drift", "1 while what a module learnt does not fit what happens", "module", "version"
+)
 JOB_STEP = _JOB.gauge("job_step", "steps decided so far")
 JOB_TOKENS = _JOB.counter("job_tokens_total", "tokens of the steps decided so far")
 JOB_TOKENS_PER_S = _JOB.gauge("job_tokens_per_second", "tokens/s of the last step")

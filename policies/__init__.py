@@ -10,6 +10,7 @@ module.
 - `built_in`, `contrib`: the policies of DMSC; examples and tools beside them.
 - `numerics`: the models behind them, pure.
 - `scoring`: the worth of past suggestions; replay of a recorded run.
+- `training`: learnt states from recorded runs.
 - `trial`: a policy without a mesh, for tests and notebooks.
 """
 

@@ -16,7 +16,9 @@ from schemas.job_file.parallel import MOST_STAGES
 from schemas.recut import MOST_REVISION, Cuts, cuts_text
 
 MOST_IN_FLIGHT = 1024
-QUEUE_ORDER, REPLICAS, CUT = "order of the queue", "replicas", "cut"
+LEAST_RATE_PER_S = 0.1
+"""A step whose microbatches come more slowly would count as stalled."""
+QUEUE_ORDER, REPLICAS, RATE, CUT = "order of the queue", "replicas", "admission rate", "cut"
 """Knobs that a mesh or a job has once; those of stages and instances are named below."""
 
 
@@ -36,18 +38,23 @@ def place_knob(sid: str) -> str:
 
 
 class SetWeights(Part):
-    """Spread one stage's microbatches by these relative weights (SID → weight ≥ 0)."""
+    """Spread one stage's microbatches by these relative weights (SID → weight ≥ 0).
+
+    With a forecast they are judged by it, and taken back if steps became no better.
+    """
 
     action: Literal["set_weights"] = "set_weights"
     stage: int
     weights: dict[str, float]
+    forecast: Forecast | None = None
 
 
 class AvoidInstance(Part):
-    """Send nothing to this instance while the suggestion is valid."""
+    """Send nothing to this instance while the suggestion is valid; with a forecast as `SetWeights`."""
 
     action: Literal["avoid_instance"] = "avoid_instance"
     sid: Token
+    forecast: Forecast | None = None
 
 
 class MoveInstance(Part):
@@ -97,6 +104,18 @@ class SetWindow(Part):
     forecast: Forecast
 
 
+class SetRate(Part):
+    """How many microbatches a second the job's data instances admit to its first stage, all together.
+
+    It caps heat, the load of a link or power, where a window can't: instances work through a full window as
+    fast as they can.
+    """
+
+    action: Literal["set_rate"] = "set_rate"
+    per_s: float = Field(ge=LEAST_RATE_PER_S, le=1e6, allow_inf_nan=False)
+    forecast: Forecast
+
+
 class SetAlgorithm(Part):
     """By which built-in algorithm senders choose among a stage's instances (`routing.algorithm`)."""
 
@@ -143,6 +162,7 @@ Action = (
     | Scale
     | Recut
     | SetWindow
+    | SetRate
     | SetAlgorithm
     | CheckpointNow
     | ExpectFailures
@@ -179,6 +199,8 @@ def knob_of(action: Action) -> str:
             return CUT
         case SetWindow(stage=stage):
             return f"window of stage {stage}"
+        case SetRate():
+            return RATE
         case SetAlgorithm():
             return "algorithm"
         case ExpectFailures():
@@ -211,6 +233,8 @@ def value_of(action: Action) -> str:
             return cuts_text(cuts) if cuts else "the best one"
         case SetWindow(in_flight=in_flight):
             return f"{in_flight} in flight"
+        case SetRate(per_s=per_s):
+            return f"{per_s:g} microbatches a second"
         case SetAlgorithm(algorithm=algorithm):
             return algorithm
         case ExpectFailures(between_s=between_s):

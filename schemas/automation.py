@@ -68,6 +68,15 @@ class Knob(Part):
     left_s: Seconds | None = Field(None, description="until it lapses; none: until it is released")
 
 
+class PinnedKnob(Part):
+    """A knob that a person has set, in the job's record: it holds under the next orchestrator, too."""
+
+    knob: str
+    value: str
+    by: str = Field(description="who set it")
+    at: Time
+
+
 class AutomationStatus(Message, wire="policy.automation"):
     """The modes, of which the lower one holds; with a job also its objective and who holds its knobs."""
 

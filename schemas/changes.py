@@ -100,7 +100,12 @@ class Forecast(Part):
         return 1.0 - after / before
 
 
-ChangeKind = Literal["move", "migrate", "scale", "window", "algorithm", "recut"]
+ChangeKind = Literal[
+    "move", "migrate", "scale", "window", "rate", "algorithm", "recut", "weights", "avoidance"
+]
+
+ROUTES: frozenset[ChangeKind] = frozenset({"weights", "avoidance"})
+"""Changes of routes, which follow every sample: they have an account of their own."""
 
 
 class ChangeState(StrEnum):
@@ -132,7 +137,9 @@ class JobChange(Part):
     what: str = Field("", description="the change in words")
     direction: str = ""
     reverse: str = ""
-    sid: Token | None = Field(None, description="of a move or migration: the instance that left")
+    sid: Token | None = Field(
+        None, description="of a move or migration: the instance that left; of an avoidance: the one avoided"
+    )
     newcomers: tuple[Token, ...] = Field((), description="instances that work once it is in effect")
     replicas: tuple[int, int] | None = Field(None, description="of each stage, before and after it")
     from_stage: int | None = None
@@ -145,6 +152,7 @@ class JobChange(Part):
     before_s: float | None = Field(None, description="a step before it, median of the last ones")
     cost_s: float | None = Field(None, description="time lost until it was in effect, as measured")
     after_s: float | None = Field(None, description="a step after it, median")
+    note: str = Field("", description="why it was not judged")
 
     @model_validator(mode="before")
     @classmethod

@@ -113,7 +113,7 @@ class RouteEntry(Part):
     reason: str = ""
 
 
-class RouteTable(Message, wire="route.table", version=(1, 3)):
+class RouteTable(Message, wire="route.table", version=(1, 4)):
     """A router's table for one stage of a job, for the senders of one cluster, who choose by `algorithm`.
 
     Kept in the bucket `routes` under `<job>.<cluster>.<stage>`; senders watch those of all clusters and go by
@@ -129,3 +129,6 @@ class RouteTable(Message, wire="route.table", version=(1, 3)):
     algorithm: str = DEFAULT_ALGORITHM
     reason: str = ""
     guests: tuple[Token, ...] = ()
+    admitted_per_s: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="microbatches that each sender may send; 0: no limit"
+    )

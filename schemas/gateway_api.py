@@ -97,7 +97,7 @@ class UserUploads(Message, wire="dataset.uploads"):
     compare-and-set.
     """
 
-    user: str
+    user: str = Field(max_length=1000)
     holds: tuple[UploadHold, ...] = Field((), max_length=256)
 
 

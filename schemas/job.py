@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from schemas.alert import Alert
-from schemas.automation import Automation, AutomationSpec
+from schemas.automation import Automation, AutomationSpec, PinnedKnob
 from schemas.base import CallerSpan, Message, Part, Seconds, Time, Token
 from schemas.changes import JobChange
 from schemas.job_file.code import CodeSpec
@@ -340,7 +340,7 @@ class ArrayPlace(Part):
     values: Annotated[Values, HOLDS_USER_VALUES] = Field({}, description="what it has of its own")
 
 
-class JobRecord(Message, wire="job.record", version=(1, 22)):
+class JobRecord(Message, wire="job.record", version=(1, 23)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -383,8 +383,11 @@ class JobRecord(Message, wire="job.record", version=(1, 22)):
     code_failures: tuple[CodeFailure, ...] = Field(
         (), description="those that `recovery` counts, oldest first"
     )
-    changes: tuple[JobChange, ...] = Field((), description="that altered its speed, the last 16")
+    changes: tuple[JobChange, ...] = Field(
+        (), description="that altered its speed, the last 16; and of routes 8"
+    )
     automation: Automation | None = Field(None, description="as a person switched it; none: as its file says")
+    pins: tuple[PinnedKnob, ...] = Field((), description="what persons have set and not released")
     recuts: tuple[RecutRecord, ...] = Field((), description="of its layers while it trained, the last 16")
     cuts: tuple[NodeCut, ...] = Field((), description="cuts between nodes that the job met, oldest first")
     alerts: tuple[Alert, ...] = Field((), description="those that are not over; `step` says since when")

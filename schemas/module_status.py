@@ -43,6 +43,7 @@ class ModuleStatus(Part):
     crashes: int = 0
     suspended_s: float = Field(0.0, description="seconds until it is listened to again")
     reason: str = Field("", description="why it is suspended, or what it said of its state")
+    drift: str = Field("", description="why what it learnt no longer fits what happens; empty: it does")
 
 
 class ModuleList(Message, wire="policy.modules"):

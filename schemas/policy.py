@@ -17,6 +17,8 @@ from schemas.actions import (
     scope_of,
 )
 from schemas.base import Message, Time, Token
+from schemas.changes import JobObjective
+from schemas.learnt_state import Digest
 from schemas.marks import EnvelopeId
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "AvoidInstance",
     "DirectModule",
     "ExpectFailures",
+    "ModuleDrift",
     "ModuleLifecycle",
     "ModuleOp",
     "ModuleOrder",
@@ -69,7 +72,7 @@ MODULE_TRANSITIONS: dict[ModuleState, frozenset[ModuleState]] = {
 """Legal transitions of one life of a module: a new process starts again at registered."""
 
 
-class ModuleLifecycle(Message, wire="policy.lifecycle", version=(1, 2)):
+class ModuleLifecycle(Message, wire="policy.lifecycle", version=(1, 3)):
     """A functional module announces its identity and state (draft §4.2, lifecycle control)."""
 
     module: Token
@@ -84,6 +87,7 @@ class ModuleLifecycle(Message, wire="policy.lifecycle", version=(1, 2)):
     owner: Token = Field(
         names.MESH, description="the user for whose jobs alone it suggests; `system`: for all"
     )
+    drift: str = Field("", description="why what it learnt no longer fits what happens; empty: it does")
 
 
 class ModuleOp(StrEnum):
@@ -119,7 +123,7 @@ class DirectModule(Message, wire="policy.direct"):
     user: str
 
 
-class PolicySuggestion(Message, wire="policy.suggestion", version=(1, 4)):
+class PolicySuggestion(Message, wire="policy.suggestion", version=(1, 5)):
     """A module's suggestion: action, confidence, reason, and how long it is valid.
 
     `scope` is the part of the job that it concerns, by `scope_of`. `input_revision` is the last step that the
@@ -136,6 +140,7 @@ class PolicySuggestion(Message, wire="policy.suggestion", version=(1, 4)):
     valid_s: float = Field(gt=0)
     scope: str = Field("", description="job, stage N, or instance SID; empty: of a sender that knows none")
     owner: Token = Field(names.MESH, description="as in the module's lifecycle")
+    state: Digest = Field("", description="digest of the learnt state that it was made from; empty: none")
 
 
 class PolicyDecision(Message, wire="policy.decision", version=(1, 1)):
@@ -154,7 +159,7 @@ class PolicyDecision(Message, wire="policy.decision", version=(1, 1)):
     suggested: PolicySuggestion | None = None
 
 
-class PolicyScore(Message, wire="policy.score", version=(1, 1)):
+class PolicyScore(Message, wire="policy.score", version=(1, 2)):
     """The value of a suggestion, by what then happened (docs/policies-scoring.md); from its module's host.
 
     `score` is 1 if hindsight would have suggested the same, 0.5 if it was no better than doing nothing, None
@@ -167,6 +172,9 @@ class PolicyScore(Message, wire="policy.score", version=(1, 1)):
     job: Token
     suggestion: EnvelopeId = Field("", description="envelope id of the suggestion")
     action: str
+    objective: JobObjective = Field(
+        JobObjective.TIME, description="what its forecast names, of which it counts"
+    )
     at: Time = Field(description="when it was suggested")
     step: int
     shadow: bool = Field(description="whether the module was in shadow when this was said")
@@ -176,6 +184,19 @@ class PolicyScore(Message, wire="policy.score", version=(1, 1)):
     right: bool | None = Field(description="whether it was better than doing nothing")
     reason: str
     owner: Token = Field(names.MESH, description="as in the module's lifecycle")
+
+
+class ModuleDrift(Message, wire="policy.drift"):
+    """What a module learnt no longer fits what happens, or does again: its suggestions are less sure then.
+
+    From the module itself, by a sequential test (ADR-0100); its lifecycle repeats it.
+    """
+
+    owner: Token = Field(names.MESH, description="as in the module's lifecycle")
+    module: Token
+    version: str
+    drifted: bool
+    reason: str = ""
 
 
 class PromoteModule(Message, wire="policy.promote"):

@@ -180,9 +180,15 @@ class StagePolicy(Part):
     reference_ms: float = Field(
         0.0, ge=0, description="of a microbatch at speed 1, by the plan, until it is measured; 0: not known"
     )
+    admitted_per_s: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="microbatches that all senders together may send to it; 0: no limit",
+    )
 
 
-class CommunicationPolicy(Message, wire="signal.qos.policy", version=(1, 1)):
+class CommunicationPolicy(Message, wire="signal.qos.policy", version=(1, 2)):
     """Type 5, downward: how a job's traffic is to flow. Acknowledged; a higher revision replaces a lower."""
 
     job: Token

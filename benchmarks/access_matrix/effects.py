@@ -64,7 +64,7 @@ _OPEN = (
         "$KV.steps.*",
     ),
     *("$KV.automation.*", "$KV.modules.*", "$KV.standings.>", "$KV.jobs.*", "$KV.datasets.*", "$KV.feeds.>"),
-    "$KV.builds.*",
+    *("$KV.builds.*", "$KV.learnt.>"),
 )
 _MEETING = tuple(
     f"{kind}.{place}.*"
@@ -82,7 +82,8 @@ def _of_module(name: str, owner: str = "system") -> tuple[str, ...]:
         *(f"signal.registration.{name}", f"registry.state.{name}", f"registry.heartbeat.{name}"),
         *("registry.resolve", f"log.{name}", f"dead_letter.{name}"),
         *(f"policy.suggestion.{owner}.{name}", f"policy.score.{owner}.{name}"),
-        f"policy.lifecycle.{owner}.{name}",
+        *(f"policy.lifecycle.{owner}.{name}", f"policy.drift.{owner}.{name}"),
+        *(f"policy.learnt.query.{owner}.{name}", f"policy.learnt.keep.{owner}.{name}"),
     )
 
 
@@ -168,6 +169,7 @@ MODULE = Effects(
         *("signal.advertisement", "signal.compute.*", "signal.qos.report.*", "mesh.leader"),
         *("step.claim.*.*", "data.notice.*.*", "telemetry.instance.*.*", "telemetry.node.*"),
         *("telemetry.observation.*", "topology.graph.*", "policy.decision.*", "policy.switch.*"),
+        "policy.learnt.state.*.*",
         *("policy.order.mine", "policy.question.mine.*", "policy.suggestion.system.mine", *_EVERYBODY),
     ),
 )
@@ -200,8 +202,8 @@ JOINS_ANY = _agent_named("join-any", "~")
 
 # --- the control plane's, where it is handed out -----------------------------------------------------------
 _STREAMS = (
-    *("AUDIT", "DEAD_LETTERS", "FAULTS", "FAULT_QUEUE", "JOBS", "LOGS", "POLICIES", "SIGNALS", "STEPS"),
-    *("TELEMETRY", "UNREADABLE", "OBJ_artifacts", "KV_rendezvous", "RENDEZVOUS_COUNTERS"),
+    *("AUDIT", "DEAD_LETTERS", "FAULTS", "FAULT_QUEUE", "JOBS", "LEARNT", "LOGS", "POLICIES", "SIGNALS"),
+    *("STEPS", "TELEMETRY", "UNREADABLE", "OBJ_artifacts", "KV_rendezvous", "RENDEZVOUS_COUNTERS"),
     *(
         "KV_answers",
         "KV_builds",
@@ -213,6 +215,7 @@ _STREAMS = (
         "KV_feeds",
         "KV_jobs",
         "KV_leadership",
+        "KV_learnt",
     ),
     *(
         "KV_link_secrets",
@@ -293,7 +296,9 @@ GATEWAY = Effects(
                 "LOGS": ("log.*",),
                 "POLICIES": (
                     *("policy.decision.*", "policy.score.*.*", "policy.suggestion.*.*", "policy.switch.*"),
+                    "policy.drift.*.*",
                 ),
+                "LEARNT": ("policy.learnt.state.*.*",),
                 "SIGNALS": (
                     *("mesh.leader", "mesh.termination.*.*", "signal.advertisement", "signal.compute.*"),
                     *("signal.qos.report.*", "topology.graph.*"),

@@ -33,6 +33,7 @@ def _streams() -> tuple[StreamSpec, ...]:
         "STEPS": (128 << 20, 86_400.0),
         "TELEMETRY": (128 << 20, 86_400.0),
         "POLICIES": (64 << 20, 0.0),
+        "LEARNT": (64 << 20, 7 * 86_400.0),
         "FAULTS": (64 << 20, 0.0),
         "FAULT_QUEUE": (32 << 20, 30 * 86_400.0),
         "LOGS": (64 << 20, 86_400.0),
@@ -63,7 +64,7 @@ STREAMS = _streams()
 KEEPS_PREVIOUS = frozenset(
     {
         *("jobs", "users", "revocations", "cordons", "modules", "standings", "link_secrets", "secrets"),
-        *("datasets", "builds", "data_sets", "reservations", "automation"),
+        *("datasets", "builds", "data_sets", "reservations", "automation", "learnt"),
     }
 )
 """Buckets whose values exist nowhere else. Their streams keep earlier values, in case the newest can't be

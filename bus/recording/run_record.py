@@ -3,7 +3,8 @@
 The record has everything that functional modules take in, what they suggested, what was decided, and the
 outcome: each row that a stream keeps, except log lines, dead letters, unreadable records and the audit. Rows
 that name a job are read for that job; rows of the whole mesh (signals, node samples) for the time that the
-job ran. `bus.messaging.stream_specs` says how long the streams keep messages.
+job ran. Of what modules have learnt, the last state before the job is in it as well.
+`bus.messaging.stream_specs` says how long the streams keep messages.
 """
 
 from __future__ import annotations
@@ -124,6 +125,9 @@ async def _source(
     is_of_job = "job" in row.tokens
     pattern = row.wildcard(job=job) if is_of_job else row.wildcard()
     begins = span.began - (after_s if is_of_job else before_s)
+    if row is subjects.LEARNT_STATE:
+        for item in await _last_before(bus, row, begins):
+            yield Frame(row, int(begins * NANO), item.subject, item.data)
     until = span.until + after_s
     position: int | None = None
     failures = 0
@@ -150,6 +154,24 @@ async def _source(
                 raise
         await asyncio.sleep(bus.connection.times.retry_s)
         await bus.connection.wait_online()
+
+
+async def _last_before(bus: Bus, row: Subject, at: float) -> list[StreamMessage]:
+    """The last message of each module's version on this row before this time, in order."""
+    assert row.stream is not None
+    last: dict[tuple[str, Any], StreamMessage] = {}
+    with contextlib.suppress(NotFound):
+        async with (
+            OrderedConsumer.open(bus.connection, row.stream, row.wildcard(), start=1) as reader,
+            contextlib.aclosing(reader.present()) as items,
+        ):
+            async for item in items:
+                if item.at >= at:
+                    break
+                body = codec.peek(item.data).get("body")
+                version = body.get("version") if isinstance(body, Mapping) else None
+                last[item.subject, version] = item
+    return sorted(last.values(), key=lambda item: item.sequence)
 
 
 def _concerns(item: StreamMessage, job: str) -> bool:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from bus.subject_row import Names, Subject
 from bus.subjects.table import CLIENT, FM, MG, MI, MIC, RECORDS_BYTES, SMO, SR
-from schemas import automation, module_status, observation, policy, task_graph, telemetry
+from schemas import automation, learnt_state, module_status, observation, policy, task_graph, telemetry
 from schemas.errors import Ack
 
 __all__ = [
     "AUTOMATION_QUERY",
+    "DIRECT_LEARNT",
     "DIRECT_MODULE",
     "INSTANCE_SAMPLE",
     "JOB_TOPOLOGY",
+    "KEEP_LEARNT",
+    "LEARNT_QUERY",
+    "LEARNT_RECORD",
+    "LEARNT_STATE",
     "MESH_AUTOMATION",
+    "MODULE_DRIFT",
     "MODULE_LIFECYCLE",
     "MODULE_ORDER",
     "MODULE_QUERY",
@@ -95,6 +101,15 @@ POLICY_SCORE = Subject(
     "what a suggestion was worth, by what then happened",
     stream="POLICIES",
 )
+MODULE_DRIFT = Subject(
+    "module drift",
+    "policy.drift.{owner}.{module}",
+    policy.ModuleDrift,
+    FM,
+    SMO | CLIENT,
+    "what a module learnt no longer fits what happens, or does again",
+    stream="POLICIES",
+)
 POLICY_SWITCH = Subject(
     "policy switch",
     "policy.switch.{module}",
@@ -140,6 +155,55 @@ MODULE_STANDING = Subject(
     SMO,
     "what a module was ordered to be, and how it has fared, for the next orchestrator",
     bucket="standings",
+)
+LEARNT_RECORD = Subject(
+    "learnt record",
+    "{owner}.{module}.{version}.{place}",
+    learnt_state.LearntState,
+    SMO,
+    SMO,
+    "what a version of a module has learnt; `place`: current, or aside for one that did not fit",
+    bucket="learnt",
+)
+LEARNT_STATE = Subject(
+    "learnt state",
+    "policy.learnt.state.{owner}.{module}",
+    learnt_state.LearntState,
+    SMO,
+    FM | CLIENT,
+    "what a module has learnt, each time that it is kept or replaced",
+    stream="LEARNT",
+    names=Names.NOBODY,
+)
+LEARNT_QUERY = Subject(
+    "learnt query",
+    "policy.learnt.query.{owner}.{module}",
+    learnt_state.LearntQuery,
+    FM,
+    SMO,
+    "what have I learnt? asked by a module that starts",
+    reply=learnt_state.LearntStates,
+    names=Names.SENDER,
+)
+KEEP_LEARNT = Subject(
+    "keep learnt",
+    "policy.learnt.keep.{owner}.{module}",
+    learnt_state.KeepLearnt,
+    FM,
+    SMO,
+    "keep what I have learnt, by compare-and-set",
+    reply=learnt_state.LearntState,
+    names=Names.SENDER,
+)
+DIRECT_LEARNT = Subject(
+    "direct learnt",
+    "policy.command.learnt",
+    learnt_state.DirectLearnt,
+    MG,
+    SMO,
+    "show, reset or replace what a module has learnt",
+    reply=learnt_state.LearntStates,
+    answer_bytes=RECORDS_BYTES,
 )
 MODULE_LIFECYCLE = Subject(
     "module lifecycle",

@@ -149,6 +149,8 @@ class Client:
     order_policy = _called(AsyncClient.order_policy)
     ask_policy = _called(AsyncClient.ask_policy)
     automation = _called(AsyncClient.automation)
+    learnt_states = _called(AsyncClient.learnt_states)
+    replace_learnt_state = _called(AsyncClient.replace_learnt_state)
     observe = _called(AsyncClient.observe)
 
     events = _iterated(AsyncClient.events)

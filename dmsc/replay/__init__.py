@@ -6,6 +6,7 @@ orchestrator's rules are the mesh's own code; nothing is sent to a mesh.
 
 present.py     a replay as table and as JSON
 recordings.py  the record of a run: a file, the archive, or a running mesh
+training.py    runs for trainers of modules
 scores.py      scores of modules, from a mesh or from a record
 session.py     one pass over a record, with the orchestrator's rules for the policy's suggestions
 """

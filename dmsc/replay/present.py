@@ -35,6 +35,8 @@ SCORE_COLUMNS = (
     "adopted",
 )
 
+ACTION_COLUMNS = ("module", "version", "action", "objective", *SCORE_COLUMNS[3:])
+
 
 def beside(story: Story, within_s: float = 5.0) -> list[tuple[Replayed | None, RecordedSuggestion | None]]:
     """Pair replayed and recorded suggestions on the same topic at about the same time, in order of time.
@@ -106,6 +108,25 @@ def _short(sid: str, job: str) -> str:
 
 
 # --- scores ------------------------------------------------------------------------------------------
+def by_action(
+    scores: Mapping[Key, list[PolicyScore]],
+) -> dict[tuple[str, str, str, str], list[PolicyScore]]:
+    """Scores by module, version, kind of action and objective."""
+    parts: dict[tuple[str, str, str, str], list[PolicyScore]] = {}
+    for key, version_scores in sorted(scores.items()):
+        for score in version_scores:
+            parts.setdefault((*key, score.action, score.objective.value), []).append(score)
+    return dict(sorted(parts.items()))
+
+
+def action_rows(scores: Mapping[Key, list[PolicyScore]]) -> list[tuple[str, ...]]:
+    """The rows for `ACTION_COLUMNS`, one per version, kind of action and objective."""
+    return [
+        (*key, *_figures(summarise(judged(action_scores))))
+        for key, action_scores in by_action(scores).items()
+    ]
+
+
 def score_rows(scores: Mapping[Key, list[PolicyScore]], own: Key | None = None) -> list[tuple[str, ...]]:
     """The rows for `SCORE_COLUMNS`, one per version, sorted. `own` is the key of the replayed version."""
     return [

@@ -34,6 +34,7 @@ from entities.orchestrator.nodes.draining import Draining
 from entities.orchestrator.planning.plan_requests import MeshNetwork
 from entities.orchestrator.policy.arbitration import ArbitrationConfig
 from entities.orchestrator.policy.automation_service import AutomationService
+from entities.orchestrator.policy.learnt_state_service import LearntStateService
 from entities.orchestrator.policy.policy_service import PolicyService
 from entities.orchestrator.policy.promotion_rules import PromotionConfig
 from entities.orchestrator.policy.promotion_service import PromotionService
@@ -145,6 +146,7 @@ class Leader:
         self._policies = PolicyService(
             bus, self._runs, mesh, self._jobs.queue, candidate.confirmed, config.arbitration
         )
+        self._learnt = LearntStateService(bus, self._policies.standings, self._policies.owner_of)
         self._automation = AutomationService(bus, mesh, self._runs, self._policies, config.automation)
         self._promotions = PromotionService(
             bus, self._policies, self._runs, candidate.confirmed, config.promotion
@@ -262,6 +264,9 @@ class Leader:
             (subjects.PROMOTE_MODULE, self._promotions.promote),
             (subjects.ROLL_BACK_MODULE, self._promotions.roll_back),
             (subjects.MODULE_QUERY, self._policies.query),
+            (subjects.LEARNT_QUERY, self._learnt.query),
+            (subjects.KEEP_LEARNT, self._learnt.keep),
+            (subjects.DIRECT_LEARNT, self._learnt.direct),
             (subjects.SWITCH_AUTOMATION, self._automation.switch),
             (subjects.AUTOMATION_QUERY, self._automation.query),
             (subjects.SUBMIT, self._jobs.submit),
@@ -448,6 +453,7 @@ class Leader:
         for state, count in Counter(run.job.store.record.state for run in runs).items():
             yield metrics.JOBS(count, state=state)
         yield from self._jobs.queue.readings()
+        yield from self._policies.readings()
         for run in runs:
             yield from run.training.readings(self.config.peak_tflops)
 

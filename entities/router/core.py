@@ -40,13 +40,14 @@ Entries = Sequence[RouteEntry] | Sequence[ComputeEntry]
 class TableDecision:
     """The entries of one stage's table, the algorithm by which senders choose, and the reason.
 
-    `guests`: clusters without a router whose senders go by the table, too.
+    `guests`: clusters without a router whose senders go by the table, too. `admitted_per_s`: of each sender.
     """
 
     entries: tuple[RouteEntry, ...]
     algorithm: str
     reason: str
     guests: tuple[str, ...] = ()
+    admitted_per_s: float = 0.0
 
 
 def decide_table(
@@ -59,6 +60,7 @@ def decide_table(
     memo: Memo[RouteEntry] | None = None,
     guests: Iterable[str] = (),
     near: Mapping[str, int] | None = None,
+    sender_count: int = 1,
 ) -> TableDecision:
     """The next hops of `stage` for the senders of one cluster, and of its `guests`, which have no router.
 
@@ -68,8 +70,8 @@ def decide_table(
     instance. What an instance takes before it is measured follows from the plan and its slot's speed; one on
     a slower slot than another has a smaller window (ADR-0076). Transfer times are those reported by this
     cluster's senders, or else those of all transfers that an instance receives. `near`: links to each other
-    cluster, by the mesh's topology. `memo` (of `route_entry`) has the earlier entries, so that only changed
-    ones are built anew.
+    cluster, by the mesh's topology. `sender_count`: of all clusters, which share the admission rate.
+    `memo` (of `route_entry`) has the earlier entries, so that only changed ones are built anew.
     """
     measured, health, links = measured or LoadStatistics(), health or {}, links or LinkStatistics()
     memo = memo or Memo(route_entry)
@@ -132,7 +134,16 @@ def decide_table(
     guests = tuple(sorted(guests))
     if guests:
         reason += f"; also for {', '.join(guests)}: no router there"
-    return TableDecision(entries=tuple(entries), algorithm=policy.algorithm, reason=reason, guests=guests)
+    admitted_per_s = stage.admitted_per_s / max(1, sender_count)
+    if admitted_per_s:
+        reason += f"; each of {max(1, sender_count)} senders admits {admitted_per_s:g} microbatches a second"
+    return TableDecision(
+        entries=tuple(entries),
+        algorithm=policy.algorithm,
+        reason=reason,
+        guests=guests,
+        admitted_per_s=admitted_per_s,
+    )
 
 
 def route_entry(
@@ -223,7 +234,11 @@ def worth_writing(before: TableDecision | None, after: TableDecision) -> Literal
     """
     if before is None or len(before.entries) != len(after.entries):
         return "now"
-    if (before.algorithm, before.guests) != (after.algorithm, after.guests):
+    if (before.algorithm, before.guests, before.admitted_per_s) != (
+        after.algorithm,
+        after.guests,
+        after.admitted_per_s,
+    ):
         return "now"
     changed = [(old, new) for old, new in zip(before.entries, after.entries, strict=True) if old is not new]
     if any(_choice_fields(old) != _choice_fields(new) for old, new in changed):

@@ -210,7 +210,7 @@ class Router:
             for job, stage, cluster in (place for place in (before, after) if place is not None):
                 own_cluster = own_cluster or self._area.covers(cluster)
                 if stage is not None:
-                    self._changed[job, stage] = None
+                    self._changed[job, 0 if stage == ENTRY else stage] = None  # it has a share of the rate
             if record is None:
                 self._measured.forget(sid)
                 self._links.forget(sid)
@@ -274,8 +274,9 @@ class Router:
                 instances = self.follower.view.instances(job=job, stage=stage.stage)
                 health = self._health(job, stage.stage, instances, now)
                 guests, near = self._area.guests, policy.distances.get(self.config.cluster)
+                senders = len(self.follower.view.active(job=job, stage=stage.stage - 1))
                 decision = decide_table(
-                    policy, stage, instances, self._measured, health, self._links, memo, guests, near
+                    policy, stage, instances, self._measured, health, self._links, memo, guests, near, senders
                 )
                 try:
                     await self._write_table(policy, stage, decision, now)
@@ -305,6 +306,7 @@ class Router:
             algorithm=decision.algorithm,
             reason=f"{decision.reason}; {policy.reason}" if policy.reason else decision.reason,
             guests=decision.guests,
+            admitted_per_s=decision.admitted_per_s,
         )
         await self._tables.write(table, decision, now)
         self._route_changes[policy.job, stage.stage] += 1

@@ -10,13 +10,19 @@ the formula is in one place.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from pydantic import TypeAdapter
 
 from policies.kit.policy import Policy, Suggestions
 from policies.kit.view import JobView
-from policies.numerics.failure_rate import FailureRate
+from policies.numerics.failure_rate import FailureRate, FailureRateState
 from schemas.job import ENDED, JobEvent
 from schemas.policy import ExpectFailures
+
+_STATE = TypeAdapter(dict[str, FailureRateState])
+MOST_JOBS = 16
+"""Most jobs that are kept on the bus, the last that began; each has at most 120 hypotheses."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,10 +51,19 @@ class CheckpointInterval(Policy):
     name: ClassVar[str] = "checkpoint-interval"
     version: ClassVar[str] = "1"
     every_s: ClassVar[float] = 5.0
+    state_version: ClassVar[int] = 1
 
     def __init__(self, config: CheckpointIntervalConfig | None = None) -> None:
         self.config = config or CheckpointIntervalConfig()
         self._rates: dict[str, FailureRate] = {}
+
+    def learnt_state(self) -> dict[str, FailureRateState]:
+        """The failure rate of each job, which its events of the last minutes don't tell."""
+        return {job: rate.as_data() for job, rate in list(self._rates.items())[-MOST_JOBS:]}
+
+    def restore(self, state: Any) -> None:
+        rates = _STATE.validate_python(state)
+        self._rates = {job: FailureRate.of_data(rate) for job, rate in rates.items()}
 
     def on_job_event(self, event: JobEvent, at: float) -> None:
         """The job's first event begins the observation; each recovery is a failure."""

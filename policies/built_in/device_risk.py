@@ -14,9 +14,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
 
 from policies.kit.policy import Policy, Suggestions
 from policies.kit.view import JobView
@@ -39,6 +41,8 @@ NEARLY_C = 5.0
 THROTTLED = 0.7
 """Share of its usual power at full utilisation below which a warm device counts as throttled."""
 MOST_READINGS = 64
+MOST_SUSPECTS = 16
+"""Most suspicious devices whose readings are kept on the bus."""
 
 
 def history(times_days: Sequence[float], now_day: float) -> Floats:
@@ -49,10 +53,21 @@ def history(times_days: Sequence[float], now_day: float) -> Floats:
     return logarithms
 
 
-def risk(times_days: Sequence[float], now_day: float) -> float:
+class RiskModel(TypedDict):
+    """The logistic model over `history`: three weights and the bias."""
+
+    weights: tuple[float, float, float]
+    bias: float
+
+
+LEARNT = RiskModel(weights=WEIGHTS, bias=BIAS)
+"""As learnt from the log."""
+
+
+def risk(times_days: Sequence[float], now_day: float, model: RiskModel = LEARNT) -> float:
     """The probability of a fault within `WITHIN_DAYS`, from the signs so far, at least one."""
-    score = BIAS + float(np.dot(WEIGHTS, history(times_days, now_day)))
-    return 1 / (1 + exp(-score))
+    score = model["bias"] + float(np.dot(model["weights"], history(times_days, now_day)))
+    return 1 / (1 + exp(-min(max(score, -40.0), 40.0)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +76,10 @@ class DeviceReading:
 
     at: float
     sample: DeviceSample
+
+
+def _reading(packed: tuple[float, dict[str, Any]]) -> DeviceReading:
+    return DeviceReading(at=packed[0], sample=DeviceSample.model_validate(packed[1]))
 
 
 def signs(readings: Sequence[DeviceReading]) -> list[tuple[float, str]]:
@@ -140,17 +159,71 @@ def _is_suspicious(sample: DeviceSample) -> bool:
     return warm or bool(sample.ecc_errors) or bool(sample.xid_errors)
 
 
+class SuspectState(TypedDict):
+    """The readings of one suspicious device: seconds, and the sample's fields."""
+
+    job: str
+    sid: str
+    incarnation: str
+    readings: list[tuple[float, dict[str, Any]]]
+
+
+class DeviceRiskState(TypedDict):
+    """What it learnt, as plain data; `model` None: the one that it comes with."""
+
+    model: RiskModel | None
+    suspects: list[SuspectState]
+
+
+_STATE = TypeAdapter(DeviceRiskState)
+
+
 class DeviceRisk(Policy):
     """Avoids an instance whose device reports a defect, if its stage has others; notes mere risks."""
 
     name: ClassVar[str] = "device-risk"
     version: ClassVar[str] = "1"
     every_s: ClassVar[float] = 5.0
+    state_version: ClassVar[int] = 1
     valid_s: ClassVar[float] = 120.0
 
     def __init__(self) -> None:
         self._readings: dict[str, dict[str, tuple[str, deque[DeviceReading]]]] = {}
         self._suspects: dict[str, set[str]] = {}
+        self._model: RiskModel | None = None
+
+    def learnt_state(self) -> DeviceRiskState:
+        """The model, if it is not the one that it comes with, and what suspicious devices reported so far."""
+        suspects = [(job, sid) for job, sids in sorted(self._suspects.items()) for sid in sorted(sids)]
+        return DeviceRiskState(
+            model=self._model,
+            suspects=[
+                SuspectState(
+                    job=job,
+                    sid=sid,
+                    incarnation=self._readings[job][sid][0],
+                    readings=[
+                        (reading.at, reading.sample.model_dump(mode="json", exclude_none=True))
+                        for reading in self._readings[job][sid][1]
+                    ],
+                )
+                for job, sid in suspects[:MOST_SUSPECTS]
+            ],
+        )
+
+    def restore(self, state: Any) -> None:
+        known = _STATE.validate_python(state)
+        restored = [(suspect, list(map(_reading, suspect["readings"]))) for suspect in known["suspects"]]
+        self._model = known["model"]
+        for job, sids in self._suspects.items():
+            for sid in sids:
+                self._readings[job].pop(sid, None)
+        self._suspects = {}
+        for suspect, readings in restored:
+            job, sid = suspect["job"], suspect["sid"]
+            self._suspects.setdefault(job, set()).add(sid)
+            kept = deque(readings, maxlen=MOST_READINGS)
+            self._readings.setdefault(job, {})[sid] = suspect["incarnation"], kept
 
     def on_instance_sample(self, sample: InstanceSample, at: float) -> None:
         if sample.device is None:
@@ -160,7 +233,7 @@ class DeviceRisk(Policy):
             readings[sample.sid] = sample.incarnation, deque(maxlen=MOST_READINGS)
             self._suspects.setdefault(sample.job, set()).discard(sample.sid)
         if _is_suspicious(sample.device):
-            self._suspects[sample.job].add(sample.sid)
+            self._suspects.setdefault(sample.job, set()).add(sample.sid)
         readings[sample.sid][1].append(DeviceReading(at=at, sample=sample.device))
 
     def on_job_event(self, event: JobEvent, at: float) -> None:
@@ -171,10 +244,11 @@ class DeviceRisk(Policy):
     def decide(self, view: JobView, now: float) -> Suggestions:
         suggestions: list[PolicySuggestion] = []
         risks: list[tuple[float, str]] = []
+        suspected = self._suspects.get(view.job, set())
         suspects = {
             sid: list(readings)
             for sid, (_, readings) in sorted(self._readings.get(view.job, {}).items())
-            if sid in self._suspects[view.job] and sid in view.instances and view.instances[sid].usable
+            if sid in suspected and sid in view.instances and view.instances[sid].usable
         }
         alarms = {sid: text for sid, readings in suspects.items() if (text := alarm(readings, now))}
         for sid, readings in suspects.items():
@@ -189,8 +263,8 @@ class DeviceRisk(Policy):
                         self.avoid(view, sid, reason=reason, confidence=0.85, valid_s=self.valid_s)
                     )
             elif device_signs:
-                last = device_signs[-1][1]
-                chance = risk([at / SECONDS_PER_DAY for at, _ in device_signs], now / SECONDS_PER_DAY)
+                last, model = device_signs[-1][1], self._model or LEARNT
+                chance = risk([at / SECONDS_PER_DAY for at, _ in device_signs], now / SECONDS_PER_DAY, model)
                 risks.append(
                     (chance, f"device {device} of {sid}: {last}; fails within a week with {chance:.0%}")
                 )

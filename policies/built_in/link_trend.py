@@ -10,23 +10,51 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
 
 from bus.subject_row import Subject
 from bus.subjects import COMPUTE
 from policies.built_in.avoidance import avoiding_pays
 from policies.kit.policy import Policy, Suggestions
 from policies.kit.view import JobView
+from policies.numerics.drift import ErrorDrift, ErrorDriftState
 from policies.numerics.features import Floats
 from policies.numerics.forecasting import ForecastConfig, Trend, fit
-from policies.numerics.link_history import Link, LinkHistory
+from policies.numerics.link_history import Link, LinkHistory, LinksOfJob
 from policies.numerics.serial_correlation import serial_correlation
 from schemas.job import ENDED, JobEvent
 from schemas.policy import PolicySuggestion
 from schemas.telemetry import InstanceSample
 
+NARROWEST = 0.01
+"""Milliseconds: a narrower interval counts as this wide. Errors below that are those of clocks."""
+
+
+class ExpectedLinks(TypedDict):
+    """One forecast of all links of a job, until what comes in its slot is known; milliseconds."""
+
+    slot: int
+    links: list[Link]
+    value: list[float]
+    spread: list[float]
+
+
+class LinkTrendState(TypedDict):
+    """What it learnt, as plain data; by job but for `errors`."""
+
+    links: dict[str, LinksOfJob]
+    errors: ErrorDriftState
+    expected: dict[str, ExpectedLinks]
+    slots: dict[str, int]
+
+
+_STATE = TypeAdapter(LinkTrendState)
+MOST_FIGURES = 20_000
+"""Most figures that are kept on the bus, some 200 KiB: of 130 links."""
 COVERAGE = 0.9
 """Coverage of a forecast's interval."""
 
@@ -77,21 +105,80 @@ class LinkTrend(Policy):
     name: ClassVar[str] = "link-trend"
     version: ClassVar[str] = "1"
     every_s: ClassVar[float] = LinkHistory.step_s
+    state_version: ClassVar[int] = 1
 
     def __init__(self, config: LinkTrendConfig | None = None) -> None:
         self.config = config or LinkTrendConfig()
         self.history = LinkHistory(self.config.fit_steps + self.config.refit_steps + 64)
         self._models: dict[str, tuple[int, tuple[Link, ...], Trend | None]] = {}
+        self._errors = ErrorDrift()
+        self._slots: dict[str, int] = {}
+        self._expected: dict[str, ExpectedLinks] = {}
+
+    def learnt_state(self) -> LinkTrendState:
+        """The figures of the last minutes, more than the streams bring back, and errors of forecasts."""
+        return LinkTrendState(
+            links=self.history.as_data(MOST_FIGURES),
+            errors=self._errors.as_data(),
+            expected=self._expected,
+            slots=self._slots,
+        )
+
+    def restore(self, state: Any) -> None:
+        known = _STATE.validate_python(state)
+        errors = ErrorDrift()
+        errors.restore(known["errors"])
+        self.history.restore(known["links"])
+        self._errors, self._expected, self._slots = errors, known["expected"], known["slots"]
+        self._models = {}
+
+    def drift(self) -> str:
+        if not self._errors.drifted:
+            return ""
+        usual = self._errors.usual
+        return (
+            f"forecasts of links miss by more than they did, usually {usual:.2f} of their intervals' halves"
+        )
 
     def subscribes(self) -> tuple[Subject, ...]:
         return (*super().subscribes(), COMPUTE)
 
     def on_instance_sample(self, sample: InstanceSample, at: float) -> None:
+        slot = int(at // LinkHistory.step_s)
+        before = self._slots.setdefault(sample.job, slot)
+        if slot > before:
+            self._slots[sample.job] = slot
+            self._watch(sample.job, before)
         self.history.take(sample, at)
+
+    def _watch(self, job: str, slot: int) -> None:
+        """Compares the forecast for this slot, which has ended, with what came; then makes the next one."""
+        expected = self._expected.get(job)
+        if expected is not None and slot < expected["slot"]:
+            return
+        self._expected.pop(job, None)
+        if expected is not None:
+            try:
+                truth = self.history.table(job, expected["links"], expected["slot"], 1)[0]
+            except KeyError:
+                pass  # a link has gone
+            else:
+                errors = np.abs(truth - expected["value"]) / np.maximum(expected["spread"], NARROWEST)
+                self._errors.add(float(errors.mean()))
+        forecasts = self.forecast(job, slot * LinkHistory.step_s)
+        if forecasts:
+            self._expected[job] = ExpectedLinks(
+                slot=slot + self.config.ahead_steps,
+                links=[forecast.link for forecast in forecasts],
+                value=[forecast.expected_ms for forecast in forecasts],
+                spread=[(forecast.high_ms - forecast.low_ms) / 2 for forecast in forecasts],
+            )
 
     def on_job_event(self, event: JobEvent, at: float) -> None:
         if event.state in ENDED:
             self.history.forget(event.job)
+            self._slots.pop(event.job, None)
+            self._expected.pop(event.job, None)
             self._models.pop(event.job, None)
 
     def decide(self, view: JobView, now: float) -> Suggestions:

@@ -4,21 +4,25 @@ Arm 0 leaves the algorithm alone. The others tilt a stage's weights by its insta
 the power of `TILTS`. An algorithm that measures speed itself takes that as a correction: above 0 slow
 instances get even less, below 0 more. Step times decide which is best; `conservative_bandit` keeps the cost
 of all trials below `margin` of the time of the algorithm alone. Contexts, the inequality of the instances,
-are kept apart. One arm holds for a block of steps, of which the first are ignored.
+are kept apart. One arm holds for a block of steps, of which the first are ignored. What jobs have shown of an
+arm, relative to the algorithm alone, is the prior of later jobs in the same context.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
 
 from policies.built_in.stage_weights import present_shares
 from policies.kit.policy import Policy, Suggestions
 from policies.kit.view import JobView
-from policies.numerics.conservative_bandit import ConservativeBandit
+from policies.numerics.conservative_bandit import ArmPrior, BanditState, ConservativeBandit
 from policies.numerics.features import Floats, shares
 from schemas.job import ENDED, JobEvent
 from schemas.policy import PolicyDecision, PolicySuggestion
@@ -27,6 +31,11 @@ from schemas.telemetry import InstanceSample
 
 TILTS = (0.0, 0.25, -0.25, 0.5)
 """Exponents, by arm."""
+FADES = 0.8
+"""Weight of what earlier jobs have shown of an arm, at each job that ends."""
+MOST_WEIGHT = 12.0
+MOST_JOBS, MOST_CONTEXTS = 64, 256
+"""Most running jobs and contexts that are kept on the bus: the last ones."""
 UNEQUAL = (1.3, 2.0, 4.0)
 """Bounds between contexts: slowest ÷ fastest instance of a stage."""
 
@@ -62,15 +71,91 @@ class _Trial:
     declined: bool = False
 
 
+class TrialState(TypedDict):
+    """The trials of one job as plain data; bandits by context."""
+
+    context: str
+    arm: int
+    steps: int
+    seconds: list[float]
+    declined: bool
+    bandits: dict[str, BanditState]
+
+
+class RoutingBanditState(TypedDict):
+    """What it learnt: running jobs, and by context each arm's cost relative to the algorithm alone."""
+
+    jobs: dict[str, TrialState]
+    priors: dict[str, list[tuple[float, float]]]
+
+
+_STATE = TypeAdapter(RoutingBanditState)
+
+
 class RoutingBandit(Policy):
     """Tries tilts of a stage's weights conservatively; is silent while the algorithm alone is best."""
 
     name: ClassVar[str] = "routing-bandit"
     version: ClassVar[str] = "1"
+    state_version: ClassVar[int] = 1
 
     def __init__(self, config: RoutingBanditConfig | None = None) -> None:
         self.config = config or RoutingBanditConfig()
         self._trials: dict[str, _Trial] = {}
+        self._priors: dict[tuple[int, ...], list[ArmPrior]] = {}
+
+    # --- what it has learnt ---------------------------------------------------------------------------
+    def learnt_state(self) -> RoutingBanditState:
+        return RoutingBanditState(
+            jobs={
+                job: TrialState(
+                    context=_name(trial.context),
+                    arm=trial.arm,
+                    steps=trial.steps,
+                    seconds=list(trial.seconds),
+                    declined=trial.declined,
+                    bandits={_name(context): bandit.as_data() for context, bandit in trial.bandits.items()},
+                )
+                for job, trial in list(self._trials.items())[-MOST_JOBS:]
+            },
+            priors={
+                _name(context): [(prior.ratio, prior.weight) for prior in priors]
+                for context, priors in list(self._priors.items())[-MOST_CONTEXTS:]
+            },
+        )
+
+    def restore(self, state: Any) -> None:
+        known = _STATE.validate_python(state)
+        if any(len(priors) != len(TILTS) for priors in known["priors"].values()):
+            raise ValueError(f"priors of another number of arms than {len(TILTS)}")
+        priors = {_context(name): [ArmPrior(*one) for one in arms] for name, arms in known["priors"].items()}
+        trials: dict[str, _Trial] = {}
+        for job, kept in known["jobs"].items():
+            if not 0 <= kept["arm"] < len(TILTS):
+                raise ValueError(f"there is no arm {kept['arm']}")
+            trial = trials[job] = _Trial(
+                speeds=self._trials[job].speeds if job in self._trials else {},
+                context=_context(kept["context"]),
+                arm=kept["arm"],
+                steps=kept["steps"],
+                seconds=list(kept["seconds"]),
+                declined=kept["declined"],
+            )
+            for name, bandit in kept["bandits"].items():
+                context = _context(name)
+                trial.bandits[context] = self._new_bandit(priors.get(context, ()))
+                trial.bandits[context].restore(bandit)
+        self._trials, self._priors = trials, priors
+
+    def _remember(self, trial: _Trial) -> None:
+        """Adds what an ended job has shown to the priors; older jobs count less."""
+        for context, bandit in trial.bandits.items():
+            before = self._priors.pop(context, [ArmPrior(1.0, 0.0)] * len(TILTS))
+            self._priors[context] = [
+                _joined(old, new) for old, new in zip(before, bandit.ratios(), strict=True)
+            ]
+        while len(self._priors) > MOST_CONTEXTS:
+            del self._priors[next(iter(self._priors))]
 
     # --- events ---------------------------------------------------------------------------------------
     def on_instance_sample(self, sample: InstanceSample, at: float) -> None:
@@ -86,7 +171,9 @@ class RoutingBandit(Policy):
 
     def on_job_event(self, event: JobEvent, at: float) -> None:
         if event.state in ENDED:
-            self._trials.pop(event.job, None)
+            ended = self._trials.pop(event.job, None)
+            if ended is not None:
+                self._remember(ended)
             return
         if event.kind in ("fault", "recovery", "instances"):
             trial = self._trials.get(event.job)
@@ -111,9 +198,12 @@ class RoutingBandit(Policy):
         trial.context, trial.steps, trial.seconds, trial.declined = context, 0, [], False
 
     def _bandit(self, trial: _Trial, context: tuple[int, ...]) -> ConservativeBandit:
-        return trial.bandits.setdefault(
-            context, ConservativeBandit(arms=len(TILTS), margin=self.config.margin)
-        )
+        if context not in trial.bandits:
+            trial.bandits[context] = self._new_bandit(self._priors.get(context, ()))
+        return trial.bandits[context]
+
+    def _new_bandit(self, prior: Sequence[ArmPrior]) -> ConservativeBandit:
+        return ConservativeBandit(arms=len(TILTS), margin=self.config.margin, prior=tuple(prior))
 
     # --- suggestions ----------------------------------------------------------------------------------
     def decide(self, view: JobView, now: float) -> Suggestions:
@@ -148,6 +238,24 @@ class RoutingBandit(Policy):
             confidence=0.6,
             valid_s=self.config.valid_s,
         )
+
+
+def _joined(old: ArmPrior, new: ArmPrior) -> ArmPrior:
+    """Both together; the old one has faded, and no prior counts more than `MOST_WEIGHT` observations."""
+    faded = FADES * old.weight
+    weight = faded + new.weight
+    if weight <= 0:
+        return ArmPrior(1.0, 0.0)
+    return ArmPrior((faded * old.ratio + new.weight * new.ratio) / weight, min(weight, MOST_WEIGHT))
+
+
+def _name(context: tuple[int, ...]) -> str:
+    """A context as one text: `0,2`."""
+    return ",".join(map(str, context))
+
+
+def _context(name: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in name.split(",")) if name else ()
 
 
 def tilted(service_ms: Floats, power: float) -> Floats:

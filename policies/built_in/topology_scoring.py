@@ -10,7 +10,7 @@ job's algorithm measures times itself (ADR-0016).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from policies.built_in.stage_weights import (
 )
 from policies.kit.view import InstanceView, JobView
 from policies.numerics.features import Floats, shares
-from policies.numerics.path_scoring import PathScoring, trained
+from policies.numerics.path_scoring import PathScoring, of_data, trained
 from policies.numerics.path_split import Paths, paths_of
 from schemas.policy import PolicySuggestion
 
@@ -57,18 +57,38 @@ def stage_paths(transfer_ms: Floats, service_ms: Floats, *, free_ms: float = 1e-
     return paths_of(capacity, routes)
 
 
+def hop_of(view: JobView, stage: int, now: float, half_life_s: float = 10.0) -> tuple[Paths, Floats] | None:
+    """The hop into a stage as a network, and the senders' demands; None where it is not measured yet."""
+    receivers, senders = view.stage(stage, now, samples=3), view.stage(stage - 1, now)
+    if len(receivers) < 2 or not senders:
+        return None
+    service_ms = view.mean("service_ms", [receiver.sid for receiver in receivers], half_life_s)
+    return stage_paths(_transfers(view, senders, receivers), service_ms), _demand(view, senders)
+
+
 class TopologyScoring(StageWeightsPolicy):
     """Weights by `path_scoring` over the measured links between two stages and the devices behind them."""
 
     config: TopologyScoringConfig
     name: ClassVar[str] = "topology-scoring"
     version: ClassVar[str] = "1"
+    state_version: ClassVar[int] = 1
 
     def __init__(
         self, config: TopologyScoringConfig | None = None, scoring: PathScoring | None = None
     ) -> None:
         self.config = config or TopologyScoringConfig()
         self.scoring = scoring or trained()
+        self._own: dict[str, Any] | None = None
+
+    def learnt_state(self) -> dict[str, Any]:
+        """The weights of a network that was trained in this mesh; none: those that it comes with."""
+        return {"network": self._own}
+
+    def restore(self, state: Any) -> None:
+        network = state["network"]
+        self.scoring = trained() if network is None else of_data(network)
+        self._own = network
 
     def decide_stage(self, view: JobView, stage: int, now: float) -> PolicySuggestion | None:
         config = self.config

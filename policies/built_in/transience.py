@@ -10,10 +10,14 @@ fences and replaces them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
 
 from policies.kit.policy import Policy, Suggestions
 from policies.kit.view import InstanceView, JobView
+from policies.numerics.drift import ErrorDrift, ErrorDriftState
 from policies.numerics.outages import Flapping, OutageHistory
 from schemas.job import ENDED, JobEvent
 from schemas.policy import PolicySuggestion
@@ -21,6 +25,8 @@ from schemas.task_graph import is_data
 from schemas.telemetry import InstanceSample
 
 KIND = "silence"
+WORTH_KEEPING = 0.1
+"""Penalty from which an instance is remembered over a restart of the module."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,16 +53,64 @@ class _InstanceRecord:
     flapping: Flapping = field(default_factory=Flapping)
 
 
+class TransienceState(TypedDict):
+    """What it learnt, as plain data.
+
+    `flapping`: job, SID, incarnation, last sample, penalty, since, avoided.
+    """
+
+    outages: dict[str, list[float]]
+    errors: ErrorDriftState
+    flapping: list[tuple[str, str, str, float, float, float, bool]]
+
+
+_STATE = TypeAdapter(TransienceState)
+
+
 class Transience(Policy):
     """Avoids instances that are silent for too long or repeatedly."""
 
     name: ClassVar[str] = "transience"
     version: ClassVar[str] = "1"
+    state_version: ClassVar[int] = 1
 
     def __init__(self, config: TransienceConfig | None = None) -> None:
         self.config = config or TransienceConfig()
         self.outages = OutageHistory(self.config.price_s)
+        self._lengths = ErrorDrift()
         self._records: dict[tuple[str, str], _InstanceRecord] = {}
+
+    def learnt_state(self) -> TransienceState:
+        """How long outages lasted, and which instances fell silent again and again."""
+        return TransienceState(
+            outages=self.outages.as_data(),
+            errors=self._lengths.as_data(),
+            flapping=[
+                (job, sid, record.incarnation, record.at, *record.flapping.as_data())
+                for (job, sid), record in sorted(self._records.items())
+                if record.flapping.penalty(record.at) >= WORTH_KEEPING
+            ],
+        )
+
+    def restore(self, state: Any) -> None:
+        known = _STATE.validate_python(state)
+        lengths = ErrorDrift()
+        lengths.restore(known["errors"])
+        self.outages.restore(known["outages"])
+        self._lengths = lengths
+        for record in self._records.values():
+            record.flapping = Flapping(self.config.half_life_s)
+        for job, sid, incarnation, at, penalty, since, shunned in known["flapping"]:
+            record = self._records.get((job, sid)) or _InstanceRecord(incarnation, at)
+            if record.incarnation == incarnation:
+                record.flapping = Flapping(self.config.half_life_s)
+                record.flapping.restore(penalty, since, shunned)
+                self._records[job, sid] = record
+
+    def drift(self) -> str:
+        if not self._lengths.drifted:
+            return ""
+        return f"outages last longer than they did, usually {self._lengths.usual:.1f} s"
 
     def on_instance_sample(self, sample: InstanceSample, at: float) -> None:
         record = self._records.get((sample.job, sample.sid))
@@ -67,6 +121,7 @@ class Transience(Policy):
         pause_s = at - record.at
         if pause_s > self.config.silent_s:
             self.outages.ended(KIND, pause_s)
+            self._lengths.add(pause_s)
             record.flapping.fell(at)
         record.flapping.trusted(at)
         record.at = max(record.at, at)

@@ -8,6 +8,7 @@ bus.
 - `policy`: the base class, its events and its helpers for suggestions.
 - `view`: what a policy sees of a job.
 - `engine`: events in, suggestions out, within limits.
+- `drift`: whether forecasts of changes fit what came of them.
 - `inference`, `store_reads`: requests to the policy's model and to instances' local stores.
 - `instance_store`, `graph_features`: a typed reader of local stores; a job's topology as matrices.
 """

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bus.subject_row import Subject
+from policies.kit.drift import LESS_SURE, ForecastWatch
 from policies.kit.inference import Inference, Inferred
 from policies.kit.policy import ALWAYS, INFERENCE, Policy
 from policies.kit.store_reads import StoreRead
 from policies.kit.view import JobView, Observations
 from schemas.base import Message
 from schemas.errors import BadInput
+from schemas.job import JobEvent
+from schemas.learnt_state import MOST_LEARNT_BYTES, canonical_json, digest_of, parsed_json
 from schemas.observation import Observation
 from schemas.policy import PolicySuggestion
 
@@ -96,6 +99,10 @@ class Output:
     reads: list[StoreRead] = field(default_factory=list)
     inferences: list[Inference] = field(default_factory=list)
     problems: list[PolicyProblem] = field(default_factory=list)
+    learnt: str | None = None
+    """The learnt state's JSON text, of which the suggestions name the digest; None: not asked for."""
+    drift: str = ""
+    """Why what the policy learnt no longer fits what happens; empty while it does."""
 
 
 class Engine:
@@ -119,6 +126,10 @@ class Engine:
         self._reported: set[tuple[str, str]] = set()
         self._allowance = float(config.burst)
         self._allowance_at = float("-inf")
+        self.folded_until = 0.0
+        """When the last event was received that was taken in; seconds since the epoch."""
+        self._forecasts = ForecastWatch(policy.name)
+        self._empty = self._packed() if policy.state_version else ""
 
     def rows(self) -> tuple[Subject, ...]:
         """All rows to subscribe to, each once."""
@@ -144,15 +155,45 @@ class Engine:
         self.suspended = ""
         self._errors_in_a_row = 0
 
+    # --- what it has learnt ---------------------------------------------------------------------------
+    def learnt(self, *, into: list[PolicyProblem]) -> str | None:
+        """The learnt state's JSON text; None if the policy keeps none, or an error of its was contained."""
+        if not self.policy.state_version:
+            return None
+        packed: str | None = self._contain("learnt_state", self._packed, into=into)
+        return packed
+
+    def restore(self, data: str) -> None:
+        """Goes on from a learnt state; an empty text stands for nothing learnt.
+
+        Raises:
+            ValueError: It does not fit, in one line. Nothing is learnt then.
+        """
+        try:
+            self.policy.restore(parsed_json(data or self._empty))
+        except Exception as error:  # a user's policy may raise anything
+            self.policy.restore(parsed_json(self._empty))
+            text = " ".join(str(error).split())[:300]
+            raise ValueError(f"{type(error).__name__}: {text}" if text else type(error).__name__) from None
+
+    def _packed(self) -> str:
+        packed = canonical_json(self.policy.learnt_state())
+        if len(packed.encode()) > MOST_LEARNT_BYTES:
+            raise ValueError(f"the learnt state has more than {MOST_LEARNT_BYTES} bytes")
+        return packed
+
     # --- events in, suggestions out -------------------------------------------------------------------
     def take(self, events: Iterable[Event | Result]) -> list[PolicyProblem]:
         """Adds events to the views and passes them to the policy's `on_<event>` methods."""
         problems: list[PolicyProblem] = []
         for event in events:
             self.counters.events += 1
+            self.folded_until = max(self.folded_until, event.at)
             if isinstance(event, Result):
                 self._take_result(event, into=problems)
                 continue
+            if isinstance(event.message, JobEvent):
+                self._forecasts.take(event.message)
             view = self.observations.take(event.message, event.at, id=event.id)
             if view is not None:
                 self._changed.add(view.job)
@@ -210,6 +251,8 @@ class Engine:
                 output.reads += self._requests("reads", StoreRead, view, now, into=output.problems)
                 if self.policy.has_model:
                     output.inferences += self._requests("infers", Inference, view, now, into=output.problems)
+        if output.suggestions:
+            output.learnt = self.learnt(into=output.problems)
         return output
 
     def ask(self, view: JobView, now: float, *, into: list[PolicyProblem]) -> list[PolicySuggestion]:
@@ -221,7 +264,30 @@ class Engine:
         if suggestions is None:
             return []
         self._errors_in_a_row = 0
-        return list(suggestions)
+        return self._completed(list(suggestions), into=into)
+
+    def _completed(
+        self, suggestions: list[PolicySuggestion], *, into: list[PolicyProblem]
+    ) -> list[PolicySuggestion]:
+        """The suggestions with the digest of the learnt state, less sure if that no longer fits."""
+        if not suggestions:
+            return suggestions
+        packed, drift = self.learnt(into=into), self.drift(into=into)
+        digest = "" if packed is None else digest_of(packed)
+        completed = []
+        for suggestion in suggestions:
+            update: dict[str, Any] = {"state": digest}
+            if drift:
+                update["confidence"] = round(LESS_SURE * suggestion.confidence, 3)
+                update["reason"] = f"{suggestion.reason}; less sure: {drift}"
+            completed.append(suggestion.model_copy(update=update))
+        return completed
+
+    def drift(self, *, into: list[PolicyProblem]) -> str:
+        """Why what the policy learnt or forecasts no longer fits what happens; empty while it does."""
+        own = self._contain("drift", self.policy.drift, into=into)
+        reasons = (own if isinstance(own, str) else "", self._forecasts.reason)
+        return "; ".join(reason for reason in reasons if reason)[:400]
 
     def _requests(
         self, method: str, kind: type[_Request], view: JobView, now: float, *, into: list[PolicyProblem]

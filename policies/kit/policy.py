@@ -15,7 +15,8 @@ in a process of its own; the results come to `on_inference`.
 
 `decide` is pure: its result depends on the view and on `now` alone, so that a replay of a recorded run gives
 the same suggestions. A policy may have attributes of its own if only `on_<event>` methods set them: after a
-crash the kit makes a new object and feeds it the recorded events again.
+crash the kit makes a new object and feeds it the recorded events of the last minutes again. What it learnt
+over a longer time is kept on the bus if it has a `state_version`, `learnt_state` and `restore` (ADR-0100).
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from schemas.actions import (
     Scale,
     SetAlgorithm,
     SetQueueOrder,
+    SetRate,
     SetWeights,
     SetWindow,
     scope_of,
@@ -57,7 +59,10 @@ Suggestions = PolicySuggestion | Sequence[PolicySuggestion] | None
 EVENTS: dict[str, Subject] = {
     row.name.replace(" ", "_"): row
     for row in subjects.SUBJECTS
-    if row.bucket is None and row.reply is None and row.receivers & {EntityKind.FUNCTIONAL_MODULE}
+    if row.bucket is None
+    and row.reply is None
+    and row.receivers & {EntityKind.FUNCTIONAL_MODULE}
+    and row is not subjects.LEARNT_STATE
 }
 """Event name → row: all rows that a functional module may subscribe to, by the table's own directions."""
 
@@ -85,11 +90,13 @@ class Policy:
         name: The module's name; one subject token. Several versions may run side by side.
         version: Any text; change it when decisions would differ.
         every_s: Seconds between two calls of `decide` for one job. Smaller reacts sooner, costs more.
+        state_version: Version of the form of `learnt_state`, from 1; 0: it keeps none.
     """
 
     name: ClassVar[str] = ""
     version: ClassVar[str] = "1"
     every_s: ClassVar[float] = 1.0
+    state_version: ClassVar[int] = 0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -117,6 +124,30 @@ class Policy:
     def reads(self, view: JobView, now: float) -> Sequence[StoreRead]:
         """Reads of local stores, asked for after `decide`; answers come to `on_store_rows`, or never."""
         return ()
+
+    def learnt_state(self) -> Any:
+        """What it has learnt, as plain data (dict, list, text, finite numbers), at most 256 KiB as JSON.
+
+        Only `on_<event>` methods change it, never `decide`: then a replay of the events gives the same state.
+        Pure; the kit calls it between other calls.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has a state_version, but no learnt_state method")
+
+    def restore(self, state: Any) -> None:
+        """Goes on from what `learnt_state` returned, in this process or another; replaces what it has learnt.
+
+        What it took in of the last minutes beside that (samples, members) stays. It raises any error, before
+        it changes anything, if the state does not fit.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has a state_version, but no restore method")
+
+    def drift(self) -> str:
+        """Why what it learnt no longer fits what happens, in words; empty while it does. Pure like `decide`.
+
+        While it says so, the kit halves the confidence of its suggestions, and tells the mesh.
+        `policies.numerics.drift.ErrorDrift` notices it with a stated rate of false alarms.
+        """
+        return ""
 
     def handler(self, row: Subject) -> Callable[[Message, float], None] | None:
         """The `on_<event>` method for this row, if the policy has one."""
@@ -173,21 +204,28 @@ class Policy:
         stage: int,
         weights: Mapping[str, float],
         *,
+        forecast: Forecast | None = None,
         reason: str,
         confidence: float = 0.8,
         valid_s: float = 60.0,
     ) -> PolicySuggestion:
         """Suggests to spread a stage's microbatches by these relative weights (SID → weight ≥ 0)."""
-        action = SetWeights(stage=stage, weights=dict(weights))
+        action = SetWeights(stage=stage, weights=dict(weights), forecast=forecast)
         return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
 
     def avoid(
-        self, view: JobView, sid: str, *, reason: str, confidence: float = 0.8, valid_s: float = 60.0
+        self,
+        view: JobView,
+        sid: str,
+        *,
+        forecast: Forecast | None = None,
+        reason: str,
+        confidence: float = 0.8,
+        valid_s: float = 60.0,
     ) -> PolicySuggestion:
         """Suggests to send nothing to this instance while the suggestion is valid."""
-        return self.suggest(
-            view, AvoidInstance(sid=sid), reason=reason, confidence=confidence, valid_s=valid_s
-        )
+        action = AvoidInstance(sid=sid, forecast=forecast)
+        return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
 
     def move(
         self,
@@ -261,6 +299,20 @@ class Policy:
     ) -> PolicySuggestion:
         """Suggests how many microbatches a sender may have open at one receiver of a stage."""
         action = SetWindow(stage=stage, in_flight=in_flight, forecast=forecast)
+        return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
+
+    def set_rate(
+        self,
+        view: JobView,
+        per_s: float,
+        forecast: Forecast,
+        *,
+        reason: str,
+        confidence: float = 0.8,
+        valid_s: float = 600.0,
+    ) -> PolicySuggestion:
+        """Suggests how many microbatches a second the first stage is sent at most, by all senders."""
+        action = SetRate(per_s=per_s, forecast=forecast)
         return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
 
     def set_algorithm(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from policies.numerics.features import Floats, Panel
+from schemas.actions import knob_of
 from schemas.base import Message
 from schemas.data_plane import MicrobatchNotice
 from schemas.job import ENDED, JobEvent, JobRecord, JobState
@@ -21,6 +22,7 @@ from schemas.policy import (
     AvoidInstance,
     ExpectFailures,
     MoveInstance,
+    NoAction,
     PolicyDecision,
     PolicySuggestion,
     SetWeights,
@@ -202,8 +204,10 @@ def topic(suggestion: PolicySuggestion) -> str:
             return "failures"
         case MoveInstance():
             return "move"
-        case _:
+        case NoAction():
             return "note"
+        case action:
+            return knob_of(action) or action.action
 
 
 class Observations:

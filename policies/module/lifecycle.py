@@ -60,6 +60,11 @@ class Lifecycle:
         self.now = self.now.model_copy(update={"jobs": jobs, "without": without})
         self._waiting.put_nowait(self.now)
 
+    def drifts(self, reason: str) -> None:
+        """Sets why what it learnt no longer fits, empty if it does; sent like a state."""
+        self.now = self.now.model_copy(update={"drift": reason})
+        self._waiting.put_nowait(self.now)
+
     async def acknowledged(self) -> None:
         """Returns once all states so far were acknowledged, or no orchestrator answered in time."""
         await self._waiting.join()

@@ -26,7 +26,7 @@ from bus.logs import get_logger
 from bus.mesh.registration import RegistrationClient
 from bus.messaging.handlers import Subscription
 from bus.wire.correlation import correlate
-from policies.kit.engine import Engine, EngineConfig, Event, Output, Result
+from policies.kit.engine import Engine, EngineConfig, Event, Output, PolicyProblem, Result
 from policies.kit.inference import Inferred
 from policies.kit.policy import Policy
 from policies.kit.store_reads import StoreReader
@@ -35,12 +35,14 @@ from policies.module.ingestion import Ingestion
 from policies.module.lifecycle import Lifecycle
 from policies.module.orders import Orders
 from policies.module.questions import ModuleQuestions
+from policies.module.state_keeper import StateKeeper, StateTimes
 from policies.scoring.scoreboard import NEEDS, Scoreboard
 from schemas import names
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, DmscError, Unavailable
+from schemas.learnt_state import LearntState
 from schemas.module_status import ModuleAnswer, ModuleQuestion, version_token
-from schemas.policy import ModuleLifecycle, ModuleState, PolicyScore, PolicySuggestion
+from schemas.policy import ModuleDrift, ModuleLifecycle, ModuleState, PolicyScore, PolicySuggestion
 from schemas.registry import Endpoint, InstanceState, ServiceRecord, owner_tag
 from schemas.store import StoreRows
 
@@ -89,6 +91,7 @@ class ModuleConfig:
     cluster: str = "mesh"
     engine: EngineConfig = field(default_factory=EngineConfig)
     inference: InferenceConfig = field(default_factory=InferenceConfig)
+    learnt: StateTimes = field(default_factory=StateTimes)
 
     def __post_init__(self) -> None:
         if self.queue < 1 or self.patience_s <= 0 or self.lifecycle_every_s <= self.answer_s:
@@ -132,6 +135,7 @@ class FunctionalModule:
         self._model = InferenceProcess(
             type(policy), self.config.inference, self._take_inference, self._inference_failed
         )
+        self._learnt_at = time.time()
         self._scoreboard = Scoreboard(policy.name, policy.version, self.engine.observations)
         self._scores: list[PolicyScore] = []
         self._stores = StoreReader(
@@ -140,6 +144,14 @@ class FunctionalModule:
         rows = tuple(dict.fromkeys((*self.engine.rows(), *NEEDS)))
         self._inbox = Ingestion(
             bus, policy, rows, self.config.queue, self.config.gather_s, self.engine.is_urgent, self._owner
+        )
+        self._keeper = StateKeeper(
+            bus,
+            policy,
+            self._owner,
+            self.config.learnt,
+            answer_s=self.config.answer_s,
+            hurry=self._inbox.hurry,
         )
         self._policy_lock = asyncio.Lock()
         self._thread: PolicyThread | None = None
@@ -162,6 +174,8 @@ class FunctionalModule:
                     try:
                         subscriptions += await self._inbox.subscribe()
                         subscriptions.append(await self._orders.serve())
+                        if self._keeper.enabled:
+                            subscriptions.append(await self._keeper.subscribe())
                         await self._rebuild(thread)
                         self._lifecycle.move(ModuleState.SHADOW if self.config.shadow else ModuleState.ACTIVE)
                         await self._questions.serve(active=not self.config.shadow)
@@ -177,7 +191,7 @@ class FunctionalModule:
                         await self._until_drained(tasks.create_task(self._work(thread)))
                     finally:
                         await self._stores.close()
-                        await self._drain(subscriptions)
+                        await self._drain(subscriptions, thread)
                         for helper in helpers:
                             helper.cancel()
         finally:
@@ -252,16 +266,36 @@ class FunctionalModule:
         self._inbox.hurry()  # the next round suspends the module
 
     async def _rebuild(self, thread: PolicyThread) -> None:
-        """Rebuilds the state from the streams' last minutes; without them it starts empty."""
+        """Rebuilds the state from what is kept and the streams' last minutes; without them it starts empty.
+
+        What was learnt replaces what the events before it would give again.
+        """
         events = await self._inbox.history(time.time() - self.config.history_s, self.config.answer_s)
-        problems = await thread.run(lambda: self.engine.take(events))
-        self._log(Output(problems=problems))
+        kept = await self._keeper.load() if self._keeper.enabled else None
+        self._log(Output(problems=await thread.run(lambda: self._take_history(events, kept))))
         log.info(
             "state rebuilt",
             module=self._policy.name,
             events=len(events),
             jobs=len(self.engine.observations.jobs),
         )
+
+    def _take_history(self, events: list[Event], kept: LearntState | None) -> list[PolicyProblem]:
+        if kept is None or not self._restore(kept):
+            return self.engine.take(events)
+        problems = self.engine.take(event for event in events if event.at <= kept.through)
+        self._restore(kept)  # those events are in it already
+        self._keeper.restored(kept)
+        return problems + self.engine.take(event for event in events if event.at > kept.through)
+
+    def _restore(self, state: LearntState) -> bool:
+        """Has the policy go on from a kept state; False if it does not fit."""
+        try:
+            self.engine.restore(state.data)
+        except ValueError as error:
+            self._keeper.refuse(state, str(error))
+            return False
+        return True
 
     # --- decisions ------------------------------------------------------------------------------------
     async def _work(self, thread: PolicyThread) -> None:
@@ -272,20 +306,23 @@ class FunctionalModule:
             await self._inbox.until_worth_a_round(lambda: self.engine.due(time.time()))
             await asyncio.sleep(self.config.round_s - (time.monotonic() - started_at))
             started_at = time.monotonic()
-            events = self._inbox.drained()
+            events, replaced = self._inbox.drained(), self._keeper.take_pending()
             now = time.time()
             async with self._policy_lock:
                 try:
                     async with asyncio.timeout(self.config.patience_s):
-                        output = await thread.run(lambda: self._round(events, now))  # noqa: B023 (awaited here)
+                        output = await thread.run(lambda: self._round(events, replaced, now))  # noqa: B023 (awaited here)
                 except TimeoutError:
                     self._orders.hang = f"its code has not returned for {self.config.patience_s:g} s"
                     self._suspend(f"suspended: {self._orders.hang}")
                     await asyncio.get_running_loop().create_future()  # waits for the end: the thread is lost
                 self._log(output)
+                if output.learnt is not None:  # before the suggestions that name its digest
+                    await self._keeper.keep(output.learnt, self.engine.folded_until)
                 for suggestion in output.suggestions:
                     await self._publish(suggestion)
                 await self._publish_scores()
+                await self._tell_drift(output.drift)
                 self._stores.start(output.reads)
                 self._model.start(output.inferences)
 
@@ -297,11 +334,18 @@ class FunctionalModule:
             working.cancel()
             drained.cancel()
 
-    def _round(self, events: list[Event | Result], now: float) -> Output:
+    def _round(self, events: list[Event | Result], replaced: LearntState | None, now: float) -> Output:
+        if replaced is not None and self._restore(replaced):
+            self._keeper.restored(replaced)
         self._scoreboard.take(events)
         problems = self.engine.take(events)
         output = self.engine.decide(now)
+        if output.learnt is None and now - self._learnt_at >= self.config.learnt.every_s:
+            output.learnt = self.engine.learnt(into=output.problems)
+        if output.learnt is not None:
+            self._learnt_at = now
         self._scores = self._scoreboard.settle(now, shadow=self.state is ModuleState.SHADOW)
+        output.drift = self.engine.drift(into=output.problems)
         return replace(output, problems=problems + output.problems)
 
     async def _publish(self, suggestion: PolicySuggestion) -> None:
@@ -319,6 +363,22 @@ class FunctionalModule:
         now = time.time()
         self.engine.published(suggestion, id, now)
         self._scoreboard.follow(suggestion, id, now)
+
+    async def _tell_drift(self, reason: str) -> None:
+        """Tells the mesh that what it learnt no longer fits what happens, or does again."""
+        if bool(reason) == bool(self._lifecycle.now.drift):
+            return
+        log.warning("drift", module=self._policy.name, drifted=bool(reason), reason=reason)
+        self._lifecycle.drifts(reason)
+        drift = ModuleDrift(
+            owner=self._owner,
+            module=self._policy.name,
+            version=self._policy.version,
+            drifted=bool(reason),
+            reason=reason,
+        )
+        with contextlib.suppress(DmscError):  # the lifecycle carries it as well
+            await self._bus.publish(subjects.MODULE_DRIFT, drift, owner=self._owner, module=self._policy.name)
 
     async def _publish_scores(self) -> None:
         """Publishes the scores of earlier suggestions; a score that can't be sent is lost."""
@@ -363,9 +423,13 @@ class FunctionalModule:
         owner = (owner_tag(self.config.owner),) if self.config.owner else ()
         return (("shadow",) if shadow else ()) + owner
 
-    async def _drain(self, subscriptions: list[Subscription]) -> None:
+    async def _drain(self, subscriptions: list[Subscription], thread: PolicyThread) -> None:
         with contextlib.suppress(TimeoutError, DmscError):
             async with asyncio.timeout(self.config.drain_s):
+                if self._keeper.enabled and not self._orders.hang:
+                    learnt = await thread.run(lambda: self.engine.learnt(into=[]))
+                    if learnt is not None:
+                        await self._keeper.keep(learnt, self.engine.folded_until)
                 if self.state is not ModuleState.DRAINING:
                     self._lifecycle.move(ModuleState.DRAINING)
                 await self._questions.stop()

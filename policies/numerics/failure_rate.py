@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import TypedDict
 
 Floats = npt.NDArray[np.float64]
 
@@ -31,6 +32,15 @@ expectation: a component near the expectation, and ever less likely ones, each f
 Gamma would keep an expectation of days through a dozen failures within an hour."""
 KEPT = 120
 """Most hypotheses (time of the last change, prior); the least likely are dropped."""
+
+
+class FailureRateState(TypedDict):
+    """A failure rate as plain data; of each hypothesis: log weight, prior, failures and seconds since."""
+
+    expected_s: float
+    since_s: float
+    failures: int
+    hypotheses: list[tuple[float, float, float, float]]
 
 
 @dataclass(slots=True)
@@ -69,6 +79,26 @@ class FailureRate:
         self._count, self._observed_s = np.append(count, zeros), np.append(observed_s, zeros)
         self._faster = np.append(faster, FASTER)
         self.since_s, self.failures = max(self.since_s, at_s), self.failures + 1
+
+    def as_data(self) -> FailureRateState:
+        columns = (self._log_weight, self._faster, self._count, self._observed_s)
+        rows = np.stack(columns, axis=1).tolist()
+        return FailureRateState(
+            expected_s=self.expected_s,
+            since_s=self.since_s,
+            failures=self.failures,
+            hypotheses=[tuple(row) for row in rows],
+        )
+
+    @classmethod
+    def of_data(cls, state: FailureRateState) -> FailureRate:
+        """Goes on from what `as_data` returned. Raises `ValueError` if it holds no hypothesis."""
+        if not 0 < len(state["hypotheses"]) <= KEPT or state["expected_s"] <= 0:
+            raise ValueError(f"a failure rate with {len(state['hypotheses'])} hypotheses")
+        rate = cls(state["expected_s"], state["since_s"], state["failures"])
+        columns = np.array(state["hypotheses"], dtype=np.float64).T
+        rate._log_weight, rate._faster, rate._count, rate._observed_s = (column.copy() for column in columns)
+        return rate
 
     def between_s(self, now_s: float) -> float:
         """Seconds between two failures to expect now: 1 / the mean of the rate."""

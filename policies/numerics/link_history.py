@@ -7,19 +7,29 @@ last figures hold.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import ClassVar
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from policies.numerics.features import Floats
 from schemas.telemetry import InstanceSample
 
 SILENT_STEPS = 12
 """Steps without a report after which a link is left out."""
+DIGITS = 4
+"""Decimals of the milliseconds that are remembered: a tenth of a microsecond, far below what clocks tell."""
 Link = tuple[str, str]
 """Sender and receiver."""
+
+
+class LinksOfJob(TypedDict):
+    """The links of one job as plain data: each with sender, receiver, slots and milliseconds."""
+
+    incarnations: dict[str, str]
+    links: list[tuple[str, str, list[int], list[float]]]
 
 
 class LinkHistory:
@@ -54,12 +64,50 @@ class LinkHistory:
             series = links.setdefault((sample.sid, link_sample.peer), deque(maxlen=self._steps))
             if series and series[-1][0] == slot:
                 series.pop()
-            series.append((slot, transfer_ms))
+            series.append((slot, round(transfer_ms, DIGITS)))
 
     def forget(self, job: str) -> None:
         """Drops an ended job."""
         self._jobs.pop(job, None)
         self._incarnations.pop(job, None)
+
+    def as_data(self, most: int) -> dict[str, LinksOfJob]:
+        """All series, as plain data; of more than `most` figures those of the slowest links."""
+        series = [
+            (-values[-1][1], job, link, values)
+            for job, links in self._jobs.items()
+            for link, values in links.items()
+        ]
+        state: dict[str, LinksOfJob] = {
+            job: LinksOfJob(incarnations=dict(incarnations), links=[])
+            for job, incarnations in self._incarnations.items()
+        }
+        count = 0
+        for _, job, link, values in sorted(series, key=lambda item: item[:3]):
+            count += len(values)
+            if count > most:
+                break
+            slots, times = zip(*values, strict=True)
+            state[job]["links"].append((*link, list(slots), list(times)))
+        for links in state.values():
+            links["links"].sort()
+        return state
+
+    def restore(self, state: Mapping[str, LinksOfJob]) -> None:
+        """Goes on from what `as_data` returned.
+
+        Raises:
+            ValueError: A series has no figures, or they are not in order.
+        """
+        jobs: dict[str, dict[Link, deque[tuple[int, float]]]] = {}
+        for job, of_job in state.items():
+            links = jobs.setdefault(job, {})
+            for sender, receiver, slots, times in of_job["links"]:
+                if not slots or len(slots) != len(times) or any(np.diff(slots) <= 0) or min(times) < 0:
+                    raise ValueError(f"the figures of {sender} → {receiver} are out of order")
+                links[sender, receiver] = deque(zip(slots, times, strict=True), maxlen=self._steps)
+        self._jobs = jobs
+        self._incarnations = {job: dict(of_job["incarnations"]) for job, of_job in state.items()}
 
     def links(self, job: str, until: int, steps: int, most: int) -> list[Link]:
         """Links with figures for the last `steps` slots up to `until`, in order; at most the `most` slowest.

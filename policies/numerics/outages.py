@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -66,6 +67,16 @@ class OutageHistory:
         """Records an outage that ended after `seconds`, or has lasted `price_s` or longer."""
         history = self._seconds.setdefault(kind, deque(maxlen=REMEMBERED))
         history.append(min(max(seconds, SHORTEST), self.price_s))
+
+    def as_data(self) -> dict[str, list[float]]:
+        """Seconds of the remembered outages by kind, as plain data."""
+        return {kind: list(seconds) for kind, seconds in self._seconds.items()}
+
+    def restore(self, state: Mapping[str, Sequence[float]]) -> None:
+        """Goes on from what `as_data` returned. Raises `ValueError` for an outage that can't have been."""
+        if any(not SHORTEST <= one <= self.price_s for seconds in state.values() for one in seconds):
+            raise ValueError(f"an outage is not within {SHORTEST:g}…{self.price_s:g} s")
+        self._seconds = {kind: deque(seconds, maxlen=REMEMBERED) for kind, seconds in state.items()}
 
     def patience_s(self, kind: str) -> float:
         """Seconds to wait before replacing; 0: replace at once."""
@@ -118,6 +129,14 @@ class Flapping:
     _penalty: float = 0.0
     _at: float = 0.0
     _shunned: bool = False
+
+    def as_data(self) -> tuple[float, float, bool]:
+        """Penalty, when it was so high, and whether it is avoided."""
+        return self._penalty, self._at, self._shunned
+
+    def restore(self, penalty: float, at: float, shunned: bool) -> None:
+        """Goes on from what `as_data` returned."""
+        self._penalty, self._at, self._shunned = penalty, at, shunned
 
     def fell(self, at: float) -> None:
         """Adds one more outage."""

@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -135,6 +136,39 @@ def from_tensors(tensors: Mapping[str, npt.NDArray[np.float32]]) -> PathScoring:
     return PathScoring(
         layers, float(np.exp(sharpness)), float(np.exp(step)), 1 / (1 + float(np.exp(-memory)))
     )
+
+
+def as_data(scoring: PathScoring) -> dict[str, Any]:
+    """The network as plain data; `of_data` gives the same network again."""
+    layers = [(matrix.tolist(), bias.tolist()) for matrix, bias in scoring.layers]
+    return {
+        "layers": layers,
+        "sharpness": scoring.sharpness,
+        "step": scoring.step,
+        "memory": scoring.memory,
+    }
+
+
+def of_data(data: Any) -> PathScoring:
+    """The network of `as_data`.
+
+    Raises:
+        ValueError: It has another form, or a weight is not finite.
+    """
+    try:
+        layers = tuple(
+            (np.array(matrix, dtype=np.float32), np.array(bias, dtype=np.float32))
+            for matrix, bias in data["layers"]
+        )
+        dynamics = tuple(float(data[name]) for name in ("sharpness", "step", "memory"))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"no network of path scoring: {error}") from None
+    widths = [FEATURES, *(len(bias) for _, bias in layers)]
+    fits = [matrix.shape == (len(bias), widths[at]) for at, (matrix, bias) in enumerate(layers)]
+    finite = all(np.isfinite(part).all() for layer in layers for part in (*layer, np.array(dynamics)))
+    if len(layers) != 3 or widths[-1] != 2 or not all(fits) or not finite or not 0 <= dynamics[2] <= 1:
+        raise ValueError("no network of path scoring: layers do not fit, or a weight is not finite")
+    return PathScoring(layers, *dynamics)
 
 
 @cache

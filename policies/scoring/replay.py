@@ -7,6 +7,10 @@ same policy give the same suggestions, in any process, on any machine.
 A policy's model computes in this process and answers at once. A record can't give answers of local stores
 (`reads` are counted, not answered), nor the effects of this policy's suggestions: its events happened under
 the decisions of the recorded run.
+
+What the policy had learnt is in the record as well: each recorded state of its version replaces what the
+replay folded until then, so that a module's restart, or a state that a person published, has the effect that
+it had. Another version of the same schema begins with the first recorded state, and learns on by itself.
 """
 
 from __future__ import annotations
@@ -16,11 +20,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from bus.subjects import POLICY_DECISION
+from bus.subjects import LEARNT_STATE, POLICY_DECISION
 from policies.kit.engine import Engine, EngineConfig, Event, PolicyProblem, Result
 from policies.kit.inference import Inference, Inferred
 from policies.kit.policy import Policy
 from policies.kit.view import JobView
+from schemas.learnt_state import LearntState
 from schemas.policy import PolicyDecision, PolicySuggestion
 
 Answer = Callable[[PolicySuggestion, str, float, JobView], PolicyDecision | None]
@@ -48,11 +53,13 @@ class PolicyReplay:
         self, policy: Policy, config: EngineConfig | None = None, *, answer: Answer = silent
     ) -> None:
         self.engine = Engine(policy, config or EngineConfig())
-        self.rows = frozenset(self.engine.rows())
+        states = (LEARNT_STATE,) if policy.state_version else ()
+        self.rows = frozenset((*self.engine.rows(), *states))
         """Rows of the events to feed; others need not even be read."""
         self.suggestions: list[Replayed] = []
         self.problems: list[PolicyProblem] = []
         self.unanswered_reads = 0
+        self._has_state = False
         self._answer = answer
         self._now = -math.inf
         self._inference_count = 0
@@ -73,10 +80,29 @@ class PolicyReplay:
         if event.row in self.rows:
             self._decide_until(event.at)
             self._now = max(self._now, event.at)
+            if isinstance(event.message, LearntState):
+                self._restore(event.message)
+                return self.suggestions[count:]
             self.problems += self.engine.take([event])
             if self.engine.due(self._now) == 0:
                 self._decide(self._now)
         return self.suggestions[count:]
+
+    def _restore(self, state: LearntState) -> None:
+        """Goes on from a recorded state, if it is one of this policy."""
+        policy = self.engine.policy
+        own = state.version == policy.version
+        if state.module != policy.name or (self._has_state and not own):
+            return
+        try:
+            if state.damage or state.schema_version != policy.state_version:
+                raise ValueError(state.damage or f"schema version {state.schema_version}")
+            self.engine.restore(state.data)
+        except ValueError as error:
+            text = f"recorded state {state.revision} of version {state.version} does not fit: {error}"
+            self.problems.append(PolicyProblem(where="restore", text=text))
+            return
+        self._has_state = True
 
     def _decide_until(self, at: float) -> None:
         """Makes the decisions that fell due between the previous event and this one."""

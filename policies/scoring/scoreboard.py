@@ -27,12 +27,24 @@ from policies.scoring.scores import (
     avoidance_worth,
     change_worth,
     checkpoint_worth,
+    failures_worth,
     move_worth_by_model,
+    premise_worth,
     weights_worth,
 )
-from schemas.actions import CheckpointNow, Migrate, Recut, Scale, SetAlgorithm, SetWindow, forecast_of
+from schemas.actions import (
+    CheckpointNow,
+    ExpectFailures,
+    Migrate,
+    Recut,
+    Scale,
+    SetAlgorithm,
+    SetRate,
+    SetWindow,
+    forecast_of,
+)
 from schemas.base import Message
-from schemas.changes import OPEN_CHANGES, Forecast, JobChange
+from schemas.changes import OPEN_CHANGES, Forecast, JobChange, JobObjective
 from schemas.fault import FaultVerdict
 from schemas.job import ENDED, JobEvent
 from schemas.policy import (
@@ -47,6 +59,9 @@ from schemas.registry import InstanceState
 
 NEEDS: tuple[Subject, ...] = (FAULT_VERDICT,)
 """Rows that scoring takes in besides those of every module."""
+
+MOST_STEPS = 64
+"""Steps whose times are remembered of each suggestion."""
 
 OVER = frozenset({InstanceState.FAULTED, InstanceState.GONE})
 
@@ -65,7 +80,10 @@ class ScoreboardConfig:
     """A suggestion that was followed for a shorter time, because its job ended, is not scored."""
 
     move_s: float = 600.0
-    """Most seconds to wait for the effect of a move that is carried out."""
+    """Most seconds to wait for the effect of a change that is carried out, and for expected failures."""
+
+    usual_failure_s: float = 14 * 86_400.0
+    """Seconds between two failures of an instance, if nothing is known of it."""
 
     faults_kept: int = 256
     """Most faults remembered per job, in case the module avoids instances later."""
@@ -83,6 +101,8 @@ class _OpenSuggestion:
     adopted: bool = False
     fault: str = ""
     change: JobChange | None = None
+    steps_s: list[float] = field(default_factory=list)
+    failures: int = 0
     ended: bool = False
 
 
@@ -117,7 +137,9 @@ class Scoreboard:
         for entry in self._open:
             if entry.view is view and topic(entry.suggestion) == topic(suggestion):
                 entry.until = min(entry.until, max(at, entry.at + self._config.least_s))
-        until = at + min(suggestion.valid_s, self._config.horizon_s)
+        failures = isinstance(suggestion.action, ExpectFailures)
+        horizon_s = self._config.move_s if failures else self._config.horizon_s
+        until = at + min(suggestion.valid_s, horizon_s)
         self._open.append(_OpenSuggestion(at=at, id=id, suggestion=suggestion, view=view, until=until))
         if isinstance(suggestion.action, AvoidInstance):
             self._faults.setdefault(suggestion.job, _Faults()).avoiding = True
@@ -148,6 +170,10 @@ class Scoreboard:
     def _take_job_event(self, entry: _OpenSuggestion, event: JobEvent, at: float) -> None:
         if event.change is not None and at >= entry.at and _is_of(event.change, entry.suggestion):
             entry.change = event.change
+        if at <= entry.until:
+            entry.failures += event.kind == "recovery"
+            if event.result is not None and len(entry.steps_s) < MOST_STEPS:
+                entry.steps_s.append(event.result.step_s)
         if event.state in ENDED:
             entry.ended, entry.until = True, min(entry.until, at)
 
@@ -202,11 +228,12 @@ class Scoreboard:
 
     def _score(self, entry: _OpenSuggestion) -> PolicyScore:
         suggestion = entry.suggestion
-        worth = self._worth(entry)
+        worth, forecast = self._worth(entry), forecast_of(suggestion.action)
         return self._policy_score(
             job=suggestion.job,
             suggestion=entry.id,
             action=suggestion.action.action,
+            objective=forecast.objective if forecast is not None else JobObjective.TIME,
             at=entry.at,
             step=suggestion.input_revision,
             confidence=suggestion.confidence,
@@ -243,10 +270,13 @@ class Scoreboard:
                 return move_worth_by_model(forecast, stages, sid, stage, microbatches)
             case CheckpointNow():
                 return checkpoint_worth(entry.fault)
+            case ExpectFailures(between_s=between_s):
+                usual_s = self._config.usual_failure_s / max(1, len(entry.view.instances))
+                return failures_worth(between_s, usual_s, entry.until - entry.at, entry.failures)
         if (promised := forecast_of(action)) is not None:
             if entry.change is not None:
                 return _measured(promised, entry.change)
-            return Worth(None, "not carried out: nothing was measured")
+            return premise_worth(promised, entry.steps_s)
         return Worth(None, f"there is no score for {action.action}")
 
 
@@ -265,6 +295,8 @@ def _is_of(change: JobChange, suggestion: PolicySuggestion) -> bool:
             return change.kind == "recut"
         case SetWindow(stage=stage):
             return (change.kind, change.to_stage) == ("window", stage)
+        case SetRate():
+            return change.kind == "rate"
         case SetAlgorithm():
             return change.kind == "algorithm"
     return False

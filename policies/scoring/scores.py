@@ -20,6 +20,9 @@ TOLERANCE = 0.01
 SLOW = 1.5
 """An instance that takes this many times its peers' median was rightly avoided."""
 
+LEAST_STEPS = 3
+"""Steps that must be measured for a change that was not carried out to be scored."""
+
 Z = 1.96
 """Standard score of a 95 % interval."""
 
@@ -109,6 +112,45 @@ def change_worth(forecast: Forecast, carried_out: JobChange | None) -> Worth | N
             text = f"a step took {before:.3f} s, then {after:.3f} s; {forecast_text}"
             return Worth(_part(gain, forecast.saving), text)
     return None
+
+
+def premise_worth(forecast: Forecast, steps_s: Sequence[float]) -> Worth:
+    """Scores a change that was not carried out by the steps that followed without it.
+
+    What it would have brought is not known; but whether there was anything to gain is. The gain is what the
+    forecast step would have saved of the measured ones: 1 if they took as long as the forecast says without
+    the change, 0.5 if they were as short without it, less if shorter. It leans on the forecast's time after.
+
+    Args:
+        forecast: The forecast of the suggestion.
+        steps_s: Measured seconds of the steps while it was valid.
+    """
+    if len(steps_s) < LEAST_STEPS:
+        return Worth(None, f"not carried out, and {len(steps_s)} steps were measured: too few")
+    measured = median(steps_s)
+    gain = forecast.measured_saving(measured, forecast.step_after_s)
+    text = (
+        f"not carried out; a step took {measured:.3f} s, {forecast.step_before_s:.3f} s were forecast "
+        f"without it and {forecast.step_after_s:.3f} s with it"
+    )
+    return Worth(_part(gain, forecast.saving), text)
+
+
+def failures_worth(between_s: float, usual_s: float, seconds: float, failures: int) -> Worth:
+    """Scores an expectation of failures by what came, beside the usual one: L / (L + L₀) of Poisson's.
+
+    Args:
+        between_s: Seconds between failures as suggested.
+        usual_s: The same, if nothing is known of the job.
+        seconds: For how long it was followed.
+        failures: Failures of the job in that time.
+    """
+    if seconds <= 0 or between_s <= 0:
+        return Worth(None, "not followed for long enough")
+    ratio = failures * math.log(usual_s / between_s) - seconds / between_s + seconds / usual_s
+    score = 1 / (1 + math.exp(-max(-40.0, min(40.0, ratio))))
+    text = f"{failures} failures in {seconds:.0f} s, one every {between_s:.0f} s was expected"
+    return Worth(score, text)
 
 
 def checkpoint_worth(fault: str) -> Worth:

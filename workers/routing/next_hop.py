@@ -21,6 +21,7 @@ from schemas.errors import DmscError
 from schemas.limits import ALIKE, MOST_MS
 from schemas.step import Member
 from workers.links.link_quality import LinkCost
+from workers.routing.admission import AdmissionPace
 from workers.routing.algorithms import balancer
 from workers.routing.balancers import UNMEASURED, Balancer, Candidate
 from workers.routing.expected_completion import TRIAL_PART
@@ -119,6 +120,7 @@ class Binder:
         self._stages: dict[int, _Stage] = {}
         self._outstanding: Counter[str] = Counter()
         self._fenced: set[tuple[str, str]] = set()
+        self._paces: dict[int, AdmissionPace] = {}  # of the stages whose rate is limited
         self._turn = 0
         self._highest = -1
 
@@ -128,12 +130,28 @@ class Binder:
         present = self._tables.get(table.stage)
         if present is None or present.router != table.router or table.revision >= present.revision:
             self._tables[table.stage] = table
+            self._limit(table.stage, table.admitted_per_s)
             if table.stage in self._stages:
                 self._take(table)
+
+    def _limit(self, stage: int, per_s: float) -> None:
+        pace = self._paces.get(stage)
+        if per_s <= 0:
+            self._paces.pop(stage, None)
+        elif pace is None:
+            self._paces[stage] = AdmissionPace(per_s, self._clock())
+        else:
+            pace.per_s = per_s
+
+    def pause_s(self, stage: int) -> float:
+        """How long the stage's admission rate holds the next microbatch back; 0: it does not."""
+        pace = self._paces.get(stage)
+        return 0.0 if pace is None else pace.pause_s(self._clock())
 
     def forget(self, stage: int) -> None:
         self._tables.pop(stage, None)
         self._stages.pop(stage, None)
+        self._paces.pop(stage, None)
 
     def _take(self, table: RouteTable) -> _Stage:
         stage = self._stages.get(table.stage)
@@ -189,7 +207,9 @@ class Binder:
 
     # --- binding and return -----------------------------------------------------------------------------
     def bind(self, stage: int, microbatch: int | None = None, waiting: int = 1) -> Member | None:
-        """Chooses the next hop at `stage` and counts it as open; None: wait for a window or a table.
+        """Chooses the next hop at `stage` and counts it as open.
+
+        None: wait for a window, for a table, or for `pause_s` seconds.
 
         Args:
             stage: Number of the next stage.
@@ -203,17 +223,21 @@ class Binder:
             if table is None:
                 return None
             state = self._take(table)
+        now, pace = self._clock(), self._paces.get(stage)
+        if pace is not None and pace.pause_s(now) > 0:
+            return None
         remaining: int | None = None
         if microbatch is not None and self._microbatches:
             if microbatch > self._highest:
                 self._highest = microbatch
             remaining = waiting + max(0, self._microbatches - 1 - self._highest)
-        now = self._clock()
         if now - state.reviewed_at >= self._config.review_s:
             self._review(state, now)
         chosen = state.balancer.choose(now, remaining)
         if chosen is None:
             return None
+        if pace is not None:
+            pace.admit(now)
         self._outstanding[chosen.sid] += 1
         self._turn += 1
         chosen.used, chosen.used_at = self._turn, now

@@ -6,6 +6,7 @@ with the same result. This is the shell around `workers.transaction.data_machine
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -101,6 +102,7 @@ class EntryRuntime(HopRuntime):
         self.stall = StallClock()
         self.machine = DataMachine(self.member, epoch=self.epoch, binder=self.binder)
         self._travelling = [schema.name for schema in self.start.batch]
+        self._paused: asyncio.TimerHandle | None = None
 
     @property
     def step(self) -> int:
@@ -184,6 +186,18 @@ class EntryRuntime(HopRuntime):
     def run(self, effects: Iterable[Send]) -> None:
         for effect in effects:
             self.track(self._send(effect))
+        if self._paused is None and (pause_s := self.binder.pause_s(0)) > 0:
+            self._paused = asyncio.get_running_loop().call_later(pause_s, self._go_on)
+
+    def _go_on(self) -> None:
+        """The admission rate lets the next microbatch go."""
+        self._paused = None
+        self.run(self.machine.bind())
+
+    async def close(self) -> None:
+        if self._paused is not None:
+            self._paused.cancel()
+        await super().close()
 
     async def _send(self, send: Send) -> None:
         step, attempt, microbatch, evaluate = send.work

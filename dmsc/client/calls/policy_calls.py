@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dmsc.client.calls.access_calls import segment
 from dmsc.client.gateway_requests import Gateways
 from schemas.automation import AutomationStatus
+from schemas.learnt_state import LearntStates
 from schemas.module_status import ModuleAnswer, ModuleStatus
 from schemas.observation import Observation
 from schemas.pages import PolicyPage
@@ -74,6 +75,34 @@ class PolicyCalls:
         body = {"job": job, "version": version, "inputs": observations}
         path = f"/v1/policies/{segment(module)}/questions"
         return await self._gateways.ask_for(ModuleAnswer, "POST", path, body)
+
+    async def learnt_states(self, module: str, *, version: str | None = None) -> LearntStates:
+        """What the versions of a module have learnt, as it is kept on the bus."""
+        params = {} if version is None else {"version": version}
+        path = f"/v1/policies/{segment(module)}/state"
+        return await self._gateways.ask_for(LearntStates, "GET", path, params=params)
+
+    async def replace_learnt_state(
+        self,
+        module: str,
+        data: str | None,
+        *,
+        version: str | None = None,
+        schema_version: int = 1,
+        reason: str = "",
+    ) -> LearntStates:
+        """Replace what a module has learnt by `data` (canonical JSON), or by nothing (None).
+
+        A running module takes it over at once; the former state is put aside.
+        """
+        body = {
+            "version": version,
+            "data": data,
+            "schema_version": schema_version,
+            "reason": reason,
+        }
+        path = f"/v1/policies/{segment(module)}/state"
+        return await self._gateways.ask_for(LearntStates, "POST", path, body)
 
     async def observe(self, *observations: Observation) -> None:
         """Send observations from outside the mesh to functional modules."""

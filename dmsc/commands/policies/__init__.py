@@ -5,5 +5,7 @@ run. What becomes of a policy's suggestions is decided by the orchestrator, neve
 calls these modules.
 
 policy.py           `policy run`, `new`, `list`, `enable`, `disable`, `order`, `ask`
+learnt_state.py     `policy state`
+training.py         `policy train`
 policy_versions.py  `policy score`, `promote`, `rollback`, `plot`
 """

@@ -31,6 +31,9 @@ def score(
     module: Annotated[str | None, argument("[MODULE]", "A module's name (all modules).")] = None,
     run: RunOption = None,
     job: JobOption = None,
+    actions: Annotated[
+        bool, option("--actions", "One row for each kind of action and objective of a version.")
+    ] = False,
     bus: BusQuery = BusQuery(),
 ) -> None:
     """Show how good modules' suggestions were, given what happened afterwards, for all versions side by side.
@@ -41,9 +44,24 @@ def score(
 
     Example: dmsc policy score service-time-weights
     """
-    from dmsc.replay.present import SCORE_COLUMNS, score_rows, summary_json
+    from dmsc.replay.present import (
+        ACTION_COLUMNS,
+        SCORE_COLUMNS,
+        action_rows,
+        by_action,
+        score_rows,
+        summary_json,
+    )
 
     scores = _scores(run, module, job, bus)
+    if actions:
+        fields = ("module", "version", "action", "objective")
+        parts = [
+            {**dict(zip(fields, key, strict=True)), **summary_json(summary)}
+            for key, summary in by_action(scores.by_version).items()
+        ]
+        bus.show_table(parts, ACTION_COLUMNS, action_rows(scores.by_version))
+        return
     document = [
         {"module": key[0], "version": key[1], **summary_json(summary)}
         for key, summary in sorted(scores.by_version.items())

@@ -16,6 +16,7 @@ from entities.gateway.operations.backends import Backends
 from entities.gateway.operations.operation import Operation
 from schemas.automation import Automation, AutomationQuery, AutomationStatus, SwitchAutomation
 from schemas.errors import Ack, NoResponders, NotFound
+from schemas.learnt_state import DirectLearnt, LearntBody, LearntStates
 from schemas.module_status import (
     ACTIVE,
     ModuleAnswer,
@@ -79,6 +80,34 @@ class ModuleOperations:
         action, resource = ("mesh.change", "automation") if job is None else ("job.change", job)
         return self._backends.operation(
             action, resource, subjects.SWITCH_AUTOMATION, message, self._times.order_s
+        )
+
+    def learnt(self, module: str, version: str | None) -> Operation[LearntStates]:
+        """What a module has learnt, as it is kept."""
+
+        def message(access: AccessDecision) -> DirectLearnt:
+            return DirectLearnt(module=module, version=version, user=access.user)
+
+        return self._backends.operation(
+            "policy.ask", module, subjects.DIRECT_LEARNT, message, self._times.order_s
+        )
+
+    def replace_learnt(self, module: str, body: LearntBody) -> Operation[LearntStates]:
+        """Replaces what a module has learnt, by nothing or by a trained state."""
+
+        def message(access: AccessDecision) -> DirectLearnt:
+            return DirectLearnt(
+                module=module,
+                version=body.version,
+                reset=body.data is None,
+                data=body.data,
+                schema_version=body.schema_version,
+                reason=body.reason,
+                user=access.user,
+            )
+
+        return self._backends.operation(
+            "policy.write", module, subjects.DIRECT_LEARNT, message, self._times.order_s
         )
 
     def order(self, module: str, body: OrderBody) -> Operation[ModuleLifecycle]:

@@ -92,6 +92,7 @@ class PolicyDistribution:
         *,
         weights: tuple[int, Mapping[str, float]] | None = None,
         window: tuple[int, int] | None = None,
+        admitted_per_s: float | None = None,
         algorithm: str | None = None,
         entry_gateway: str | None = None,
         ended: bool = False,
@@ -112,6 +113,11 @@ class PolicyDistribution:
                 stage.model_copy(update={"window": window[1]}) if stage.stage == window[0] else stage
                 for stage in stages
             )
+        if admitted_per_s is not None:
+            stages = tuple(
+                stage.model_copy(update={"admitted_per_s": admitted_per_s}) if stage.stage == 0 else stage
+                for stage in stages
+            )
         policy = present.model_copy(
             update={
                 "revision": present.revision + 1,
@@ -128,6 +134,12 @@ class PolicyDistribution:
     def windows(self) -> dict[int, int]:
         """Of each stage, as `StagePolicy.window`."""
         return {stage.stage: stage.window for stage in self.policy.stages} if self.policy else {}
+
+    @property
+    def admitted_per_s(self) -> float:
+        """Microbatches a second that the first stage is sent at most; 0: no limit."""
+        stages = self.policy.stages if self.policy else ()
+        return next((stage.admitted_per_s for stage in stages if stage.stage == 0), 0.0)
 
     def refer(self, reason: str, reference_ms: Mapping[int, float]) -> None:
         """Issues the next revision: stages have other layers, which take so long at speed 1."""

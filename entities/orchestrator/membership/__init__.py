@@ -9,6 +9,7 @@ membership_changes.py  `MembershipChanges`: scaling, and instances that leave th
 drain_order.py         `DrainOrder`: which of the instances to be drained may go next
 job_actions.py         `JobActions`: what a job does of what modules suggest (ADR-0092)
 job_changes.py         `JobChanges`: changes under way, judged, told and taken back
+route_account.py       what weights and avoided instances were worth, as forecast and as measured; pure
 stage_moves.py         which move between stages is possible; pure
 job_shape.py           `JobShape`: replicas and stages as people ask for them
 slot_holding.py        `SlotHolding`: what the queue sees of a job, and has it do

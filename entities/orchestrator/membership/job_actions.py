@@ -24,6 +24,7 @@ from schemas.actions import (
     CUT,
     REPLICAS,
     Action,
+    AvoidInstance,
     CheckpointNow,
     ExpectFailures,
     Migrate,
@@ -31,9 +32,12 @@ from schemas.actions import (
     Recut,
     Scale,
     SetAlgorithm,
+    SetRate,
+    SetWeights,
     SetWindow,
     forecast_of,
     knob_of,
+    value_of,
 )
 from schemas.automation import OWN_LOOP, Automation
 from schemas.changes import ChangeKind, Forecast, JobChange
@@ -108,6 +112,7 @@ class JobActions:
         training.job_changes.on_free = job.queue.again
         holding.on_growth = self._grown
         holding.too_soon = lambda: self.under_way or self._changes.account.too_soon()
+        training.job_changes.on_routes_worse = self._routes_worse
 
     # --- whether ------------------------------------------------------------------------------------
     @property
@@ -181,6 +186,11 @@ class JobActions:
                 up = in_flight > self._job.policies.windows().get(stage, 0)
                 larger, smaller = f"larger window of stage {stage}", f"smaller window of stage {stage}"
                 return ("window", larger, smaller) if up else ("window", smaller, larger)
+            case SetRate(per_s=per_s):
+                present = self._job.policies.admitted_per_s
+                up = bool(present) and per_s > present
+                higher, lower = "higher admission rate", "lower admission rate"
+                return ("rate", higher, lower) if up else ("rate", lower, higher)
             case SetAlgorithm(algorithm=algorithm):
                 policy = self._job.policies.policy
                 return "algorithm", f"algorithm {algorithm}", f"algorithm {policy and policy.algorithm}"
@@ -211,7 +221,7 @@ class JobActions:
                 self._checkpoints.expect(between_s, valid_s, by)
             case CheckpointNow():
                 self._checkpoints.ask(by)
-            case SetWindow() | SetAlgorithm():
+            case SetWindow() | SetRate() | SetAlgorithm():
                 return self._set(action, by, reason)
             case Scale(replicas=replicas, forecast=forecast):
                 self._scale(replicas, by, forecast, reason)
@@ -230,13 +240,47 @@ class JobActions:
             self._changes.disturbed()
             former()
 
+    # --- routes ---------------------------------------------------------------------------------------
+    def routes_objection(self, action: SetWeights | AvoidInstance, by: str) -> str:
+        """Why weights, or an instance avoided, with a forecast are not tried now; empty if they may be."""
+        if action.forecast is None:
+            return ""
+        return self._changes.routes.unwise(routes_of(action, by), self._training.step)
+
+    def routed(self, action: SetWeights | AvoidInstance, by: str) -> None:
+        """Weights, or an instance avoided, are in force: with a forecast they are measured."""
+        if action.forecast is None:
+            return
+        weighs = isinstance(action, SetWeights)
+        knob = knob_of(action)
+        stage = action.stage if isinstance(action, SetWeights) else None
+        self._changes.begin_routes(
+            JobChange(
+                kind="weights" if weighs else "avoidance",
+                what=f"{knob}: {value_of(action)}",
+                direction=routes_of(action, by),
+                sid=None if isinstance(action, SetWeights) else action.sid,
+                to_stage=stage,
+                step=self._training.step,
+                by=by,
+                forecast=action.forecast,
+            )
+        )
+
+    def unrouted(self, knob: str, by: str) -> None:
+        """What was adopted of weights, or of an instance avoided, has lapsed."""
+        self._changes.end_routes(f"{knob} by {by}")
+
+    def _routes_worse(self, change: JobChange) -> None:
+        self._freed.append(change.direction.removesuffix(f" by {change.by}"))
+
     def freed(self) -> list[str]:
         """The knobs whose change was taken back since this was last asked."""
         freed, self._freed = self._freed, []
         return freed
 
-    def _set(self, action: SetWindow | SetAlgorithm, by: str, reason: str) -> int:
-        """Sets a window or the algorithm by a new revision of the job's policy."""
+    def _set(self, action: SetWindow | SetRate | SetAlgorithm, by: str, reason: str) -> int:
+        """Sets a window, the admission rate or the algorithm by a new revision of the job's policy."""
         policies, knob = self._job.policies, knob_of(action)
         kind, direction, reverse = self._way(action)
         text = f"{by}: {reason}"
@@ -248,6 +292,15 @@ class JobActions:
 
             def former_value() -> None:
                 policies.revise(f"{knob} is {before} again", window=(stage, before))
+
+        elif isinstance(action, SetRate):
+            stage, rate = 0, policies.admitted_per_s
+            rate_text = f"{rate:g} microbatches a second" if rate else "no limit"
+            what = f"{knob}: {rate_text} → {value_of(action)}"
+            revision = policies.revise(text, admitted_per_s=action.per_s)
+
+            def former_value() -> None:
+                policies.revise(f"{knob}: {rate_text} again", admitted_per_s=rate)
 
         else:
             assert policies.policy is not None
@@ -390,3 +443,8 @@ class JobActions:
     def _place_of(self, sid: str) -> str:
         place = self._job.instances.graph.placement(sid)
         return slot_in_words(place.cluster, place.node, place.slot)
+
+
+def routes_of(action: SetWeights | AvoidInstance, by: str) -> str:
+    """What the account of routes knows an action by: its knob and its module."""
+    return f"{knob_of(action)} by {by}"

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from bus.logs import get_logger
 from entities.orchestrator.job_state.context import JobContext
+from entities.orchestrator.membership.route_account import RouteAccount, split
 from entities.orchestrator.planning.change_account import ChangeAccount, in_words
-from schemas.changes import JobChange
+from schemas.changes import ChangeState, JobChange
 from schemas.errors import DmscError
 from schemas.job import StepResult
 
@@ -22,22 +23,42 @@ class JobChanges:
 
     def __init__(self, job: JobContext) -> None:
         self._job = job
-        self.account = ChangeAccount(list(job.store.record.changes))
+        changes, routes = split(job.store.record.changes)
+        self.account, self.routes = ChangeAccount(changes), RouteAccount(routes)
         self._take_back: TakeBack | None = None
+        self.on_routes_worse: Callable[[JobChange], None] = lambda change: None
+        """Called with routes that were no better: their validity is to end."""
 
         self.on_free: Callable[[], None] = lambda: None
         """Called when another change may begin."""
 
     def begin(self, change: JobChange, take_back: TakeBack | None = None) -> JobChange:
         """Notes that a change begins, and tells it. `take_back` is called if it is judged as no better."""
+        for routes in self.routes.disturbed(f"{change.what} came after it"):
+            self._tell(routes)
         self.disturbed()  # what is under judgement can't be told from this one
         self._take_back = take_back
         begun = self.account.begin(change)
         self._tell(begun)
         return begun
 
+    def begin_routes(self, change: JobChange) -> None:
+        """Notes weights or an avoided instance with a forecast; they hold no other change back."""
+        for routes in self.routes.begin(change, self.account.obstacle()):
+            self._tell(routes)
+
+    def end_routes(self, direction: str) -> None:
+        """Routes ended, by their validity or otherwise."""
+        for routes in self.routes.ended(direction):
+            self._tell(routes)
+
     def decided(self, result: StepResult, *, last: bool) -> None:
         """A step was decided: its figures count for the change under judgement."""
+        routes = self.routes.decided(result.step_s, last=last)
+        if routes is not None:
+            self._tell(routes)
+            if routes.state is ChangeState.NO_BETTER and not last:
+                self.on_routes_worse(routes)
         waited = self.account.too_soon()
         change = self.account.decided(result, last=last)
         if waited and not self.account.too_soon():  # slots that joined meanwhile may be of use now
@@ -47,6 +68,8 @@ class JobChanges:
         self._tell(change)
         if not last and self.account.to_take_back(change) and self._take_back is not None:
             take_back, self._take_back = self._take_back, None
+            for routes in self.routes.disturbed(f"{change.what} was taken back"):
+                self._tell(routes)
             try:
                 take_back(change)
             except DmscError as error:
@@ -59,6 +82,8 @@ class JobChanges:
     def disturbed(self) -> None:
         """Something else changed: the time of steps no longer says anything about the change."""
         self._told(self.account.disturbed())
+        for routes in self.routes.disturbed("the job's members or their speed changed"):
+            self._tell(routes)
 
     def rolled_back(self, stage: int | None) -> None:
         """All went back to a checkpoint. A stage's only instance that migrates has that by intention."""
@@ -72,4 +97,5 @@ class JobChanges:
 
     def _tell(self, change: JobChange) -> None:
         log.info("change", job=self._job.name, change=in_words(change))
-        self._job.events.changing(change, self.account.recorded)
+        recorded = sorted((*self.account.recorded, *self.routes.recorded), key=lambda each: each.step)
+        self._job.events.changing(change, tuple(recorded))

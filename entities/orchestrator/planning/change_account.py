@@ -2,8 +2,8 @@
 
 One change at a time is under judgement, and each is judged by measured step times before the next. So a wrong
 forecast costs one change, which is taken back where that brings something, and is not repeated. The account
-gets every decided step, and keeps the changes for the job's record. Weights are no part of it: routing
-measures by itself, and they change with every sample. Pure.
+gets every decided step, and keeps the changes for the job's record. Weights are no part of it: they change
+with every sample (`membership.route_account`). Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from schemas.job import StepResult
 KEPT = 16
 """Changes remembered in a job's record."""
 
-CHEAP: frozenset[ChangeKind] = frozenset({"window", "algorithm"})
+CHEAP: frozenset[ChangeKind] = frozenset({"window", "rate", "algorithm"})
 """Changes that cost nothing to make or to take back: a smaller gain is enough."""
 
 
@@ -267,7 +267,8 @@ def in_words(change: JobChange) -> str:
     if _judged(change):
         measured += f", {change.before_s:.3f} → {change.after_s:.3f} s a step"
     back = "taken back: " if change.takes_back else ""
-    return f"{back}{change.what}, {change.state.value.replace('_', ' ')}{expected}{measured}"
+    why = f"; {change.note}" if change.note else ""
+    return f"{back}{change.what}, {change.state.value.replace('_', ' ')}{expected}{measured}{why}"
 
 
 def _judged(change: JobChange) -> bool:

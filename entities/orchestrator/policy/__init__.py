@@ -12,6 +12,8 @@ arbitration_state.py  `ArbitrationState`: what was adopted and is in force; pure
 automation_service.py `AutomationService`: off, advise or act, switched live (ADR-0092)
 job_facts.py          `job_facts`: what arbitration has to know of a running job
 knobs.py              who holds which knob of a job, and who may take it over; pure
+learnt_state_service.py `LearntStateService`: what modules have learnt, kept by compare-and-set (ADR-0100)
+personal_pins.py      what persons have set, in jobs' records, so that it outlives this orchestrator
 suggestion_rules.py   `nonsense_in`: whether a suggestion makes sense for its job; pure
 module_reputation.py  `ModuleReputation`: rate, strikes and suspension of a module; pure
 reputation_store.py   `ReputationStore`: reputations in the bucket `standings`, over a change of orchestrators

@@ -44,10 +44,13 @@ from schemas.actions import (
     Scale,
     SetAlgorithm,
     SetQueueOrder,
+    SetRate,
     SetWeights,
     SetWindow,
     place_knob,
+    route_knob,
     value_of,
+    weights_knob,
 )
 from schemas.automation import Automation
 from schemas.errors import BadInput
@@ -111,13 +114,17 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lapse:
-    """The validity of an adopted suggestion has ended: the stage gets these weights, or the knob is free."""
+    """The validity of an adopted suggestion has ended: the stage gets these weights, or the knob is free.
+
+    `routes`: of a stage the knobs that ended, with the module that held each.
+    """
 
     job: str
     reason: str
     stage: int | None = None
     weights: Mapping[str, float] = field(default_factory=dict)
     knob: str = ""
+    routes: tuple[tuple[str, str], ...] = ()
 
 
 def register(
@@ -200,12 +207,15 @@ def lapse(
 ) -> tuple[list[Lapse], ArbitrationState]:
     """Ends expired suggestions; returns the new weights of their stages. Call it about once a second."""
     reasons: dict[tuple[str, int], list[str]] = {}
+    routes: dict[tuple[str, int], list[tuple[str, str]]] = {}
     for where, entry in state.adopted.items():
         if entry.until <= now:
             reasons.setdefault(where, []).append(f"the weights of {entry.module} lapsed")
+            routes.setdefault(where, []).append((weights_knob(where[1]), entry.module))
     for (job, stage, sid), entry in state.avoided.items():
         if entry.until <= now:
             reasons.setdefault((job, stage), []).append(f"{entry.module} no longer avoids {sid}")
+            routes.setdefault((job, stage), []).append((route_knob(sid), entry.module))
     free = [(key, entry) for key, entry in state.held.items() if entry.until <= now]
     if not reasons and not free:
         return [], state
@@ -216,7 +226,13 @@ def lapse(
         avoided={key: entry for key, entry in state.avoided.items() if entry.until > now},
     )
     lapses = [
-        Lapse(job=job, stage=stage, weights=_table(state, job, stage, facts[job]), reason="; ".join(why))
+        Lapse(
+            job=job,
+            stage=stage,
+            weights=_table(state, job, stage, facts[job]),
+            reason="; ".join(why),
+            routes=tuple(routes[job, stage]),
+        )
         for (job, stage), why in reasons.items()
         if job in facts
     ]
@@ -339,6 +355,8 @@ def _changes_nothing(action: Action, facts: JobFacts) -> bool:
             return facts.replicas == replicas
         case SetWindow(stage=stage, in_flight=in_flight):
             return facts.windows.get(stage) == in_flight
+        case SetRate(per_s=per_s):
+            return facts.admitted_per_s == per_s
         case SetAlgorithm(algorithm=algorithm):
             return facts.algorithm == algorithm
     return False

@@ -59,11 +59,28 @@ def not_carried_out(
     key, knob = (suggestion.module, suggestion.version), knob_key(suggestion)
     former = {} if knob not in before.held else {knob: before.held[knob]}
     held = {other: entry for other, entry in state.held.items() if other != knob}
-    state = replace(state, held=held | former)
+    state = replace(
+        state, held=held | former, base=before.base, adopted=before.adopted, avoided=before.avoided
+    )
     if (standing := state.modules.get(key)) is None:
         return state
     fewer = replace(standing, adopted=standing.adopted - 1)
     return replace(state, modules={**state.modules, key: fewer})
+
+
+def free(state: ArbitrationState, job: str, knob: str, now: float) -> ArbitrationState:
+    """Notes that what a knob was set to was taken back. Weights, and avoided instances, lapse next."""
+    return replace(
+        hold(state, job, knob, None),
+        adopted={
+            key: replace(entry, until=now) if (key[0], weights_knob(key[1])) == (job, knob) else entry
+            for key, entry in state.adopted.items()
+        },
+        avoided={
+            key: replace(entry, until=now) if (key[0], route_knob(key[2])) == (job, knob) else entry
+            for key, entry in state.avoided.items()
+        },
+    )
 
 
 def hold(state: ArbitrationState, job: str, knob: str, holder: ActiveSuggestion | None) -> ArbitrationState:

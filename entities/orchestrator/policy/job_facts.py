@@ -34,6 +34,8 @@ def job_facts(run: JobRun, mesh: MeshView, waiting: Collection[str] | None = Non
         step=run.step,
         user=record.user,
         windows={stage: window for stage, window in job.policies.windows().items() if stage >= 0},
+        admitted_per_s=job.policies.admitted_per_s,
+        microbatches=job.spec.training.microbatches,
         algorithm=policy.algorithm,
         replicas=replicas,
         replica_range=(replicas, replicas) if within is None else (within.min, within.max),

@@ -75,6 +75,7 @@ class ModuleReputation:
     jobs: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     said: str = ""
+    drift: str = ""
     wanted: OrderedState = OrderedState()
     allowance: float = math.inf
     allowance_at: float = 0.0
@@ -113,6 +114,7 @@ def register(
         jobs=lifecycle.jobs,
         without=lifecycle.without,
         said=lifecycle.reason,
+        drift=lifecycle.drift,
         owner=lifecycle.owner,
     )
     return {**modules, key: standing}

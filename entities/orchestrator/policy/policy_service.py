@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
+from entities.metrics import MODULE_DRIFT, MetricReading
 from entities.orchestrator.job.job_run import JobRun
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.policy import arbitration_state as in_force
-from entities.orchestrator.policy import module_reputation
+from entities.orchestrator.policy import module_reputation, personal_pins
 from entities.orchestrator.policy.arbitration import ArbitrationConfig, Outcome, arbitrate, lapse, register
 from entities.orchestrator.policy.arbitration_state import ArbitrationState, withdraw
 from entities.orchestrator.policy.job_facts import job_facts
@@ -81,6 +82,7 @@ class PolicyService:
         self._records = ReputationStore(bus)
         self._revising = asyncio.Lock()
         self._keeping = asyncio.Lock()
+        self._recalled: set[str] = set()  # jobs whose pins were read from their records
 
     async def load(self) -> None:
         """Reads the orders to modules and their reputations, as earlier orchestrators left them."""
@@ -88,6 +90,7 @@ class PolicyService:
 
     def forget(self, job: str) -> None:
         """Forgets a job that has ended."""
+        self._recalled.discard(job)
         self._state = in_force.forget_job(self._state, job)
 
     def end(self, job: str) -> None:
@@ -99,17 +102,34 @@ class PolicyService:
 
         `value`: None: what it was about is no longer there, and nobody holds it.
         """
+        self._recall(job)
         holder = None if value is None else set_by_operator(value, user, time.monotonic())
         self._state = in_force.hold(self._state, job, knob, holder)
+        if (run := self._runs.get(job)) is not None:
+            personal_pins.pin(run, knob, value, user)
+
+    def _recall(self, job: str) -> None:
+        """Takes over what persons had set under the former orchestrator."""
+        if job in self._recalled or (run := self._runs.get(job)) is None:
+            return
+        self._recalled.add(job)
+        since_epoch = time.time() - time.monotonic()
+        for each in run.job.store.record.pins:
+            holder = set_by_operator(each.value, each.by, each.at - since_epoch)
+            self._state = in_force.hold(self._state, job, each.knob, holder)
 
     def release(self, job: str) -> None:
         """Releases what persons have set."""
+        self._recall(job)
+        if (run := self._runs.get(job)) is not None:
+            personal_pins.unpin(run)
         for knob, holder in in_force.knobs(self._state, job).items():
             if holder.module == OPERATOR:
                 self._state = in_force.hold(self._state, job, knob, None)
 
     def knobs(self, job: str) -> tuple[Knob, ...]:
         """Who holds which knob of a job, by name."""
+        self._recall(job)
         now = time.monotonic()
         return tuple(in_words(name, holder, now) for name, holder in in_force.knobs(self._state, job).items())
 
@@ -175,6 +195,12 @@ class PolicyService:
             )
             if standing.suspended_for and not suspended:
                 log.warning("module suspended", module=message.module, reason=standing.suspended_for)
+
+    def readings(self) -> Iterator[MetricReading]:
+        """Whether what running modules learnt no longer fits what happens."""
+        for (module, version), standing in sorted(self._state.modules.items()):
+            if standing.sid is not None:
+                yield MODULE_DRIFT(int(bool(standing.drift)), module=module, version=version)
 
     async def query(self, message: ModuleQuery, envelope: Envelope) -> ModuleList:
         """The status of all known modules, by name and version."""
@@ -274,6 +300,7 @@ class PolicyService:
     ) -> tuple[Outcome, int | None]:
         """The outcome of a suggestion that was carried out, and the revision of the policy that says so."""
         async with self._revising:
+            self._recall(message.job)
             run, before, revision = self._runs.get(message.job), self._state, None
             waiting = self._queue.waiting if isinstance(message.action, SetQueueOrder) else None
             facts = job_facts(run, self._mesh, waiting) if run is not None else None
@@ -318,9 +345,12 @@ class PolicyService:
         if isinstance(action, SetWeights | AvoidInstance):
             assert outcome.stage is not None
             assert outcome.weights is not None
+            if why := run.actions.routes_objection(action, suggestion.module):
+                return replace(outcome, adopted=False, reason=why), None
             reason = f"{suggestion.module}: {suggestion.reason}"
             revision = run.job.policies.revise(reason, weights=(outcome.stage, outcome.weights))
             run.training.standbys.revise()
+            run.actions.routed(action, suggestion.module)
             return outcome, revision
         if isinstance(action, SetQueueOrder):
             self._queue.suggest_order(action.jobs)
@@ -339,7 +369,9 @@ class PolicyService:
             async with self._revising:
                 for job, running in self._runs.items():
                     for knob in running.actions.freed():
-                        self._state = in_force.hold(self._state, job, knob, None)
+                        self._state = in_force.free(self._state, job, knob, time.monotonic())
+                    for knob in personal_pins.homeless(running):
+                        self.set_by_person(job, knob, None, "")
                 now = time.monotonic()
                 expired = in_force.expired_jobs(self._state, now) & self._runs.keys()
                 pairs = ((job, job_facts(self._runs[job], self._mesh)) for job in expired)
@@ -356,6 +388,8 @@ class PolicyService:
                     if ended.stage is None:
                         run.actions.release(ended.knob)
                     else:
+                        for knob, by in ended.routes:
+                            run.actions.unrouted(knob, by)
                         run.job.policies.revise(ended.reason, weights=(ended.stage, ended.weights))
                         run.training.standbys.revise()  # former weights don't consider losses since then
                     try:
@@ -380,5 +414,6 @@ def _status(key: Key, standing: ModuleReputation, alive: bool, now: float) -> Mo
         strikes=standing.strikes,
         crashes=standing.crashes,
         suspended_s=round(left_s, 1),
-        reason=standing.suspended_for if left_s else standing.said,
+        reason=standing.suspended_for if left_s else standing.said or standing.drift,
+        drift=standing.drift,
     )

@@ -15,6 +15,7 @@ from schemas.actions import (
     Scale,
     SetAlgorithm,
     SetQueueOrder,
+    SetRate,
     SetWeights,
     SetWindow,
     forecast_of,
@@ -41,6 +42,10 @@ class JobFacts:
     step: int | None = None
     user: str = ""
     windows: Mapping[int, int] = field(default_factory=dict)
+    admitted_per_s: float = 0.0
+    """The admission rate; 0: no limit."""
+    microbatches: int | None = None
+    """Of a step; None: not known."""
     algorithm: str = ""
     replicas: int = 1
     replica_range: tuple[int, int] | None = None
@@ -95,6 +100,13 @@ def nonsense_in(suggestion: PolicySuggestion, facts: JobFacts | None) -> str:
         case SetWindow(stage=stage):
             if stage not in facts.active:
                 return f"unknown stage {stage}"
+        case SetRate(per_s=per_s, forecast=promised):
+            least_s = (facts.microbatches or 0) / per_s
+            if promised.step_after_s < 0.95 * least_s:  # the first of a step may come early
+                return (
+                    f"a step of {facts.microbatches} microbatches takes at least {least_s:.3f} s at "
+                    f"{per_s:g} a second, and not {promised.step_after_s:.3f} s as its forecast says"
+                )
         case SetAlgorithm(algorithm=algorithm):
             if algorithm not in ALGORITHMS:
                 return f"algorithm {algorithm}: give one of {', '.join(ALGORITHMS)}"

@@ -11,7 +11,8 @@ from schemas.errors import NotFound
 from schemas.module_status import ModuleStatus
 from schemas.observation import Observation
 from tests.integration.dmsc.command_line import running, wait_for
-from tests.integration.mesh.conftest import Mesh, done
+from tests.integration.mesh.conftest import Mesh, done, padded, tiny_job
+from tests.integration.mesh.expected_weights import undisturbed
 from tests.integration.mesh.user_jobs import held_job, hold, words
 
 POLICY = """
@@ -76,6 +77,73 @@ def test_a_module_is_ordered_killed_and_comes_back_as_it_was_ordered_to_be(
     assert status() is None
     gate.unlink()
     assert done(client, job).recoveries == 0
+
+
+WORDS = """
+from dmsc import Policy
+from schemas.changes import Forecast, JobObjective, StepUse
+
+class Words(Policy):
+    name = "words"
+    every_s = 0.05
+    steps = ()
+    judged = ()
+
+    def on_job_event(self, event, at):
+        if event.result is not None:
+            self.steps = (*self.steps, event.result.step_s)
+        if event.change is not None and event.change.after_s is not None:
+            self.judged = (*self.judged, event.change.kind)
+
+    def decide(self, view, now):
+        if len(self.steps) < 6:
+            return None
+        before = sorted(self.steps[-4:])[1]
+        left = view.total_steps - view.step
+        uses = {JobObjective.ENERGY: StepUse(before=90.0, after=50.0)}
+        if not self.judged:
+            energy = JobObjective.ENERGY
+            calm = Forecast.of(before, 0.3, cost_s=0.0, steps_left=left, objective=energy, uses=uses)
+            return self.set_rate(view, 14.0, calm, reason="a hot rack")
+        if "weights" not in self.judged:
+            faster = Forecast.of(before, 0.7 * before, cost_s=0.0, steps_left=left)
+            one, other = sorted(instance.sid for instance in view.stage(0, now, samples=1))
+            return self.set_weights(view, 0, {one: 3.0, other: 1.0}, forecast=faster, reason="a guess")
+        return None
+"""
+
+
+def test_what_a_module_sets_is_measured_and_no_bit_depends_on_it(mesh: Mesh, tmp_path: Path) -> None:
+    (tmp_path / "words.py").write_text(WORDS)
+    job = tiny_job(
+        "rated",
+        training={"steps": 36, "microbatches": 4, "seed": 5},
+        parallel={"stages": 1, "replicas": 2},
+        automation={"objective": "energy"},
+    )
+    with running("policy", "run", "words.py", "--state", str(mesh.state), cwd=tmp_path) as module:
+        module.until("module ready")
+        name = mesh.client.submit(padded(job, 12.0)).job
+        results, changes, texts = [], [], []
+        for event in mesh.client.events(name):
+            results += [event.result] if event.result is not None else []
+            changes += [event.change] if event.change is not None else []
+            texts += [event.text] if event.text else []
+        record = done(mesh.client, name)
+    story = "\n".join([*texts, module.output])
+    rate = next((each for each in changes if each.kind == "rate" and each.after_s is not None), None)
+    assert rate is not None, story
+    assert (rate.state, rate.by, rate.what) == (
+        ("better", "words", "admission rate: no limit → 14 microbatches a second")
+    ), story
+    assert rate.after_s is not None
+    assert rate.after_s >= 0.26, story  # 4 microbatches take 0.286 s
+    weights = next((each for each in changes if each.kind == "weights" and each.after_s is not None), None)
+    assert weights is not None, story
+    assert (weights.state, weights.to_stage) == ("no_better", 0), story
+    assert weights in record.changes
+    assert record.weights is not None
+    assert record.weights.sha256 == undisturbed(mesh.client, record.spec)
 
 
 def asked(mesh: Mesh, job: str) -> str:

@@ -1,5 +1,6 @@
 """Two versions of a module run during a job, one is promoted in mid-run: no step is lost, the weights are
-those of an undisturbed run; afterwards the run is exported and replayed without the mesh."""
+those of an undisturbed run; afterwards the run is exported and replayed without the mesh. What each version
+learnt is on the bus and in the record (ADR-0100)."""
 
 from __future__ import annotations
 
@@ -27,6 +28,19 @@ class Leaning(Policy):
     name = "leaning"
     version = "{version}"
     every_s = 0.7
+    state_version = 1
+
+    def __init__(self):
+        self.steps = 0
+
+    def learnt_state(self):
+        return {{"steps": self.steps}}
+
+    def restore(self, state):
+        self.steps = int(state["steps"])
+
+    def on_job_event(self, event, at):
+        self.steps += event.result is not None
 
     def decide(self, view, now):
         sids = sorted(one.sid for one in view.stage(0))
@@ -87,6 +101,11 @@ def test_promoted_in_mid_run(mesh: Mesh, tmp_path: Path) -> None:
                 assert (switch.version, switch.previous) == ("2", "1")
                 promoted = True
         record = mesh.client.wait(job, timeout_s=PATIENCE_S)
+        learnt = mesh.client.learnt_states("leaning")
+        assert {state.version: state.source for state in learnt.states} == {"1": "learnt", "2": "learnt"}
+        shown = mesh.printed("policy", "state", "leaning", "--version", "2", "--reset")
+        assert "reset" in shown
+        assert "kept aside: replaced by" in shown
         back = mesh.client.roll_back_policy("leaning")
         assert (back.version, back.rollback) == ("1", True)
     story = "\n".join([*texts, one.output, two.output])
@@ -114,11 +133,16 @@ def test_promoted_in_mid_run(mesh: Mesh, tmp_path: Path) -> None:
 
     mesh.printed("runs", "export", job, "run.dmscrun", cwd=tmp_path)
     session = Session(load_policy(str(tmp_path / "leaning2.py")))
+    kept: set[str] = set()
     with RunFile.open(tmp_path / "run.dmscrun") as run:
         assert (run.header.job, run.header.name, run.header.ended) == (job, "promoted", True)
         for frame in run.frames():
             session.feed(frame)
+            if frame.row is subjects.LEARNT_STATE:
+                kept.add(frame.open()[0].digest)
     replay = session.finish()
     assert {one.suggestion.version for one in replay.recorded} == {"1", "2"}
+    assert {one.suggestion.state for one in replay.recorded} <= kept, "each is there before its suggestion"
     assert {one.suggestion.version for one in replay.replayed} == {"2"}
+    assert replay.problems == []
     assert any(one.decision is not None and one.decision.adopted for one in replay.replayed)

@@ -22,6 +22,7 @@ from entities.gateway.http.requests import (
 )
 from schemas.automation import Automation, AutomationStatus
 from schemas.errors import Ack
+from schemas.learnt_state import LearntBody, LearntStates
 from schemas.module_status import ModuleAnswer, OrderBody, QuestionBody
 from schemas.observation import ObservationBatch
 from schemas.pages import PolicyPage
@@ -57,6 +58,18 @@ def policies(context: HttpContext) -> APIRouter:
         """Ask a module what it suggests for a job at this moment. The suggestion is not adopted."""
         body = parse(QuestionBody, await read_body(request, context.config.max_job_bytes))
         return answer(await bearer.run(operations.ask(module, body)))
+
+    @router.get("/policies/{module}/state", response_model=LearntStates)
+    async def learnt(module: ModuleName, bearer: HttpBearer, version: Version | None = None) -> Response:
+        """What the versions of a module have learnt, as it is kept on the bus; canonical JSON in `data`."""
+        return answer(await bearer.run(operations.learnt(module, version)))
+
+    @router.post("/policies/{module}/state", response_model=LearntStates, openapi_extra=body_of(LearntBody))
+    async def replace_learnt(module: ModuleName, bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
+        """Replace what a module has learnt by a trained state, or by nothing; it takes it over at once."""
+        text = await context.body(keyed)
+        body = parse(LearntBody, text)
+        return await context.command(keyed, bearer, operations.replace_learnt(module, body), text)
 
     @router.get("/automation", response_model=AutomationStatus)
     async def automation(bearer: HttpBearer) -> Response:

@@ -315,3 +315,14 @@ class TestPolicyBook:
             book.take(policy(f"j{number}", ended=True))
         assert book.take(policy("j4")) == "older"
         assert book.take(policy("j0", revision=1)) == "adopted"
+
+
+def test_senders_share_the_rate_and_a_change_of_it_is_written_at_once() -> None:
+    limited = StagePolicy(stage=0, window=3, admitted_per_s=12.0)
+    before, after, more = (
+        decide_table(policy(), stage, [instance("j-s0-r0")], sender_count=count)
+        for stage, count in ((StagePolicy(stage=0, window=3), 2), (limited, 2), (limited, 3))
+    )
+    assert [table.admitted_per_s for table in (before, after, more)] == [0.0, 6.0, 4.0]
+    assert "each of 3 senders admits 4 microbatches a second" in more.reason
+    assert [worth_writing(before, after), worth_writing(after, more)] == ["now", "now"]

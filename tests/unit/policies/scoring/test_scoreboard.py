@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from bus import subjects
 from bus.subject_row import Subject
+from dmsc.replay.present import by_action
 from policies.kit.engine import Event
 from policies.kit.view import Observations
 from policies.scoring.scoreboard import Scoreboard, ScoreboardConfig
+from schemas.actions import Action, ExpectFailures, Migrate, Scale, SetAlgorithm, SetWindow
 from schemas.base import Message
-from schemas.changes import ChangeState
+from schemas.changes import ChangeState, JobObjective, StepUse
 from schemas.job import JobEvent, JobState
 from schemas.policy import (
     AvoidInstance,
@@ -20,7 +24,7 @@ from schemas.policy import (
     SetWeights,
 )
 from tests.builders.faults import fault_verdict
-from tests.builders.jobs import state_event
+from tests.builders.jobs import state_event, step_event
 from tests.builders.policies import decision, forecast, stage_move, suggestion
 from tests.builders.telemetry import sample
 
@@ -203,3 +207,73 @@ def test_observations_and_unknown_jobs_are_not_scored() -> None:
     for _ in range(20):
         course.second()
     assert course.scores == []
+
+
+@pytest.mark.parametrize(
+    ("step_s", "low", "high"),
+    [(1.0, 1.0, 1.0), (0.8, 0.5, 0.5), (0.6, 0.0, 0.1), (2.0, 1.0, 1.0)],
+    ids=["as forecast without it", "as short without it", "shorter", "longer"],
+)
+@pytest.mark.parametrize(
+    "action",
+    [
+        Migrate(sid=SLOW, forecast=forecast()),
+        Scale(replicas=3, forecast=forecast()),
+        SetWindow(stage=0, in_flight=2, forecast=forecast()),
+        SetAlgorithm(algorithm="least-outstanding", forecast=forecast()),
+    ],
+    ids=lambda action: action.action,
+)
+def test_a_change_that_was_not_carried_out_is_scored_by_the_steps_without_it(
+    action: Action, step_s: float, low: float, high: float
+) -> None:
+    course = Course()
+    course.second()
+    course.says(action)
+    for step in range(10):
+        course.happens(step_event(step, step_s=step_s, at=course.at))
+        course.second()
+    (score,) = course.scores
+    assert score.score is not None
+    assert low <= round(score.score, 6) <= high, score.reason
+    assert (score.action, score.objective) == (action.action, "time")
+
+
+def test_it_counts_what_the_objective_of_its_forecast_names_and_says_so() -> None:
+    use = {JobObjective.COST: StepUse(before=4.0, after=1.0)}
+    cheaper = forecast(step_before_s=1.0, step_after_s=1.2, objective=JobObjective.COST, uses=use)
+    course = Course()
+    course.second()
+    course.says(Scale(replicas=1, forecast=cheaper))
+    for step in range(10):
+        course.happens(step_event(step, step_s=1.0, at=course.at))
+        course.second()
+    (score,) = course.scores
+    assert (score.score, score.objective) == (1.0, "cost")
+    assert list(by_action({("m", "1"): [score]})) == [("m", "1", "scale", "cost")]
+
+
+def test_too_few_steps_give_no_score() -> None:
+    course = Course()
+    course.second()
+    course.says(Scale(replicas=3, forecast=forecast()))
+    for _ in range(10):
+        course.second()
+    (score,) = course.scores
+    assert (score.score, score.reason) == (None, "not carried out, and 0 steps were measured: too few")
+
+
+def test_expected_failures_are_compared_with_those_that_came() -> None:
+    worth = []
+    for failures in (0, 1, 4):
+        course = Course()
+        course.second()
+        course.says(ExpectFailures(between_s=60.0), valid_s=120.0)
+        for second in range(130):
+            if second < failures:
+                course.happens(JobEvent(job="j", kind="recovery", at=course.at))
+            course.second()
+        worth += [score.score for score in course.scores if score.action == "expect_failures"]
+    none, one, many = worth
+    assert none is not None
+    assert none < 0.5 < one < many, "worse than expecting none soon; better; better still"

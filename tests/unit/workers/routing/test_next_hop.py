@@ -172,3 +172,23 @@ def test_an_older_table_of_the_same_router_is_ignored() -> None:
     assert binder.bind(1) == Member(sid="new", incarnation="i")
     binder.update(table(entry("other"), revision=1, router="router-b"))
     assert binder.bind(1) == Member(sid="other", incarnation="i")
+
+
+def test_a_rate_admits_evenly_and_an_idle_time_earns_one_at_most() -> None:
+    clock = Clock()
+    binder = Binder("a", clock=clock)
+    binder.update(table(entry("r", window=99), admitted_per_s=4.0))
+    sent_at = []
+    for tick in range(200):
+        clock.now = tick / 20
+        sent_at += [clock.now] * len(bind(binder, 9))
+        assert 0 < binder.pause_s(1) <= 0.25
+    assert len(sent_at) == 40
+    clock.now = 100.0
+    assert binder.pause_s(1) == 0
+    assert len(bind(binder, 9)) == 2
+    binder.update(table(entry("r", window=99), admitted_per_s=8.0, revision=2))
+    assert binder.pause_s(1) == pytest.approx(0.25), "what is due stays due"
+    binder.update(table(entry("r", window=99), revision=3))
+    assert binder.pause_s(1) == 0
+    assert len(bind(binder, 9)) == 9

@@ -12,16 +12,19 @@ from entities.orchestrator.membership.job_actions import JobActions
 from entities.orchestrator.membership.job_changes import JobChanges
 from schemas.actions import (
     Action,
+    AvoidInstance,
     CheckpointNow,
     Migrate,
     MoveInstance,
     Recut,
     Scale,
     SetAlgorithm,
+    SetRate,
+    SetWeights,
     SetWindow,
 )
 from schemas.automation import Automation
-from schemas.changes import ChangeState, Forecast, JobChange
+from schemas.changes import ChangeState, Forecast, JobChange, JobObjective, StepUse
 from schemas.errors import BadInput, Conflict
 from schemas.job import JobState
 from schemas.recut import Cuts, RecutAnswer, RecutJob, RecutRecord
@@ -51,6 +54,7 @@ class Job:
 
     def __init__(self) -> None:
         self.told: list[JobChange] = []
+        self.recorded: tuple[JobChange, ...] = ()
         self.asked: list[str] = []
         self.step = 9
         self.obstacle = ""
@@ -73,7 +77,7 @@ class Job:
             record,
             policies=policies,
             instances=SimpleNamespace(graph=self.graph),
-            events=SimpleNamespace(changing=lambda change, _: self.told.append(change)),
+            events=SimpleNamespace(changing=self._changing),
             queue=SimpleNamespace(no_growth=lambda _: self.growth, again=lambda: None),
         )
         self.changes = SimpleNamespace(on_hand_over=None, on_stay=None, migrate=self._migrate)
@@ -90,6 +94,10 @@ class Job:
             largest_windows=lambda: {0: 8, 1: 4},
             topology=lambda: topology(),
         )
+
+    def _changing(self, change: JobChange, recorded: tuple[JobChange, ...]) -> None:
+        self.told.append(change)
+        self.recorded = recorded
 
     def ask(self, by: str) -> None:
         self.asked.append(f"checkpoint for {by}")
@@ -166,6 +174,47 @@ async def test_what_helped_stays_until_it_lapses() -> None:
     assert job.policies.policy.algorithm == "round-robin"
     job.actions.release("algorithm")
     assert job.policies.policy.algorithm == "expected-completion"
+
+
+async def test_a_rate_that_saves_what_its_objective_counts_stays_and_lapses() -> None:
+    uses = {JobObjective.ENERGY: StepUse(before=40.0, after=20.0)}
+    calm = Forecast.of(0.4, 0.6, cost_s=0, steps_left=99, objective=JobObjective.ENERGY, uses=uses)
+    job = Job()
+    job.steps(8, 0.4)
+    job.do(SetRate(per_s=12.0, forecast=calm))
+    assert job.policies.admitted_per_s == 12.0
+    job.steps(10, 0.62)
+    last = job.told[-1]
+    assert (last.kind, last.state, last.what) == (
+        ("rate", ChangeState.BETTER, "admission rate: no limit → 12 microbatches a second")
+    )
+    assert last.direction == "lower admission rate"
+    job.actions.release("admission rate")
+    assert job.policies.admitted_per_s == 0
+
+
+async def test_weights_hold_no_change_back_and_end_where_they_were_no_better() -> None:
+    weights = SetWeights(stage=1, weights={"j-s1-r0": 2.0, "j-s1-r1": 1.0}, forecast=FASTER)
+    job = Job()
+    job.steps(8, 0.4)
+    job.actions.routed(weights, "m")
+    job.steps(10, 0.41)
+    last = job.told[-1]
+    assert (last.kind, last.state, last.to_stage) == ("weights", ChangeState.NO_BETTER, 1)
+    assert last.what == "weights of stage 1: j-s1-r0 2, j-s1-r1 1"
+    assert job.actions.freed() == ["weights of stage 1"]
+    assert job.actions.routes_objection(weights, "m").startswith("was tried at step 17 (no better: ")
+    assert job.actions.routes_objection(weights.model_copy(update={"forecast": None}), "m") == ""
+
+    job.actions.routed(weights, "n")
+    job.do(WINDOW)
+    assert [(change.kind, change.state, change.note) for change in job.told[-2:]] == [
+        ("weights", ChangeState.UNDONE, "not judged: window of stage 0: 4 → 6 came after it"),
+        ("window", ChangeState.UNDER_WAY, ""),
+    ]
+    job.actions.routed(AvoidInstance(sid="j-s1-r0", forecast=FASTER), "m")
+    assert job.told[-1].note == "not judged: window of stage 0: 4 → 6 is not judged yet"
+    assert sorted(change.kind for change in job.recorded) == ["avoidance", "weights", "weights", "window"]
 
 
 async def test_one_change_at_a_time() -> None:

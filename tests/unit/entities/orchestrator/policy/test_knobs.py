@@ -26,6 +26,7 @@ from schemas.actions import (
     Scale,
     SetAlgorithm,
     SetQueueOrder,
+    SetRate,
     SetWeights,
     SetWindow,
 )
@@ -40,6 +41,8 @@ FACTS = JobFacts(
     revision=7,
     step=10,
     windows={0: 4, 1: 4},
+    admitted_per_s=30.0,
+    microbatches=8,
     algorithm="expected-completion",
     replicas=2,
     replica_range=(1, 4),
@@ -136,6 +139,7 @@ def test_what_the_job_declines_holds_no_knob() -> None:
         (SetWindow(stage=0, in_flight=4, forecast=FASTER), "window of stage 0 is 4 in flight already"),
         (SetAlgorithm(algorithm="expected-completion", forecast=FASTER), "algorithm is expected-completion"),
         (Scale(replicas=2, forecast=FASTER), "replicas is 2 already"),
+        (SetRate(per_s=30.0, forecast=FASTER), "admission rate is 30 microbatches a second already"),
     ],
 )
 def test_what_is_so_already_changes_nothing(action: Action, said: str) -> None:
@@ -149,6 +153,10 @@ def test_what_is_so_already_changes_nothing(action: Action, said: str) -> None:
         (SetAlgorithm(algorithm="coin", forecast=FASTER), "algorithm coin: give one of expected-completion"),
         (Scale(replicas=9, forecast=FASTER), "9 replicas are outside of the job's range, 1 to 4"),
         (Migrate(sid="z", forecast=FASTER), "unknown instance z"),
+        (
+            SetRate(per_s=4.0, forecast=FASTER),
+            "a step of 8 microbatches takes at least 2.000 s at 4 a second, and not 0.300 s",
+        ),
         (SetQueueOrder(jobs=("k", "x")), "job x does not wait for slots"),
         (SetQueueOrder(jobs=("k", "k")), "the order names a job twice"),
         (
