@@ -35,11 +35,8 @@ from benchmarks.mind_sections.results import AGAIN, OFF, ON, figures_of, overall
 from benchmarks.mind_sections.runs import MindBench, MindRun, run_once
 from benchmarks.mind_sections.scenarios import SCENARIOS
 from bus.logs import configure_logging
-from dmsc.process.policy_loading import BUILT_IN
+from dmsc.process.policy_loading import BUILT_IN, DEFAULT_POLICIES
 from schemas.envelope import EntityKind
-
-DEFAULT_POLICIES = ("stage-rebalancing",)
-"""The modules that measured best (ADR-0097, a draft): they are compared with none."""
 
 
 async def of_scenario(name: str, options: argparse.Namespace) -> list[MindRun]:

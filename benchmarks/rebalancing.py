@@ -22,7 +22,6 @@ from benchmarks.harness.command import bench, command, say
 from benchmarks.harness.figures import spread
 from benchmarks.harness.jobs import digest, job
 from benchmarks.harness.meshes import mesh, new_folder
-from benchmarks.harness.processes import modules
 from dmsc.client.client import Client
 from schemas.changes import ChangeState, JobChange
 
@@ -113,7 +112,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         new_folder() as folder,
         mesh(folder) as state,
         Client(state=state) as client,
-        modules(folder, ("stage-rebalancing", "--state", str(state))),
     ):
         plain = client.submit(spec(rebalance=False, pad_ms=0.0, steps=options.steps)).job
         digests = {digest(client.wait(plain, timeout_s=END_S))}

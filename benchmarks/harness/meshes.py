@@ -83,12 +83,13 @@ async def open_mesh(
         kind: What the connection to the bus is.
         tell: Gets lines about ports and children that died.
         folder: For the mesh, and whatever the benchmark needs. None: a new one.
-        options: More of `MeshOptions`.
+        options: More of `MeshOptions`; no module runs unless `policies` names it.
     """
     async with AsyncExitStack() as stack:
         folder = folder or stack.enter_context(new_folder())
         if clusters:
             options["clusters"] = clusters
+        options.setdefault("policies", ())
         started = MeshOptions(
             state=folder / "state",
             nats_port=0,

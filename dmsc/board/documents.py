@@ -30,7 +30,7 @@ _instance = (
 
 
 def top_document(overview: Overview) -> Row:
-    """Jobs that have not ended, nodes, and instances by job, stage and name."""
+    """Jobs that have not ended, nodes, instances by job, stage and name, and functional modules that run."""
     progress = {row["job"]: row for row in overview["progress"]}
     traffic = {row["sid"]: row for row in overview["traffic"]}
     jobs = (
@@ -46,7 +46,9 @@ def top_document(overview: Overview) -> Row:
         row | traffic.get(row["sid"], {})
         for row in sorted(of_stages, key=lambda row: (row["job"], row["stage"], row["sid"]))
     )
+    modules = (row["sid"] for row in overview["entities"] if row["kind"] == "functional-module")
     return {
+        "modules": sorted(modules),
         "jobs": _select(jobs, _job),
         "nodes": _select(nodes, _node),
         "instances": _select(instances, _instance),

@@ -161,6 +161,7 @@ def top_text(document: Row) -> RenderableType:
     busiest = {row["sid"] for row in by_load[:MOST_LINES]}
     parts: list[RenderableType] = [
         Text(f"{len(jobs)} jobs, {len(nodes)} nodes, {len(instances)} instances", "bold"),
+        Text(f"modules: {', '.join(map(plain, document['modules'])) or 'none'}"),
         _table(JOB_COLUMNS, jobs),
         _table(NODE_COLUMNS, nodes),
         _table(INSTANCE_COLUMNS, [row for row in instances if row["sid"] in busiest]),

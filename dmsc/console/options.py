@@ -35,6 +35,15 @@ TopologyOption = Annotated[
         "For the orchestrator: the network between nodes, GraphML or YAML; see docs/planning.md.",
     ),
 ]
+PolicyOption = Annotated[
+    tuple[str, ...],
+    option(
+        "--policy NAME|FILE|default|none",
+        "A policy to run as functional module, in place of the default ones; repeatable, or separated by"
+        " commas. default,NAME: beside these. none: no module, and no job is changed by itself (automation"
+        " off).",
+    ),
+]
 ModuleArgument = Annotated[str, argument("MODULE", "A module's name; see `dmsc policy list`.")]
 JobArgument = Annotated[str, argument("JOB", "The job's id; see `dmsc jobs`.")]
 JobOrArrayArgument = Annotated[str, argument("JOB", "The id of a job or of an array; see `dmsc jobs`.")]

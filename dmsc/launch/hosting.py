@@ -225,6 +225,7 @@ def tenant_child(name: str, folder: StateFolder, mesh: MeshOptions, http_port: i
     own = option_words(
         mesh,
         *("slots", "clusters", "bind", "metrics_bind", "orchestrators", "registries", "separate", "policies"),
+        "automation",
         *("code", "allow_urls", "trust_researchers", "instance_users", "topology", "access_file"),
     )
     metrics = "off" if mesh.metrics_port == "off" else "0"

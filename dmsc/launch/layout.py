@@ -10,6 +10,7 @@ from pathlib import Path
 from bus.security.identity import Identity
 from dmsc.console.command_app import option_words
 from dmsc.launch.mesh_options import MeshOptions
+from dmsc.process.policy_loading import NONE, chosen_policies
 from dmsc.state import identities
 from entities.cluster.capabilities.labels import parse_labels
 from schemas.errors import BadInput
@@ -19,8 +20,6 @@ USER_KEY = "user_key"
 """The file in the state folder with the key that signs users' tokens."""
 AUDIT = "audit"
 """The folder in the state folder with the authorizer's audit records."""
-NONE = "none"
-"""The policy that stands for no module at all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,17 +92,6 @@ def lay_out(
         )
         for cluster in options.clusters
     ]
-    modules = [
-        ChildSpec(
-            name=f"policy-{index}",
-            arguments=("policy", "run", source, *_trust(options)),
-            stop_order=0,
-            identities=(identities.module(source),),
-            may_leave=True,
-            users_code=".py" in source,
-        )
-        for index, source in enumerate(modules_of(options))
-    ]
     return [
         *agents,
         *(
@@ -112,21 +100,40 @@ def lay_out(
             else replace(child, identities=identities.entities(child.arguments[1:], _clusters(child)))
             for child in _control_plane(options, http_ports, _files(options, tokens, keys))
         ),
-        *modules,
+        *_modules(options),
     ]  # agents come first: they load torch and take longest
 
 
-def modules_of(options: MeshOptions) -> tuple[str, ...]:
-    """The policies that the mesh runs.
+def _modules(options: MeshOptions) -> list[ChildSpec]:
+    """A process for each functional module, named by it, so that one may crash without the others.
 
     Raises:
-        BadInput: `none` beside others.
+        BadInput: `--policy` names no policy, or `none` beside others.
     """
-    if NONE not in options.policies:
-        return options.policies
-    if others := [source for source in options.policies if source != NONE]:
-        raise BadInput(f"--policy none starts no module: leave out --policy {others[0]}, or none")
-    return ()
+    children: list[ChildSpec] = []
+    for source in chosen_policies(options.policies):
+        if source == NONE:
+            continue
+        identity = identities.module(source)
+        same = sum(child.identities[0].name == identity.name for child in children)
+        children.append(
+            ChildSpec(
+                name=f"policy-{identity.name}" + (f"-{same + 1}" if same else ""),
+                arguments=("policy", "run", source, *_trust(options)),
+                stop_order=0,
+                identities=(identity,),
+                may_leave=True,
+                users_code=".py" in source,
+            )
+        )
+    return children
+
+
+def _automation(options: MeshOptions) -> tuple[str, ...]:
+    """The option of an orchestrator that says how far jobs are changed without a person."""
+    off = "off" if chosen_policies(options.policies) == (NONE,) else None
+    mode = options.automation or off
+    return () if mode is None else ("--automation", mode)
 
 
 def _labels(options: MeshOptions, cluster: str) -> tuple[str, ...]:
@@ -182,9 +189,7 @@ def _control_plane(
         return ("--cluster", cluster, "--http-port", str(port), *option_words(options, "bind", "proxies"))
 
     allowed = option_words(options, "allow_urls")
-    network = option_words(options, "topology")
-    if NONE in options.policies:
-        network = (*network, "--automation", "off")
+    network = (*option_words(options, "topology"), *_automation(options))
     if not options.own_loop:
         network = (*network, "--own-loop", "off")
     pairs = list(zip(options.clusters, http_ports, strict=True))

@@ -16,6 +16,7 @@ from dmsc.console.options import (
     EmulationOption,
     InstanceUsersOption,
     OwnStateOption,
+    PolicyOption,
     TopologyOption,
     TrustOption,
 )
@@ -103,14 +104,14 @@ class MeshOptions:
         ),
     ] = 1  # likewise
     separate: Annotated[bool, option("--separate", "Run each entity in a process of its own.")] = False
-    policies: Annotated[
-        tuple[str, ...],
+    policies: PolicyOption = ("default",)  # an empty tuple: no module, but automation as it is
+    automation: Annotated[
+        str | None,
         option(
-            "--policy NAME|FILE|none",
-            "A policy to run as functional module; repeatable. none: no module, and no job is changed by "
-            "itself (automation off).",
+            "--automation off|advise|act",
+            "How far jobs are changed without a person, until one switches it (act; off with --policy none).",
         ),
-    ] = ()
+    ] = None
     tls: Annotated[
         bool, option("--tls", "Encrypt the bus and the gateways, with a CA made in the state folder.")
     ] = False

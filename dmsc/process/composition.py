@@ -52,6 +52,8 @@ own gateway and router."""
 
 def compose(names: Sequence[str], options: RunOptions, address: BusAddress) -> list[ServicePart]:
     """Return the services for these names. Raises `BadInput` if a name or an option is wrong."""
+    from dmsc.process.policy_loading import is_policy, unknown
+
     check_proxies(options.proxies)
     authorizer, broker = identities.called(names, options.name)
     parts: list[ServicePart] = []
@@ -74,8 +76,10 @@ def compose(names: Sequence[str], options: RunOptions, address: BusAddress) -> l
             parts.append(_tracer())
         elif name == "tracker":
             parts.append(_tracker(options))
-        else:
+        elif is_policy(name):
             parts.append(policy_part(name))
+        else:
+            raise BadInput(f"{name}: no entity, and {unknown(name, *ENTITIES)}")
     return parts
 
 
@@ -192,7 +196,7 @@ def _orchestrator(options: RunOptions) -> ServicePart:
         node=node_name(),
         lease=LeadershipLeaseConfig(lease_s=lease_s(options.replicas)),
         arbitration=ArbitrationConfig(precedence=ranks),
-        automation=_automation(options.automation),
+        automation=parse_automation(options.automation),
         own_loop=_is_on(options.own_loop, "--own-loop"),
         peak_tflops=options.peak_tflops,
         queue=queue_rules(options.queue_order, options.queue_cool_down, options.queue_half_life),
@@ -207,7 +211,12 @@ def _orchestrator(options: RunOptions) -> ServicePart:
     )
 
 
-def _automation(text: str) -> Automation:
+def parse_automation(text: str) -> Automation:
+    """The value of `--automation`.
+
+    Raises:
+        BadInput: It is none of the modes.
+    """
     from schemas.automation import Automation as Mode
 
     if text not in list(Mode):

@@ -1,15 +1,23 @@
-"""Loads a policy: a built-in one by its name, or a user's from a file."""
+"""Which policies a mesh runs, and loading one: a built-in one by its name, or a user's from a file.
+
+`dmsc up` reads the names alone, before it forks what runs them: the kit is imported only to load a policy.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-from policies.kit.policy import Policy
 from schemas.errors import BadInput
+
+if TYPE_CHECKING:
+    from policies.kit.policy import Policy
 
 BUILT_IN = {
     "checkpoint-interval": ("policies.built_in.checkpoint_interval", "CheckpointInterval"),
@@ -23,6 +31,75 @@ BUILT_IN = {
     "device-risk": ("policies.built_in.device_risk", "DeviceRisk"),
 }
 """The policies that come with DMSC: name → module and class."""
+DEFAULT_POLICIES = ("stage-rebalancing",)
+"""What a mesh runs unless told otherwise: those that `make bench-mind` finds faster (ADR-0097)."""
+NONE, DEFAULT = "none", "default"
+"""For `--policy`: no module at all; the policies of `DEFAULT_POLICIES`."""
+
+
+def chosen_policies(words: Sequence[str]) -> tuple[str, ...]:
+    """The policies that values of `--policy` name, each once and in their order; `(NONE,)`: none at all.
+
+    Args:
+        words: Built-in policies' names, files, `default`, `none`, or several of them separated by commas.
+
+    Raises:
+        BadInput: A name of no policy, or `none` beside others; one line says which.
+    """
+    named = [name.strip() for word in words for name in word.split(",")]
+    found = list(dict.fromkeys(each for name in named for each in _meant(name)))
+    if NONE in found and len(found) > 1:
+        other = next(name for name in named if name != NONE)
+        raise BadInput(f"--policy none starts no module: leave out {other}, or none")
+    return tuple(found)
+
+
+def _meant(name: str) -> tuple[str, ...]:
+    if name == DEFAULT:
+        return DEFAULT_POLICIES
+    if name != NONE and not is_policy(name):
+        raise BadInput(f"--policy {name or repr('')}: {unknown(name, DEFAULT, NONE)}")
+    return (name,)
+
+
+def check_policies(words: Sequence[str]) -> tuple[str, ...]:
+    """The same, of files that are there.
+
+    Raises:
+        BadInput: As `chosen_policies`, and for a file that does not exist.
+    """
+    chosen = chosen_policies(words)
+    for source in chosen:
+        file, _ = file_and_class(source)
+        if file and not Path(file).is_file():
+            raise BadInput(f"--policy {source}: no such file")
+    return chosen
+
+
+def is_policy(name: str) -> bool:
+    """Whether it is a built-in policy's name, or may be a file of policies."""
+    return name in BUILT_IN or file_and_class(name)[0] != ""
+
+
+def unknown(name: str, *beside: str) -> str:
+    """What is wrong with a name that stands for nothing: names that are near it, or else all of them.
+
+    Args:
+        name: What was given.
+        beside: Names that may be given in place of a policy's.
+    """
+    known = [*beside, *BUILT_IN]
+    near = get_close_matches(name, known, n=2, cutoff=0.6)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+    return f"neither the name of a policy nor a file that ends in .py; {hint}"
+
+
+def file_and_class(source: str) -> tuple[str, str]:
+    """`file.py` or `file.py:Class`; both empty: it is no file's name."""
+    file, colon, name = source.rpartition(":")
+    if not colon or not file.endswith(".py"):
+        file, name = source, ""
+    return (file, name) if file.endswith(".py") else ("", "")
 
 
 def load_policy(source: str) -> Policy:
@@ -38,13 +115,11 @@ def load_policy(source: str) -> Policy:
         module_name, class_name = BUILT_IN[source]
         policy_class: type[Policy] = getattr(import_module(module_name), class_name)
         return policy_class()
-    file, colon, name = source.rpartition(":")
-    if not colon or not file.endswith(".py"):
-        file, name = source, ""
-    if not file.endswith(".py"):
-        raise BadInput(
-            f"{source}: neither an entity or policy ({', '.join(BUILT_IN)}) nor a file that ends in .py"
-        )
+    file, name = file_and_class(source)
+    if not file:
+        raise BadInput(f"{source}: {unknown(source)}")
+    from policies.kit.policy import Policy
+
     module = _load(Path(file))
     classes = [
         value

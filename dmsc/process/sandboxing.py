@@ -93,17 +93,17 @@ def confine_module(source: str, state: Path | None) -> None:
     Raises:
         BadInput: The process can't be confined.
     """
-    from dmsc.process.policy_loading import BUILT_IN
+    from dmsc.process.policy_loading import file_and_class
     from dmsc.state.state_folder import default_state
     from workers.sandbox.confinement import Reach, confine
     from workers.sandbox.users import DEFAULT_RANGE, lease
 
-    if source in BUILT_IN:
+    file, _ = file_and_class(source)
+    if not file:  # a built-in policy, or nothing
         return
     way = way_here()
     if way is ConfinementMethod.NONE:
         raise BadInput(f"{source} can't be held on this machine: {REMEDY}")
-    file = source.rpartition(":")[0] if ".py:" in source else source
     scratch = (state or default_state()).absolute() / "modules" / Path(file).stem
     closed = tuple(str(path.absolute()) for path in closed_files(state or default_state()))
     reach = Reach(read=(str(Path(file).absolute().parent),), closed=closed, scratch=str(scratch))

@@ -21,7 +21,7 @@ from policies.numerics.path_scoring import PathScoring, as_data, of_data, traine
 from policies.numerics.path_split import Paths
 from policies.training.trainer import Run, Trainer
 
-EVERY_STEPS = 10
+EVERY_STEPS = 5
 """Steps of a job between two examples: those in between are nearly the same."""
 MOST = 24
 """Most hops that are learnt from, drawn by the seed."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from dmsc.commands.jobs.train import OutOption, PlainOption
 from dmsc.console.command_app import argument, option
+from dmsc.console.options import PolicyOption
 from dmsc.console.running import leave, run_async
 
 if TYPE_CHECKING:
@@ -27,9 +28,7 @@ def demo(
     set_: Annotated[
         list[str] | None, option("--set KEY=VALUE", "Override a key of the job; repeatable.")
     ] = None,
-    policy: Annotated[
-        str | None, option("--policy NAME|FILE", "A policy to run (examples/my_policy.py).")
-    ] = None,
+    policies: PolicyOption = ("default",),
     out: OutOption = None,
     plain: PlainOption = False,
 ) -> None:
@@ -44,6 +43,7 @@ def demo(
     from dmsc.launch.mesh_options import MeshOptions
     from dmsc.launch.prefork_server import running_prefork_server
     from dmsc.process.composition import node_name
+    from dmsc.process.policy_loading import check_policies
 
     spec = load_job(file or _example("stdlib-gpt.yaml"), set_ or ())
     follow = FollowOptions(out=out, plain=plain, on_interrupt=OnInterrupt.CANCEL)
@@ -53,7 +53,7 @@ def demo(
             nats_port=0,
             http_port=0,
             node=node_name(),
-            policies=(policy or str(_example("my_policy.py")),),
+            policies=check_policies(policies),
             allow_urls=named_urls(spec),
         )
         with running_prefork_server() as prefork_server:

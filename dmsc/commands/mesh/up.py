@@ -98,7 +98,14 @@ def down(
 
 def _checked(options: MeshOptions) -> MeshOptions:
     """The options with absolute paths and with this machine's names. Raises `BadInput` if one is wrong."""
-    from dmsc.process.composition import check_clusters, check_proxies, node_name, own_address
+    from dmsc.process.composition import (
+        check_clusters,
+        check_proxies,
+        node_name,
+        own_address,
+        parse_automation,
+    )
+    from dmsc.process.policy_loading import check_policies
     from workers.sandbox.users import parse_range
 
     access_file = options.access_file
@@ -115,6 +122,8 @@ def _checked(options: MeshOptions) -> MeshOptions:
         topology = topology.absolute()
     ports.port_or_off(options.metrics_port, "--metrics-port")
     ports.port_or_off(options.monitor_port, "--monitor-port")
+    if options.automation is not None:
+        parse_automation(options.automation)
     if options.instance_users is not None:
         parse_range(options.instance_users)
     return replace(
@@ -123,6 +132,7 @@ def _checked(options: MeshOptions) -> MeshOptions:
         clusters=check_clusters(options.clusters),
         proxies=check_proxies(options.proxies),
         address=own_address(options.bind),
+        policies=check_policies(options.policies),
         node=node_name(),
         topology=topology,
         access_file=access_file,
@@ -252,6 +262,9 @@ def _show(folder: StateFolder, mesh: MeshFile, json: bool, *, detached: bool) ->
         row(f"tenant {name}", f"--state '{place}'")
     for name, url in mesh.gateways.items():
         row(f"cluster {name}", f"{url}  {mesh.clusters.get(name, 0)} slots")
+    if not mesh.tenants:
+        modules = [name.removeprefix("policy-") for name in mesh.children if name.startswith("policy-")]
+        row("modules", ", ".join(modules) or "none")
     row("state", str(folder.path))
     if mesh.sandbox:
         row("sandbox", mesh.sandbox)

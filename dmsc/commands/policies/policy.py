@@ -46,8 +46,9 @@ def run(
     source: Annotated[
         str,
         argument(
-            "FILE.py|NAME",
-            "Your file (FILE.py:Class if it has several policies), or the name of a built-in policy.",
+            "FILE.py|NAME|default",
+            "Your file (FILE.py:Class if it has several policies), the name of a built-in policy, or default:"
+            " those that a mesh starts.",
         ),
     ],
     shadow: Annotated[bool, option("--shadow", "Its suggestions are only scored; none is adopted.")] = False,
@@ -73,6 +74,7 @@ def run(
     import sys
 
     from dmsc.process.composition import policy_part
+    from dmsc.process.policy_loading import DEFAULT, DEFAULT_POLICIES
     from dmsc.state.settings import find_bus
     from dmsc.tapping.role import given_token
 
@@ -86,8 +88,11 @@ def run(
         from dmsc.process.sandboxing import confine_module
 
         confine_module(source, state)
-    part = policy_part(source, shadow=shadow, jobs=job or (), owner=owner, own_jobs=role == "researcher")
-    run_parts([part], address, parent=parent, level=log_level, patience_s=wait)
+    parts = [
+        policy_part(each, shadow=shadow, jobs=job or (), owner=owner, own_jobs=role == "researcher")
+        for each in (DEFAULT_POLICIES if source == DEFAULT else (source,))
+    ]
+    run_parts(parts, address, parent=parent, level=log_level, patience_s=wait)
 
 
 async def _user(mesh: GatewayOptions, *, patience_s: float = 3.0) -> tuple[str, str | None]:

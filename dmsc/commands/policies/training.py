@@ -70,8 +70,8 @@ def train(
             trained.append(train_module(TRAINERS[name](), runs, now, seed=seed))
         except BadInput as error:
             refused.append((name, error.text))
-    if not trained:
-        raise bad_input("; ".join(text for _, text in refused))
+    if not trained and len(names) == 1:
+        raise bad_input(refused[0][1])
     if out is not None:
         _write(out, trained[0], records)
     about = dict(refused)
@@ -85,6 +85,8 @@ def train(
     rows = [_row(one, about[one.module]) for one in trained]
     rows += [(name, "", "", "", "", "", text) for name, text in refused]
     bus.show_table(documents, COLUMNS, rows)
+    if not trained:
+        raise bad_input("no module was trained: the records hold too little for each")
     if publish and not any(one.better for one in trained):
         raise bad_input("nothing published: no trained state is better on what was held out")
 

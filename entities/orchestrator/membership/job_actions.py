@@ -107,12 +107,12 @@ class JobActions:
         self._cutting: dict[int, _AskedRecut] = {}  # by the plan's revision
         training.changes.on_hand_over = self._handed_over
         training.changes.on_stay = self._stays
+        training.job_changes.on_routes_worse = self._routes_worse
         training.recutting.on_in_force = self._cut_anew
         training.recutting.on_dropped = self._not_cut
         training.job_changes.on_free = job.queue.again
         holding.on_growth = self._grown
         holding.too_soon = lambda: self.under_way or self._changes.account.too_soon()
-        training.job_changes.on_routes_worse = self._routes_worse
 
     # --- whether ------------------------------------------------------------------------------------
     @property
@@ -187,8 +187,8 @@ class JobActions:
                 larger, smaller = f"larger window of stage {stage}", f"smaller window of stage {stage}"
                 return ("window", larger, smaller) if up else ("window", smaller, larger)
             case SetRate(per_s=per_s):
-                present = self._job.policies.admitted_per_s
-                up = bool(present) and per_s > present
+                admitted_per_s = self._job.policies.admitted_per_s
+                up = bool(admitted_per_s) and per_s > admitted_per_s
                 higher, lower = "higher admission rate", "lower admission rate"
                 return ("rate", higher, lower) if up else ("rate", lower, higher)
             case SetAlgorithm(algorithm=algorithm):

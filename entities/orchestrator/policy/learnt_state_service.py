@@ -35,6 +35,8 @@ from schemas.policy import ModuleState
 log = get_logger("orchestrator")
 
 CURRENT, ASIDE = "current", "aside"
+MOST_VERSIONS = 16
+"""Versions of a module whose states are kept: the last that wrote."""
 
 
 class LearntStateService:
@@ -178,10 +180,22 @@ class LearntStateService:
 
     async def _write(self, state: LearntState, present: KeyValueEntry | None) -> None:
         if present is None:
+            await self._make_room(state)
             await self._bucket.create(state, **_tokens(state), place=CURRENT)
         else:
             await self._bucket.update(state, revision=present.revision, **_tokens(state), place=CURRENT)
         await self._bus.publish(subjects.LEARNT_STATE, state, owner=state.owner, module=state.module)
+
+    async def _make_room(self, state: LearntState) -> None:
+        """Forgets versions of a module that wrote longest ago: nobody fills the disk by naming versions."""
+        entries = await self._bucket.entries(owner=state.owner, module=state.module, place=CURRENT)
+        oldest = sorted(entries, key=lambda entry: (entry.message.at, entry.revision))
+        for entry in oldest[: max(0, len(entries) + 1 - MOST_VERSIONS)]:
+            version = entry.key.split(".")[2]
+            for place in (CURRENT, ASIDE):
+                await self._bucket.delete(
+                    owner=state.owner, module=state.module, version=version, place=place
+                )
 
 
 def _tokens(state: LearntState) -> dict[str, Any]:

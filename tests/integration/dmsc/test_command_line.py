@@ -126,7 +126,7 @@ def test_a_port_that_was_asked_for_and_is_taken(tmp_path: Path) -> None:
     ("arguments", "expected"),
     [
         (("train", "none.yaml"), "dmsc: none.yaml: No such file or directory"),
-        (("run", "gatway", "--bus", "nats://127.0.0.1:1"), "dmsc: gatway: neither an entity or policy"),
+        (("run", "gatway", "--bus", "nats://127.0.0.1:1"), "dmsc: gatway: no entity, and neither the name"),
         (("run", "gateway", "--bus", "nats://127.0.0.1:1"), "dmsc: gateway serves a cluster: say which"),
         (("run", "authorizer", "--bus", "nats://127.0.0.1:1"), "dmsc: authorizer needs the users' file"),
         (("join", "nats://127.0.0.1:1", "--ports", "9-x"), "dmsc: --ports 9-x: write it as LO-HI"),
@@ -134,6 +134,10 @@ def test_a_port_that_was_asked_for_and_is_taken(tmp_path: Path) -> None:
         (("up", "--cluster", "a b"), "dmsc: --cluster 'a b': use letters"),
         (("up", "--cluster", "a", "--cluster", "a"), "dmsc: --cluster: the same name twice"),
         (("logs", "--since", "soon", "--bus", "nats://127.0.0.1:1"), "dmsc: --since soon: write 30s"),
+        (
+            ("up", "--policy", "path-fault"),
+            "dmsc: --policy path-fault: neither the name of a policy nor a file",
+        ),
         (("up", "--metrics-port", "x"), "dmsc: --metrics-port x: a port, 0 for any free one, or off"),
         (("logs", "--grep", "(", "--bus", "nats://127.0.0.1:1"), "dmsc: --grep (: "),
         (("store", "j", "s", "-t", "x", "--bus", "nats://127.0.0.1:1"), "dmsc: --table x: configuration, "),

@@ -18,6 +18,7 @@ import httpx
 import psutil
 import pytest
 
+from dmsc.process.policy_loading import DEFAULT_POLICIES
 from dmsc.state.state_folder import MeshFile, StateFolder
 from tests.integration.dmsc.command_line import (
     dmsc,
@@ -84,6 +85,7 @@ def test_status_knows_every_entity(mesh_folder: Path) -> None:
     status = json.loads(dmsc("status", "--json", cwd=mesh_folder).stdout)
     expected = sorted(
         ["service-registry", "authorizer", "orchestrator", *["gateway", "router", "cluster", "broker"] * 2]
+        + ["functional-module"] * len(DEFAULT_POLICIES)
     )
     deadline = time.monotonic() + PATIENCE_S
     # torch is still being loaded; brokers serve before they are registered
@@ -225,6 +227,26 @@ def test_doctor_finds_all_well(mesh_folder: Path) -> None:
     assert not wrong
     assert done.returncode == 0
     assert {"torch", "disk", "server", "jetstream", "clocks", "gateway", "versions"} <= set(findings)
+
+
+def test_the_default_policies_run_and_are_started_again(mesh_folder: Path) -> None:
+    def states() -> dict[str, tuple[str, int]]:
+        listed = json.loads(dmsc("policy", "list", "--json", cwd=mesh_folder).stdout)
+        return {row["module"]: (row["state"], row["crashes"]) for row in listed if "module" in row}
+
+    def pids() -> dict[str, int]:
+        return {name: read(mesh_folder).children[f"policy-{name}"] for name in DEFAULT_POLICIES}
+
+    wait_for(lambda: states() == dict.fromkeys(DEFAULT_POLICIES, ("active", 0)), lambda: str(states()))
+    before = pids()
+    for pid in before.values():
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: set(before.values()).isdisjoint(pids().values()))
+    wait_for(lambda: states() == dict.fromkeys(DEFAULT_POLICIES, ("active", 1)), lambda: str(states()))
+    said = (mesh_folder / ".dmsc" / "logs" / "up.log").read_text()
+    assert all(f"policy-{name} died (SIGKILL); starting it again" in said for name in DEFAULT_POLICIES)
+    automation = json.loads(dmsc("policy", "automation", "--json", cwd=mesh_folder).stdout)
+    assert automation["holds"] == "act"
 
 
 def test_a_policy_of_ones_own_is_added_and_retired(mesh_folder: Path) -> None:
@@ -374,6 +396,7 @@ def test_ctrl_c_leaves_nothing_and_taken_ports_are_avoided(tmp_path: Path) -> No
         assert set(mesh.children) == {
             *("bus", "service-registry", "authorizer", "orchestrator", "broker"),
             *("router-a", "gateway-a", "agent-a"),
+            *(f"policy-{name}" for name in DEFAULT_POLICIES),
         }
         pids = family(mesh)
         up.interrupt()

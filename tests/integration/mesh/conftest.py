@@ -76,10 +76,12 @@ class Mesh:
 
 
 def start_mesh(state: Path, *options: str) -> Mesh:
-    """`dmsc up` with free ports; returns once it is ready."""
+    """`dmsc up` with free ports; returns once it is ready. No module runs unless `options` name it."""
     arguments = ("up", "--state", str(state), "--nats-port", "0", "--http-port", "0")
     for folder in (state.parents[1], Path(argparse.__file__).parent):  # what disturbs a model; what it learns
         arguments += ("--allow-url", str(folder))
+    if "--policy" not in options:
+        arguments += ("--policy", "none", "--automation", "act")
     arguments += options
     environment = {
         **os.environ,

@@ -20,7 +20,19 @@ from tests.integration.dmsc.command_line import dmsc, environment, wait_for
 from tests.patience import PATIENCE_S
 from tests.warm_processes import WarmProcess, start_module
 
-OPTIONS = ("--nats-port", "0", "--http-port", "0", "--cluster", "a", "--slots", "1", "--tls")
+OPTIONS = (
+    "--nats-port",
+    "0",
+    "--http-port",
+    "0",
+    "--cluster",
+    "a",
+    "--slots",
+    "1",
+    "--tls",
+    "--policy",
+    "none",
+)
 WRITTEN = {
     *("bus_token", "token", "tokens.yaml", "user_key", "guard.json", "version", "credentials.jsonl"),
     *("lock", "mesh.json", "logs/guard.log", "logs/agent-a.log", "logs/control-plane.log"),

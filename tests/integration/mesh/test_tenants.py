@@ -53,7 +53,20 @@ class Host:
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     folder = tmp_path_factory.mktemp("host")
-    asked = ("up", "--tenant", "red", "--tenant", "blue", "--cluster", "a", "--slots", "2", *PORTS)
+    asked = (
+        "up",
+        "--tenant",
+        "red",
+        "--tenant",
+        "blue",
+        "--cluster",
+        "a",
+        "--slots",
+        "2",
+        "--policy",
+        "none",
+        *PORTS,
+    )
     asked += ("--allow-url", __file__)  # what `short_job` learns
     with running(*asked, cwd=folder, warm=True, **incubator()) as process:
         process.until("tenants ready")

@@ -13,7 +13,7 @@ import pytest
 from bus import subjects
 from bus.server.embedded import EmbeddedServer
 from dmsc.process.policy_loading import load_policy
-from entities.orchestrator.policy.learnt_state_service import LearntStateService
+from entities.orchestrator.policy.learnt_state_service import MOST_VERSIONS, LearntStateService
 from policies.module.service import FunctionalModule
 from policies.module.state_keeper import StateKeeper, StateTimes
 from schemas.envelope import EntityKind
@@ -189,6 +189,10 @@ async def test_one_writer_per_state(mesh: Mesh, service: LearntStateService) -> 
     with pytest.raises(BadInput, match="counting: which version\\? there are 1, 2"):
         await ask(service, reset=True)
     assert [one.version for one in (await ask(service)).states] == ["1", "2"]
+    for version in range(3, MOST_VERSIONS + 3):
+        await service.keep(state(1, 9 + version, "i3", version=str(version)), None)
+    versions = {one.version for one in (await ask(service)).states}
+    assert versions == {str(version) for version in range(3, MOST_VERSIONS + 3)}, "the last that wrote"
 
 
 async def test_of_two_processes_one_writes_and_the_other_takes_over_what_it_learnt(

@@ -41,9 +41,15 @@ def test_every_entity_is_a_service_of_its_own_in_two_clusters() -> None:
     assert {*alone, "gateway", "router"} == set(ENTITIES)
 
 
+@pytest.fixture(scope="module")
+def program() -> Any:
+    """All of `dmsc`'s commands, which take half a second to make."""
+    return typer.main.get_command(app)
+
+
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "secrets"])
-def test_its_command_is_one_that_dmsc_parses(name: str) -> None:
-    group = typer.main.get_command(app)
+def test_its_command_is_one_that_dmsc_parses(name: str, program: Any) -> None:
+    group = program
     arguments = list(COMMANDS[name])
     while hasattr(group, "commands"):
         group = group.commands[arguments.pop(0)]

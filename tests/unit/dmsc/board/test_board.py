@@ -209,6 +209,14 @@ def test_top_shows_jobs_nodes_and_instances() -> None:
     json.dumps(document, allow_nan=False)
 
 
+def test_top_shows_which_modules_run() -> None:
+    found = view_model()
+    assert "modules: none" in shown(top_text(top(found)))
+    found.take_records(records(service("stage-rebalancing", kind=EntityKind.FUNCTIONAL_MODULE)))
+    assert top(found)["modules"] == ["stage-rebalancing"]
+    assert "modules: stage-rebalancing" in shown(top_text(top(found)))
+
+
 def test_top_shows_how_long_microbatches_wait_for_data_and_where_it_comes_from() -> None:
     found = view_model()
     sid = "gpt-1-data-r0"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from dmsc.launch import ports
 from dmsc.launch.layout import expected_services, lay_out
 from dmsc.launch.mesh_options import MeshOptions
 from dmsc.launch.supervisor import pause_before_restart
+from dmsc.process.policy_loading import DEFAULT_POLICIES
 from dmsc.state.settings import find_bus, find_gateway
 from schemas import errors
 
@@ -82,7 +84,8 @@ def test_a_port_that_can_not_be_one(asked: int) -> None:
 
 def test_one_process_for_the_control_plane_or_one_each(tmp_path: Path) -> None:
     together = lay_out(MeshOptions(state=tmp_path), "nats://x:1", (1, 2), tmp_path / "t", tmp_path / "logs")
-    assert [child.name for child in together] == ["agent-a", "agent-b", "control-plane"]
+    modules = [f"policy-{name}" for name in DEFAULT_POLICIES]
+    assert [child.name for child in together] == ["agent-a", "agent-b", "control-plane", *modules]
     separate = lay_out(
         MeshOptions(state=tmp_path, separate=True, policies=("p.py",)),
         "nats://x:1",
@@ -92,10 +95,29 @@ def test_one_process_for_the_control_plane_or_one_each(tmp_path: Path) -> None:
     )
     assert {child.name for child in separate} == {
         *("service-registry", "authorizer", "orchestrator", "router-a", "router-b", "gateway-a", "gateway-b"),
-        *("agent-a", "agent-b", "broker", "policy-0"),
+        *("agent-a", "agent-b", "broker", "policy-module"),
     }
     stops = {child.name: child.stop_order for child in separate}
     assert stops["orchestrator"] < stops["agent-a"] < stops["service-registry"]
+
+
+@pytest.mark.parametrize(
+    ("options", "modules", "automation"),
+    [
+        ({}, [f"policy-{name}" for name in DEFAULT_POLICIES], None),
+        ({"policies": ("none",)}, [], "off"),
+        ({"policies": ("none",), "automation": "advise"}, [], "advise"),
+        ({"policies": ("link-trend,transience",)}, ["policy-link-trend", "policy-transience"], None),
+        ({"policies": ("p.py", "q.py"), "automation": "off"}, ["policy-module", "policy-module-2"], "off"),
+    ],
+)
+def test_which_modules_are_started_and_whether_jobs_are_changed_by_themselves(
+    options: dict[str, Any], modules: list[str], automation: str | None, tmp_path: Path
+) -> None:
+    children = lay_out(MeshOptions(state=tmp_path, **options), "nats://x:1", (1, 2), tmp_path, tmp_path)
+    assert [child.name for child in children if child.name.startswith("policy-")] == modules
+    (words,) = (child.arguments for child in children if child.name == "control-plane")
+    assert (words[words.index("--automation") + 1] if "--automation" in words else None) == automation
 
 
 def test_agents_of_one_machine_share_the_size_of_the_cache(tmp_path: Path) -> None:
@@ -107,7 +129,7 @@ def test_agents_of_one_machine_share_the_size_of_the_cache(tmp_path: Path) -> No
 
 
 def test_several_orchestrators_run_apart(tmp_path: Path) -> None:
-    options = MeshOptions(state=tmp_path, orchestrators=2, own_loop=False)
+    options = MeshOptions(state=tmp_path, orchestrators=2, policies=(), own_loop=False)
     children = {child.name: child for child in lay_out(options, "nats://x:1", (1, 2), tmp_path, tmp_path)}
     assert list(children) == ["agent-a", "agent-b", "control-plane", "orchestrator-1", "orchestrator-2"]
     assert "orchestrator" not in children["control-plane"].arguments
@@ -117,7 +139,7 @@ def test_several_orchestrators_run_apart(tmp_path: Path) -> None:
 
 
 def test_several_registries_run_apart(tmp_path: Path) -> None:
-    options = MeshOptions(state=tmp_path, registries=2)
+    options = MeshOptions(state=tmp_path, registries=2, policies=())
     children = {child.name: child for child in lay_out(options, "nats://x:1", (1, 2), tmp_path, tmp_path)}
     registries = ["service-registry-1", "service-registry-2"]
     assert list(children) == ["agent-a", "agent-b", *registries, "control-plane"]

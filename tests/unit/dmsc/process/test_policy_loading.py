@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from dmsc.process.policy_loading import BUILT_IN, load_policy
+from dmsc.process.policy_loading import (
+    BUILT_IN,
+    DEFAULT_POLICIES,
+    check_policies,
+    chosen_policies,
+    load_policy,
+)
 from schemas.errors import BadInput
 
 ONE = (
@@ -54,7 +60,41 @@ def test_a_file_that_does_not_load(tmp_path: Path, text: str, expected: str) -> 
 
 
 def test_neither_name_nor_file(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="neither an entity or policy"):
-        load_policy("gatway")
+    with pytest.raises(BadInput, match=r"neither the name of a policy nor .*; did you mean path-faults\?"):
+        load_policy("path-fault")
     with pytest.raises(BadInput, match="no such file"):
         load_policy(str(tmp_path / "none.py"))
+
+
+def test_what_a_mesh_runs_unless_told_otherwise_comes_with_it() -> None:
+    assert set(DEFAULT_POLICIES) <= set(BUILT_IN)
+
+
+@pytest.mark.parametrize(
+    ("words", "chosen"),
+    [
+        (("default",), DEFAULT_POLICIES),
+        (("none",), ("none",)),
+        (("path-faults",), ("path-faults",)),
+        (("path-faults, link-trend", "path-faults"), ("path-faults", "link-trend")),
+        (("default,path-faults", *DEFAULT_POLICIES), (*DEFAULT_POLICIES, "path-faults")),
+        (("some.py:Mine", "default"), ("some.py:Mine", *DEFAULT_POLICIES)),
+    ],
+)
+def test_chosen_by_words(words: tuple[str, ...], chosen: tuple[str, ...]) -> None:
+    assert chosen_policies(words) == chosen
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("path-fault",), "--policy path-fault: neither .*; did you mean path-faults?"),
+        (("something",), "--policy something: neither .*; there are default, none, checkpoint-interval, "),
+        (("link-trend,",), "--policy '': neither "),
+        (("default,none",), "--policy none starts no module: leave out default, or none"),
+        (("none.py",), "--policy none.py: no such file"),
+    ],
+)
+def test_chosen_by_words_that_name_nothing(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        check_policies(words)

@@ -56,6 +56,15 @@ def test_without_a_module_those_that_learn_nothing_say_why(tmp_path: Path, run: 
     assert about["device-risk"].startswith("device-risk: 0 signs of devices to learn from")
 
 
+def test_records_that_teach_nobody_are_an_error_after_the_reasons(tmp_path: Path) -> None:
+    path = tmp_path / "short.dmscrun"
+    recorded_runs.write(path, recorded_runs.frames(5))
+    code, output = dmsc(tmp_path, str(path))
+    assert code != 0
+    assert "transience: 0 outages to learn from and 0 held out" in " ".join(output.split())
+    assert "no module was trained: the records hold too little for each" in output
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
