@@ -52,7 +52,7 @@ def test_an_instance_moves_to_the_stage_that_holds_the_others_up(mesh: Mesh, tmp
                 by_person = [knob for knob in mesh.client.automation(job).knobs if knob.holder == OPERATOR]
             if event.change.state in JUDGED and not asked:
                 asked = mesh.client.move(job, f"{job}-s1-r0", 0)
-                with pytest.raises(Conflict, match="is changing its stage|must have joined first"):
+                with pytest.raises(Conflict, match=r"is changing its stage|must have joined first"):
                     mesh.client.recut(job, "0-3,4")
         record = mesh.client.wait(job, timeout_s=PATIENCE_S)
         said = policy.output
