@@ -19,6 +19,9 @@ from schemas.job import StepResult
 KEPT = 16
 """Changes remembered in a job's record."""
 
+SINCE_THEN = 2
+"""Steps that were decided at least when a slot is seen to have become faster or slower: it is seen by them."""
+
 CHEAP: frozenset[ChangeKind] = frozenset({"window", "rate", "algorithm"})
 """Changes that cost nothing to make or to take back: a smaller gain is enough."""
 
@@ -186,8 +189,10 @@ class ChangeAccount:
             self._recent.append(result.step_s)
             return None
         if self._other_speeds(change):  # its verdict would be about the slots
+            latest = [*self._after, result.step_s][-SINCE_THEN:]
             self._close(ChangeState.UNDONE)
             self._since = None
+            self._recent.extend(latest)
             return self.history[-1]
         if change.state is ChangeState.UNDER_WAY:
             if not all(result.shares.get(sid) for sid in change.newcomers):

@@ -270,5 +270,6 @@ def test_a_slot_that_recovers_meanwhile_leaves_nothing_to_judge_and_nothing_to_w
     run.moves.speeds = {"n/0": 1.0, "n/1": 1.0}
     (news,) = run.steps(1, 0.3)
     assert news.state is ChangeState.UNDONE
-    run.steps(4, 0.3)
+    assert "only 2 steps" in run.moves.too_soon()
+    run.steps(2, 0.3)
     assert run.moves.too_soon() == ""
