@@ -20,7 +20,7 @@ KEPT = 16
 """Changes remembered in a job's record."""
 
 SINCE_THEN = 2
-"""Steps that were decided at least when a slot is seen to have become faster or slower: it is seen by them."""
+"""The least number of steps by which a slot is seen to have become faster or slower."""
 
 CHEAP: frozenset[ChangeKind] = frozenset({"window", "rate", "algorithm"})
 """Changes that cost nothing to make or to take back: a smaller gain is enough."""
