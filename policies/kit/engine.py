@@ -285,7 +285,8 @@ class Engine:
 
     def drift(self, *, into: list[PolicyProblem]) -> str:
         """Why what the policy learnt or forecasts no longer fits what happens; empty while it does."""
-        own = self._contain("drift", self.policy.drift, into=into)
+        method = getattr(type(self.policy), "drift", None)  # an attribute of that name is the author's own
+        own = self._contain("drift", method, self.policy, into=into) if callable(method) else ""
         reasons = (own if isinstance(own, str) else "", self._forecasts.reason)
         return "; ".join(reason for reason in reasons if reason)[:400]
 

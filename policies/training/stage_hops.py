@@ -44,7 +44,7 @@ class StageHopTrainer(Trainer[StageHop]):
     policy = TopologyScoring
     what: ClassVar[str] = "hops between stages"
     least: ClassVar[int] = 12
-    unit: ClassVar[str] = "fullest link ÷ best known"
+    unit: ClassVar[str] = "fullest link ÷ lower bound"
 
     def examples(self, run: Run) -> list[StageHop]:
         observations, found = Observations(), []

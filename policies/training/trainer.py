@@ -17,6 +17,8 @@ from schemas.learnt_state import MOST_LEARNT_BYTES, canonical_json, parsed_json
 
 HELD_OUT = 0.3
 """Share of the runs, or of each run's time where there are fewer than three, that is not learnt from."""
+MARGIN = 1e-3
+"""Share of the present loss that a trained state has to save to be better."""
 FEW = 3
 """Runs from which whole runs are held out."""
 
@@ -50,7 +52,8 @@ class Trained:
 
     @property
     def better(self) -> bool:
-        return self.loss < self.loss_now
+        """Whether it does better by more than what rounding alone may do."""
+        return self.loss < (1 - MARGIN) * self.loss_now
 
 
 class Trainer(ABC, Generic[Example]):

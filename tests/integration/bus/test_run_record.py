@@ -11,6 +11,7 @@ from bus.recording import run_record
 from bus.recording.run_file import RunFile, write_run
 from schemas.errors import NotFound
 from schemas.job import JobEvent, JobState
+from schemas.learnt_state import LearntState, digest_of
 from schemas.names import MESH
 from schemas.policy import NoAction, PolicySuggestion
 from schemas.telemetry import InstanceSample, LogLine, NodeSample
@@ -36,6 +37,11 @@ def suggestion(job: str) -> PolicySuggestion:
     )
 
 
+def learnt(version: str, revision: int) -> LearntState:
+    fields = {"module": "m", "version": version, "revision": revision, "schema_version": 1, "by": "i"}
+    return LearntState(**fields, data="{}", digest=digest_of("{}"), at=1.0)
+
+
 async def test_a_run_is_what_concerns_it_in_order(connect: Connect, tmp_path: Path) -> None:
     bus = await connect("someone")
 
@@ -43,6 +49,10 @@ async def test_a_run_is_what_concerns_it_in_order(connect: Connect, tmp_path: Pa
         await bus.append(subjects.JOB_EVENT, JobEvent(job=job, kind="state", at=0.0, state=state), job=job)
 
     await bus.publish(subjects.NODE_SAMPLE, NodeSample(cluster="c", node="n"), agent="c-n")
+    for revision in (1, 2):
+        for version in ("1", "2"):
+            await bus.publish(subjects.LEARNT_STATE, learnt(version, revision), owner=MESH, module="m")
+    await bus.barrier()
     for job in ("run1", "run2"):
         await event(job, JobState.RUNNING)
     for step in range(300):  # more than one batch
@@ -69,11 +79,16 @@ async def test_a_run_is_what_concerns_it_in_order(connect: Connect, tmp_path: Pa
         "instance sample": 300,
         "node sample": 7,
         "policy suggestion": 6,
+        "learnt state": 4,
     }
     steps = [frame.open()[0].step for frame in of["instance sample"]]
     assert steps == list(range(300))
     assert {frame.open()[0].job for frame in of["policy suggestion"]} == {"run1"}
     assert all(span.began - 12 <= frame.at <= span.until + 5 for frame in frames)
+
+    begins = [frame async for frame in run_record.read_run(bus, "run1", span, before_s=0.0)]
+    states = [frame.open()[0] for frame in begins if frame.row is subjects.LEARNT_STATE]
+    assert [(state.version, state.revision) for state in states] == [("1", 2), ("2", 2)], "the last before it"
 
     counts = await run_record.counts(bus)
     assert counts["run1"] == {"job event": 2, "instance sample": 300}

@@ -209,7 +209,7 @@ async def test_telemetry_becomes_a_suggestion_and_it_is_adopted(mesh: Mesh) -> N
     async with mesh.telemetry(s0_r0=10.0, s0_r1=30.0, s1_r0=20.0, s1_r1=20.0):
         await mesh.arbiter.until(lambda: mesh.arbiter.decisions)
     suggestion, decision = mesh.arbiter.suggestions[0], mesh.arbiter.decisions[0]
-    assert suggestion.action.model_dump() == {
+    assert suggestion.action.model_dump(exclude_none=True) == {
         "action": "set_weights",
         "stage": 0,
         "weights": {"j-s0-r0": 1.5, "j-s0-r1": 0.5},

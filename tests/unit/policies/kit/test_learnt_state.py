@@ -143,6 +143,18 @@ def test_a_policy_without_a_state_names_none() -> None:
     assert (output.learnt, [suggestion.state for suggestion in output.suggestions]) == (None, [""])
 
 
+def test_an_attribute_of_the_author_s_own_by_the_name_of_a_hook_is_left_alone() -> None:
+    class Drifting(Counting):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drift = 0.3  # type: ignore[assignment]
+
+    engine = Engine(Drifting(), EngineConfig())
+    engine.take([event(0.0)])
+    output = engine.decide(BEGAN)
+    assert (len(output.suggestions), output.problems) == (1, [])
+
+
 @pytest.mark.parametrize(
     ("data", "reason"),
     [

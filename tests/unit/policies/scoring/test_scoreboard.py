@@ -12,7 +12,7 @@ from dmsc.replay.present import by_action
 from policies.kit.engine import Event
 from policies.kit.view import Observations
 from policies.scoring.scoreboard import Scoreboard, ScoreboardConfig
-from schemas.actions import Action, ExpectFailures, Migrate, Scale, SetAlgorithm, SetWindow
+from schemas.actions import Action, ExpectFailures, Migrate, Recut, Scale, SetAlgorithm, SetRate, SetWindow
 from schemas.base import Message
 from schemas.changes import ChangeState, JobObjective, StepUse
 from schemas.job import JobEvent, JobState
@@ -221,6 +221,8 @@ def test_observations_and_unknown_jobs_are_not_scored() -> None:
         Scale(replicas=3, forecast=forecast()),
         SetWindow(stage=0, in_flight=2, forecast=forecast()),
         SetAlgorithm(algorithm="least-outstanding", forecast=forecast()),
+        SetRate(per_s=4.0, forecast=forecast()),
+        Recut(cuts=None, revision=None, forecast=forecast()),
     ],
     ids=lambda action: action.action,
 )
