@@ -11,10 +11,11 @@ from collections.abc import Mapping
 
 from bus import subjects
 from bus.subject_row import Subject
-from policies.kit.engine import Engine, EngineConfig, Event
+from policies.kit.engine import Engine, EngineConfig, Event, PolicyProblem
 from policies.kit.policy import Policy
 from policies.kit.view import JobView
 from schemas.base import Message
+from schemas.fault_choices import FaultAnswer, FaultQuestion
 from schemas.policy import PolicySuggestion
 from schemas.telemetry import InstanceSample
 
@@ -92,3 +93,11 @@ class Trial:
         for suggestion in output.suggestions:
             self.engine.published(suggestion, f"suggestion {self._events}", self.now)
         return output.suggestions
+
+    def fault(self, question: FaultQuestion) -> FaultAnswer | None:
+        """The policy's answer about a fault at hand. If it raises, raises AssertionError with the place."""
+        problems: list[PolicyProblem] = []
+        answer = self.engine.fault(question, self.now, into=problems)
+        if problems:
+            raise AssertionError(f"{problems[0].where}: {problems[0].text}")
+        return answer

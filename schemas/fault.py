@@ -80,7 +80,7 @@ VerdictKind = Literal["transient", "structural", "unfounded"]
 FaultScope = Literal["none", "instance", "node"]
 
 
-class FaultVerdict(Message, wire="fault.verdict", version=(1, 3)):
+class FaultVerdict(Message, wire="fault.verdict", version=(1, 4)):
     """The SMO's verdict, reached with SRD and MIC, and its action; on the stream `FAULTS`."""
 
     job: Token | None
@@ -94,6 +94,7 @@ class FaultVerdict(Message, wire="fault.verdict", version=(1, 3)):
     log: tuple[str, ...] = Field((), description="the last lines of the instance's log")
     broken: tuple[str, ...] = Field((), description="dependencies of the topology that it broke, by the MIC")
     judged: str = Field("", description="the judgement of the MIC in words; empty: it gave none")
+    ended: bool = Field(False, description="its process is known to have ended")
 
 
 ChainCondition = Literal["well", "stalled", "underperforming"]

@@ -18,6 +18,7 @@ from schemas.alert import Alert
 from schemas.automation import Automation, AutomationSpec, PinnedKnob
 from schemas.base import CallerSpan, Message, Part, Seconds, Time, Token
 from schemas.changes import JobChange
+from schemas.fault_choices import FaultChoice
 from schemas.job_file.code import CodeSpec
 from schemas.job_file.data import DataSpec
 from schemas.job_file.initial_weights import InitialWeightsField
@@ -340,7 +341,7 @@ class ArrayPlace(Part):
     values: Annotated[Values, HOLDS_USER_VALUES] = Field({}, description="what it has of its own")
 
 
-class JobRecord(Message, wire="job.record", version=(1, 23)):
+class JobRecord(Message, wire="job.record", version=(1, 24)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -389,6 +390,9 @@ class JobRecord(Message, wire="job.record", version=(1, 23)):
     automation: Automation | None = Field(None, description="as a person switched it; none: as its file says")
     pins: tuple[PinnedKnob, ...] = Field((), description="what persons have set and not released")
     recuts: tuple[RecutRecord, ...] = Field((), description="of its layers while it trained, the last 16")
+    fault_choices: tuple[FaultChoice, ...] = Field(
+        (), description="what was done about faults that modules were asked about, the last 16"
+    )
     cuts: tuple[NodeCut, ...] = Field((), description="cuts between nodes that the job met, oldest first")
     alerts: tuple[Alert, ...] = Field((), description="those that are not over; `step` says since when")
     ends_as: JobState | None = Field(
@@ -418,7 +422,7 @@ class JobRecord(Message, wire="job.record", version=(1, 23)):
         return steps if stopped_at is None else min(steps, stopped_at)
 
 
-class JobEvent(Message, wire="job.event", version=(1, 8)):
+class JobEvent(Message, wire="job.event", version=(1, 9)):
     """An event of a job, in order on the stream `JOBS`. The live view and the loss curve read it."""
 
     job: Token
@@ -436,6 +440,7 @@ class JobEvent(Message, wire="job.event", version=(1, 8)):
         "skipped",
         "change",
         "recut",
+        "fault_choice",
         "alert",
     ]
     at: Time
@@ -449,6 +454,7 @@ class JobEvent(Message, wire="job.event", version=(1, 8)):
     skipped_step: int | None = None
     change: JobChange | None = None
     recut: RecutRecord | None = None
+    fault_choice: FaultChoice | None = None
     alert: Alert | None = None
     validation_step: int | None = None
     validation_loss: float | None = None

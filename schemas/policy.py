@@ -72,7 +72,7 @@ MODULE_TRANSITIONS: dict[ModuleState, frozenset[ModuleState]] = {
 """Legal transitions of one life of a module: a new process starts again at registered."""
 
 
-class ModuleLifecycle(Message, wire="policy.lifecycle", version=(1, 3)):
+class ModuleLifecycle(Message, wire="policy.lifecycle", version=(1, 4)):
     """A functional module announces its identity and state (draft §4.2, lifecycle control)."""
 
     module: Token
@@ -88,6 +88,7 @@ class ModuleLifecycle(Message, wire="policy.lifecycle", version=(1, 3)):
         names.MESH, description="the user for whose jobs alone it suggests; `system`: for all"
     )
     drift: str = Field("", description="why what it learnt no longer fits what happens; empty: it does")
+    answers_faults: bool = Field(False, description="it says what to do about a fault at hand")
 
 
 class ModuleOp(StrEnum):

@@ -84,6 +84,7 @@ def _of_module(name: str, owner: str = "system") -> tuple[str, ...]:
         *(f"policy.suggestion.{owner}.{name}", f"policy.score.{owner}.{name}"),
         *(f"policy.lifecycle.{owner}.{name}", f"policy.drift.{owner}.{name}"),
         *(f"policy.learnt.query.{owner}.{name}", f"policy.learnt.keep.{owner}.{name}"),
+        f"policy.fault_answer.{owner}.{name}",
     )
 
 
@@ -170,6 +171,7 @@ MODULE = Effects(
         *("step.claim.*.*", "data.notice.*.*", "telemetry.instance.*.*", "telemetry.node.*"),
         *("telemetry.observation.*", "topology.graph.*", "policy.decision.*", "policy.switch.*"),
         "policy.learnt.state.*.*",
+        "policy.fault_question.*",
         *("policy.order.mine", "policy.question.mine.*", "policy.suggestion.system.mine", *_EVERYBODY),
     ),
 )
@@ -297,6 +299,7 @@ GATEWAY = Effects(
                 "POLICIES": (
                     *("policy.decision.*", "policy.score.*.*", "policy.suggestion.*.*", "policy.switch.*"),
                     "policy.drift.*.*",
+                    *("policy.fault_answer.*.*", "policy.fault_question.*"),
                 ),
                 "LEARNT": ("policy.learnt.state.*.*",),
                 "SIGNALS": (

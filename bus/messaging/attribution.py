@@ -66,6 +66,8 @@ _SAID: dict[Subject, dict[str, tuple[str | _Follows, ...]]] = {
     subjects.INSTANCE_SAMPLE: {"job": ("job",), "sid": ("sid", _SENDER)},
     subjects.NODE_SAMPLE: {"agent": (_SENDER, _AGENT)},
     subjects.SUGGESTION: {"owner": ("owner",), "module": ("module",)},
+    subjects.FAULT_QUESTION: {"job": ("job",)},
+    subjects.FAULT_ANSWER: {"owner": ("owner",), "module": ("module",)},
     subjects.POLICY_SCORE: {"owner": ("owner",), "module": ("module",)},
     subjects.MODULE_LIFECYCLE: {"owner": ("owner",), "module": ("module", _MODULE)},
     subjects.MODULE_DRIFT: {"owner": ("owner",), "module": ("module",)},

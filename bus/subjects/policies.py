@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from bus.subject_row import Names, Subject
 from bus.subjects.table import CLIENT, FM, MG, MI, MIC, RECORDS_BYTES, SMO, SR
-from schemas import automation, learnt_state, module_status, observation, policy, task_graph, telemetry
+from schemas import (
+    automation,
+    fault_choices,
+    learnt_state,
+    module_status,
+    observation,
+    policy,
+    task_graph,
+    telemetry,
+)
 from schemas.errors import Ack
 
 __all__ = [
     "AUTOMATION_QUERY",
     "DIRECT_LEARNT",
     "DIRECT_MODULE",
+    "FAULT_ANSWER",
+    "FAULT_QUESTION",
     "INSTANCE_SAMPLE",
     "JOB_TOPOLOGY",
     "KEEP_LEARNT",
@@ -91,6 +102,25 @@ POLICY_DECISION = Subject(
     "adopted or declined, and why",
     stream="POLICIES",
     names=Names.NOBODY,
+)
+FAULT_QUESTION = Subject(
+    "fault question",
+    "policy.fault_question.{job}",
+    fault_choices.FaultQuestion,
+    SMO,
+    FM,
+    "a fault at hand: ask again, wait, or replace?",
+    stream="POLICIES",
+    names=Names.NOBODY,
+)
+FAULT_ANSWER = Subject(
+    "fault answer",
+    "policy.fault_answer.{owner}.{module}",
+    fault_choices.FaultAnswer,
+    FM,
+    SMO,
+    "what a functional module would do about a fault at hand",
+    stream="POLICIES",
 )
 POLICY_SCORE = Subject(
     "policy score",

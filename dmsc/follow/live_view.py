@@ -35,6 +35,7 @@ _marks = {
     "skipped": "[yellow]↷[/]",
     "change": "[cyan]⇆[/]",
     "recut": "[cyan]⇆[/]",
+    "fault_choice": "[cyan]?[/]",
     "alert": "[yellow]![/]",
     "warning": "[yellow]![/]",
 }

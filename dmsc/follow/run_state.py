@@ -14,6 +14,12 @@ from schemas.job_file.recipe import MOST_STEPS
 _recent_steps = 10
 """Steps over which shares, speed and the time left are averaged."""
 _blocks = "▁▂▃▄▅▆▇█"
+NOTICED = frozenset(
+    {
+        *("fault", "fault_choice", "recovery", "policy", "checkpoint", "skipped", "change", "recut", "alert"),
+    }
+)
+"""The kinds of events whose text is shown."""
 
 
 @dataclass(slots=True)
@@ -75,10 +81,7 @@ class RunState:
             self.validations.append((event.validation_step or self.done, event.validation_loss))
         elif event.kind == "sample":
             self.sample = event.sample
-        elif (
-            event.kind in ("fault", "recovery", "policy", "checkpoint", "skipped", "change", "recut", "alert")
-            and event.text
-        ):
+        elif event.kind in NOTICED and event.text:
             kind = "warning" if event.warning else event.kind
             self.faults += kind == "fault"
             self.notices.append((event.at, kind, event.text))

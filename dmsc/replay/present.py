@@ -10,6 +10,7 @@ from dmsc.replay.session import Key, RecordedSuggestion, Story, judged
 from policies.kit.view import topic
 from policies.scoring.replay import Replayed
 from policies.scoring.scores import Summary, summarise
+from schemas.fault_choices import FaultAnswer
 from schemas.policy import (
     AvoidInstance,
     MoveInstance,
@@ -20,6 +21,7 @@ from schemas.policy import (
 )
 
 COLUMNS = ("time", "step", "this policy", "the rules would say", "then", "decided then")
+FAULT_COLUMNS = ("fault at hand", "this policy", "then")
 SCORE_COLUMNS = (
     "module",
     "version",
@@ -107,6 +109,27 @@ def _short(sid: str, job: str) -> str:
     return sid.removeprefix(f"{job}-")
 
 
+def fault_rows(story: Story) -> list[tuple[str, ...]]:
+    """The rows for `FAULT_COLUMNS`: this policy's answers about faults beside those of that time."""
+    replayed = {answer.question: answer for answer in story.fault_answers}
+    recorded: dict[str, list[FaultAnswer]] = {question: [] for question in replayed}
+    for answer in story.recorded_fault_answers:
+        recorded.setdefault(answer.question, []).append(answer)
+    return [
+        (
+            question,
+            _answer_text(replayed[question]) if question in replayed else "",
+            "; ".join(f"{answer.module} {answer.version}: {_answer_text(answer)}" for answer in answers),
+        )
+        for question, answers in recorded.items()
+    ]
+
+
+def _answer_text(answer: FaultAnswer) -> str:
+    way = "" if answer.action is None else answer.action.action
+    return f"{way}: {answer.reason} ({answer.confidence:.2f})"
+
+
 # --- scores ------------------------------------------------------------------------------------------
 def by_action(
     scores: Mapping[Key, list[PolicyScore]],
@@ -181,6 +204,10 @@ def as_json(story: Story, own: Key) -> dict[str, Any]:
         "policy": {"module": own[0], "version": own[1]},
         "replayed": [_side(suggestion) for suggestion in story.replayed],
         "recorded": [_side(suggestion) for suggestion in story.recorded],
+        "fault_answers": {
+            "replayed": [answer.model_dump(mode="json") for answer in story.fault_answers],
+            "recorded": [answer.model_dump(mode="json") for answer in story.recorded_fault_answers],
+        },
         "scores": {
             "replayed": summary_json(story.replayed_scores),
             "recorded": [

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from bus.recording.run_record import Frame
-from bus.subjects import POLICY_DECISION, SUGGESTION
+from bus.subjects import FAULT_ANSWER, POLICY_DECISION, SUGGESTION
 from entities.orchestrator.policy.arbitration import arbitrate, lapse, register
 from entities.orchestrator.policy.arbitration_state import ArbitrationState
 from entities.orchestrator.policy.suggestion_rules import JobFacts
@@ -18,6 +18,7 @@ from policies.scoring.replay import PolicyReplay, Replayed
 from policies.scoring.scoreboard import NEEDS, Scoreboard
 from policies.scoring.scores import Judged
 from schemas.errors import BadMessage
+from schemas.fault_choices import FaultAnswer
 from schemas.policy import ModuleLifecycle, ModuleState, PolicyDecision, PolicyScore, PolicySuggestion
 
 Key = tuple[str, str]
@@ -47,6 +48,8 @@ class Story:
     recorded: list[RecordedSuggestion] = field(default_factory=list)
     scores: dict[Key, list[PolicyScore]] = field(default_factory=dict)
     replayed_scores: list[PolicyScore] = field(default_factory=list)
+    fault_answers: list[FaultAnswer] = field(default_factory=list)
+    recorded_fault_answers: list[FaultAnswer] = field(default_factory=list)
     problems: list[PolicyProblem] = field(default_factory=list)
 
 
@@ -73,7 +76,7 @@ class Session:
             self._mine = Scoreboard(policy.name, policy.version, self._engine.observations)
         self._boards: dict[Key, Scoreboard] = {}
         self._by_id: dict[str, RecordedSuggestion] = {}
-        self._rows = self._replay.rows | {SUGGESTION, POLICY_DECISION, *NEEDS}
+        self._rows = self._replay.rows | {SUGGESTION, FAULT_ANSWER, POLICY_DECISION, *NEEDS}
         self._settled_at = -math.inf
         self._settle_every_s = settle_every_s
 
@@ -96,12 +99,19 @@ class Session:
         event = Event(row=frame.row, message=message, id=envelope.id, at=frame.at)
         for board in self._all_boards():
             board.take((event,))
+        answered = len(self._replay.answers)
         for replayed in self._replay.feed(event):
             if self._mine is not None:
                 self._mine.follow(replayed.suggestion, replayed.id, replayed.at)
                 if replayed.decision is not None:
                     self._mine.take((self._decision_event(replayed.decision, replayed.at),))
-        if isinstance(message, PolicySuggestion):
+        for answer in self._replay.answers[answered:]:
+            if self._mine is not None:
+                self._mine.follow_answer(answer, "", frame.at)
+        if isinstance(message, FaultAnswer) and message.action is not None:
+            story.recorded_fault_answers.append(message)
+            self._board(message.module, message.version).follow_answer(message, envelope.id, frame.at)
+        elif isinstance(message, PolicySuggestion):
             self._recorded(message, envelope.id, frame.at)
         elif isinstance(message, PolicyDecision) and message.suggestion in self._by_id:
             self._by_id[message.suggestion].decision = message
@@ -113,18 +123,22 @@ class Session:
         story = self.story
         self._settle(story.until)
         story.replayed = self._replay.suggestions
+        story.fault_answers = self._replay.answers
         story.problems = self._replay.problems
         story.unanswered_reads = self._replay.unanswered_reads
         return story
 
     def _recorded(self, message: PolicySuggestion, id: str, at: float) -> None:
-        key = (message.module, message.version)
-        board = self._boards.get(key)
-        if board is None:
-            board = self._boards[key] = Scoreboard(*key, self._engine.observations)
+        board = self._board(message.module, message.version)
         self._by_id[id] = RecordedSuggestion(at=at, id=id, suggestion=message)
         self.story.recorded.append(self._by_id[id])
         board.follow(message, id, at)
+
+    def _board(self, module: str, version: str) -> Scoreboard:
+        key = (module, version)
+        if key not in self._boards:
+            self._boards[key] = Scoreboard(*key, self._engine.observations)
+        return self._boards[key]
 
     def _settle(self, now: float) -> None:
         self._settled_at = now

@@ -28,7 +28,7 @@ NAMES = {
     JobState.PARKED: "parked",
 }
 """The name of each state's span."""
-TOLD = ("fault", "recovery", "checkpoint", "alert", "change", "recut", "policy", "skipped")
+TOLD = ("fault", "fault_choice", "recovery", "checkpoint", "alert", "change", "recut", "policy", "skipped")
 """The kinds of job events that become events of the job's span."""
 EVENTS_KEPT = 128
 """How many events a job's span keeps, the first ones; the same as OpenTelemetry's own limit."""

@@ -34,6 +34,7 @@ from entities.orchestrator.nodes.draining import Draining
 from entities.orchestrator.planning.plan_requests import MeshNetwork
 from entities.orchestrator.policy.arbitration import ArbitrationConfig
 from entities.orchestrator.policy.automation_service import AutomationService
+from entities.orchestrator.policy.faults_at_hand.fault_questions import FaultQuestions
 from entities.orchestrator.policy.learnt_state_service import LearntStateService
 from entities.orchestrator.policy.policy_service import PolicyService
 from entities.orchestrator.policy.promotion_rules import PromotionConfig
@@ -129,6 +130,7 @@ class Leader:
             spawn=self._spawn,
             planning=config.planning,
             queue_rules=config.queue,
+            ask_modules=lambda *asked: self._fault_questions.ask(*asked),
         )
         self._claims = term.claims
         self._jobs = JobRuns(
@@ -147,6 +149,9 @@ class Leader:
             bus, self._runs, mesh, self._jobs.queue, candidate.confirmed, config.arbitration
         )
         self._learnt = LearntStateService(bus, self._policies.standings, self._policies.owner_of)
+        self._fault_questions = FaultQuestions(
+            bus, self._policies, self._runs, mesh, self._spawn, config.arbitration
+        )
         self._automation = AutomationService(bus, mesh, self._runs, self._policies, config.automation)
         self._promotions = PromotionService(
             bus, self._policies, self._runs, candidate.confirmed, config.promotion
@@ -307,6 +312,7 @@ class Leader:
             (subjects.TERMINATION, self._termination),
             (subjects.QOS_REPORT, self._quality),
             (subjects.SUGGESTION, self._policies.suggestion),
+            (subjects.FAULT_ANSWER, self._fault_questions.answer),
             (subjects.POLICY_SCORE, self._promotions.score),
         )
         for row, handler in messages:

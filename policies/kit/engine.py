@@ -13,14 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bus import subjects
 from bus.subject_row import Subject
 from policies.kit.drift import LESS_SURE, ForecastWatch
 from policies.kit.inference import Inference, Inferred
-from policies.kit.policy import ALWAYS, INFERENCE, Policy
+from policies.kit.policy import ALWAYS, FAULT, INFERENCE, Policy
 from policies.kit.store_reads import StoreRead
 from policies.kit.view import JobView, Observations
 from schemas.base import Message
 from schemas.errors import BadInput
+from schemas.fault_choices import FaultAnswer, FaultQuestion
 from schemas.job import JobEvent
 from schemas.learnt_state import MOST_LEARNT_BYTES, canonical_json, digest_of, parsed_json
 from schemas.observation import Observation
@@ -134,7 +136,8 @@ class Engine:
     def rows(self) -> tuple[Subject, ...]:
         """All rows to subscribe to, each once."""
         own_rows: Sequence[Subject] = self.policy.subscribes()
-        return tuple(dict.fromkeys((*ALWAYS, *own_rows)))
+        questions = (subjects.FAULT_QUESTION,) if self.policy.answers_faults else ()
+        return tuple(dict.fromkeys((*ALWAYS, *own_rows, *questions)))
 
     # --- per job --------------------------------------------------------------------------------------
     def enable(self, job: str) -> None:
@@ -272,16 +275,13 @@ class Engine:
         """The suggestions with the digest of the learnt state, less sure if that no longer fits."""
         if not suggestions:
             return suggestions
-        packed, drift = self.learnt(into=into), self.drift(into=into)
-        digest = "" if packed is None else digest_of(packed)
-        completed = []
-        for suggestion in suggestions:
-            update: dict[str, Any] = {"state": digest}
-            if drift:
-                update["confidence"] = round(LESS_SURE * suggestion.confidence, 3)
-                update["reason"] = f"{suggestion.reason}; less sure: {drift}"
-            completed.append(suggestion.model_copy(update=update))
-        return completed
+        learnt = self._learnt_and_drift(into)
+        return [suggestion.model_copy(update=_stamped(suggestion, *learnt)) for suggestion in suggestions]
+
+    def _learnt_and_drift(self, into: list[PolicyProblem]) -> tuple[str, str]:
+        """The digest of the learnt state, and why it no longer fits; both may be empty."""
+        packed = self.learnt(into=into)
+        return "" if packed is None else digest_of(packed), self.drift(into=into)
 
     def drift(self, *, into: list[PolicyProblem]) -> str:
         """Why what the policy learnt or forecasts no longer fits what happens; empty while it does."""
@@ -289,6 +289,27 @@ class Engine:
         own = self._contain("drift", method, self.policy, into=into) if callable(method) else ""
         reasons = (own if isinstance(own, str) else "", self._forecasts.reason)
         return "; ".join(reason for reason in reasons if reason)[:400]
+
+    def fault(self, question: FaultQuestion, now: float, *, into: list[PolicyProblem]) -> FaultAnswer | None:
+        """Asks the policy about a fault at hand, contained and checked; then its view has the question.
+
+        None: it has nothing to say, is suspended, or is disabled for this job.
+        """
+        view, ask = self.observations.view(question.job), getattr(self.policy, FAULT, None)
+        if view is None or ask is None:
+            return None
+        asked = not self.suspended and view.job not in self._disabled
+        answer: FaultAnswer | None = None
+        if asked:
+            self.counters.decisions += 1
+            errors = self.counters.errors
+            answer = self._contain(FAULT, lambda: _checked(ask(question, view), question), into=into)
+            if self.counters.errors == errors:
+                self._errors_in_a_row = 0
+            if answer is not None:
+                answer = answer.model_copy(update=_stamped(answer, *self._learnt_and_drift(into)))
+        self.observations.take(question, now)
+        return answer
 
     def _requests(
         self, method: str, kind: type[_Request], view: JobView, now: float, *, into: list[PolicyProblem]
@@ -344,6 +365,25 @@ def _suggestions(returned: object) -> list[PolicySuggestion]:
         if not math.isfinite(suggestion.valid_s):
             raise ValueError(f"valid_s is {suggestion.valid_s}; give seconds")
     return suggestions
+
+
+def _stamped(said: PolicySuggestion | FaultAnswer, digest: str, drift: str) -> dict[str, Any]:
+    """What the kit adds to what a policy says: its state's digest, and less confidence if that has drifted."""
+    update: dict[str, Any] = {"state": digest}
+    if drift:
+        update["confidence"] = round(LESS_SURE * said.confidence, 3)
+        update["reason"] = f"{said.reason}; less sure: {drift}"[:1000]
+    return update
+
+
+def _checked(returned: object, question: FaultQuestion) -> FaultAnswer | None:
+    """The result of `on_fault`; raises a TypeError that names the allowed results."""
+    if returned is None:
+        return None
+    if not isinstance(returned, FaultAnswer) or returned.question != question.id:
+        remedy = "return None, or what self.retry(fault, …), self.wait(…) or self.replace(…) makes"
+        raise TypeError(f"{FAULT} returned {type(returned).__name__}; {remedy}")
+    return returned
 
 
 def _check_list(returned: object, kind: type[_Request], method: str, remedy: str) -> list[_Request]:

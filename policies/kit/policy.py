@@ -11,7 +11,8 @@ The events are the rows of `bus.subjects` that functional modules receive: `on_i
 at)` takes the row "instance sample", and so on for each name in `EVENTS`. Most policies need none of them:
 the kit adds every message to the `JobView` that `decide` gets. `reads` names rows to fetch from instances'
 local stores; the answers come to `on_store_rows`. `infers` names inputs for the policy's `model`, which runs
-in a process of its own; the results come to `on_inference`.
+in a process of its own; the results come to `on_inference`. A policy with `on_fault` is asked what to do
+about a fault at hand, and answers within milliseconds.
 
 `decide` is pure: its result depends on the view and on `now` alone, so that a replay of a recorded run gives
 the same suggestions. A policy may have attributes of its own if only `on_<event>` methods set them: after a
@@ -21,7 +22,7 @@ over a longer time is kept on the bus if it has a `state_version`, `learnt_state
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from bus import subjects
@@ -49,6 +50,7 @@ from schemas.actions import (
 from schemas.base import Message, is_token
 from schemas.changes import Forecast
 from schemas.envelope import EntityKind
+from schemas.fault_choices import FaultAction, FaultAnswer, FaultCosts, FaultQuestion, Replace, Retry, Wait
 from schemas.policy import PolicySuggestion
 from schemas.recut import Cuts
 from schemas.store import Scalar, StoreQuery, StoreTable
@@ -63,6 +65,7 @@ EVENTS: dict[str, Subject] = {
     and row.reply is None
     and row.receivers & {EntityKind.FUNCTIONAL_MODULE}
     and row is not subjects.LEARNT_STATE
+    and row is not subjects.FAULT_QUESTION
 }
 """Event name → row: all rows that a functional module may subscribe to, by the table's own directions."""
 
@@ -71,6 +74,11 @@ STORE_ANSWER = "on_store_rows"
 
 INFERENCE = "on_inference"
 """The method that gets the model's results: `on_inference(self, result: Inferred, at)`."""
+
+FAULT = "on_fault"
+"""The method that is asked about a fault at hand:
+`on_fault(self, fault: FaultQuestion, view: JobView) -> FaultAnswer | None`.
+It is pure, like `decide`: `fault.at` is the time; `view.faults` has earlier faults."""
 
 ALWAYS: tuple[Subject, ...] = (
     subjects.INSTANCE_SAMPLE,
@@ -103,7 +111,7 @@ class Policy:
         if cls.name and not is_token(cls.name):
             raise TypeError(f"{cls.__name__}.name is {cls.name!r}: use letters, digits, - and _ only")
         for attribute in dir(cls):
-            answers = (STORE_ANSWER, INFERENCE)
+            answers = (STORE_ANSWER, INFERENCE, FAULT)
             if attribute.startswith("on_") and attribute[3:] not in EVENTS and attribute not in answers:
                 events = ", ".join([*sorted(EVENTS), *(answer[3:] for answer in answers)])
                 raise TypeError(f"{cls.__name__}.{attribute}: no such event; there are: {events}")
@@ -111,6 +119,11 @@ class Policy:
     def subscribes(self) -> tuple[Subject, ...]:
         """Rows to take in besides `ALWAYS`: by default those with an `on_<event>` method."""
         return tuple(row for event, row in EVENTS.items() if hasattr(self, f"on_{event}"))
+
+    @property
+    def answers_faults(self) -> bool:
+        """Whether it has a say in what is done about a fault at hand."""
+        return hasattr(self, FAULT)
 
     def decide(self, view: JobView, now: float) -> Suggestions:
         """The suggestions for this job now, if any.
@@ -196,6 +209,59 @@ class Policy:
     def infer(self, view: JobView, key: str, inputs: Any) -> Inference:
         """An inference of the model on `inputs` (plain data or numpy arrays); `key` names its subject."""
         return Inference(view.job, key, inputs)
+
+    # --- helpers for answers about a fault ------------------------------------------------------------
+    def retry(
+        self,
+        fault: FaultQuestion,
+        *,
+        reason: str,
+        confidence: float = 0.8,
+        costs: FaultCosts = FaultCosts(),
+    ) -> FaultAnswer:
+        """Answers: ask the same instance again. Reported once more, it is replaced."""
+        return self._answer(fault, Retry(), reason, confidence, costs)
+
+    def wait(
+        self,
+        fault: FaultQuestion,
+        for_s: float,
+        *,
+        reason: str,
+        confidence: float = 0.8,
+        costs: FaultCosts = FaultCosts(),
+    ) -> FaultAnswer:
+        """Answers: hold the replacement for at most so many seconds; `fault.most_wait_s` is the limit."""
+        return self._answer(fault, Wait(for_s=for_s), reason, confidence, costs)
+
+    def replace(
+        self,
+        fault: FaultQuestion,
+        *,
+        reason: str,
+        avoid: Collection[str] = (),
+        prefer: str | None = None,
+        avoid_kinds: Collection[str] = (),
+        confidence: float = 0.8,
+        costs: FaultCosts = FaultCosts(),
+    ) -> FaultAnswer:
+        """Answers: replace it now, if possible not on these nodes (agents' SIDs) or kinds of devices."""
+        action = Replace(avoid=tuple(sorted(avoid)), prefer=prefer, avoid_kinds=tuple(sorted(avoid_kinds)))
+        return self._answer(fault, action, reason, confidence, costs)
+
+    def _answer(
+        self, fault: FaultQuestion, action: FaultAction, reason: str, confidence: float, costs: FaultCosts
+    ) -> FaultAnswer:
+        return FaultAnswer(
+            module=self.name,
+            version=self.version,
+            job=fault.job,
+            question=fault.id,
+            action=action,
+            confidence=confidence,
+            reason=reason,
+            costs=costs,
+        )
 
     # --- helpers for suggestions ----------------------------------------------------------------------
     def set_weights(

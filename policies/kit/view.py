@@ -15,6 +15,7 @@ from policies.numerics.features import Floats, Panel
 from schemas.actions import knob_of
 from schemas.base import Message
 from schemas.data_plane import MicrobatchNotice
+from schemas.fault_choices import FaultQuestion
 from schemas.job import ENDED, JobEvent, JobRecord, JobState
 from schemas.names import agent_name
 from schemas.observation import Observation
@@ -121,6 +122,8 @@ class JobView:
         self.own: dict[str, OwnSuggestion] = {}
         self.decisions: deque[PolicyDecision] = deque(maxlen=64)
         self.events: deque[JobEvent] = deque(maxlen=64)
+        self.faults: deque[FaultQuestion] = deque(maxlen=64)
+        """Faults that modules were asked about, if the policy has `on_fault`."""
         self.owners: dict[tuple[int, int], str] = {}
         self.panel = Panel(FIELDS, WINDOW)
         self.algorithms: dict[int, str] = {}
@@ -272,6 +275,11 @@ class Observations:
                 return self._known_job(message)
             case Observation():
                 return self._observation(message)
+            case FaultQuestion():
+                view = self.view(message.job)
+                if view is not None:
+                    view.faults.append(message)
+                return view
             case NodeSample():
                 self.nodes[agent_name(message.cluster, message.node)] = message
         return None

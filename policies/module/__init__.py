@@ -7,6 +7,7 @@ suggestions. It never changes a route or a job itself.
 - `service`: the module: rebuild after a start, rounds, suggestions, synchronous answers.
 - `ingestion`, `recent`: the inbox of events; the last minutes of a stream.
 - `lifecycle`, `orders`: the module's state, reported to the orchestrator; the orchestrator's orders.
-- `questions`: synchronous queries over the bus.
+- `questions`, `fault_answers`: synchronous queries over the bus; what to do about a fault at hand.
+- `policy_thread`: the thread of the policy's code.
 - `inference_host`, `inference_process`: the policy's model in a process of its own.
 """

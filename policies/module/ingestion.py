@@ -119,7 +119,9 @@ class Ingestion:
                     await self._news.wait()
 
     async def subscribe(self) -> list[Subscription]:
-        return [await self._bus.subscribe(row, self._handler(row)) for row in self._rows]
+        """Questions about faults are no events here: `FaultAnswers` hears them."""
+        rows = (row for row in self._rows if row is not subjects.FAULT_QUESTION)
+        return [await self._bus.subscribe(row, self._handler(row)) for row in rows]
 
     def put(self, event: Event | Result) -> None:
         """Adds an event; drops the oldest one if the inbox is full."""

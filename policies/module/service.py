@@ -9,16 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import queue
 import re
 import socket
-import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future
-from contextlib import suppress
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 from bus import subjects
 from bus.connection import Bus
@@ -30,16 +25,19 @@ from policies.kit.engine import Engine, EngineConfig, Event, Output, PolicyProbl
 from policies.kit.inference import Inferred
 from policies.kit.policy import Policy
 from policies.kit.store_reads import StoreReader
+from policies.module.fault_answers import FaultAnswers
 from policies.module.inference_host import InferenceConfig, InferenceProcess
 from policies.module.ingestion import Ingestion
 from policies.module.lifecycle import Lifecycle
 from policies.module.orders import Orders
+from policies.module.policy_thread import PolicyThread
 from policies.module.questions import ModuleQuestions
 from policies.module.state_keeper import StateKeeper, StateTimes
 from policies.scoring.scoreboard import NEEDS, Scoreboard
 from schemas import names
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, DmscError, Unavailable
+from schemas.fault_choices import FaultAnswer, FaultQuestion
 from schemas.learnt_state import LearntState
 from schemas.module_status import ModuleAnswer, ModuleQuestion, version_token
 from schemas.policy import ModuleDrift, ModuleLifecycle, ModuleState, PolicyScore, PolicySuggestion
@@ -126,12 +124,20 @@ class FunctionalModule:
                 sid=bus.sender.name,
                 incarnation=bus.sender.incarnation,
                 owner=self._owner,
+                answers_faults=policy.answers_faults,
             ),
             every_s=self.config.lifecycle_every_s,
             answer_s=self.config.answer_s,
         )
         self._orders = Orders(bus, self.engine, self._lifecycle, self._state_entered)
         self._questions = ModuleQuestions(bus, policy, self.answer)
+        self._faults = FaultAnswers(
+            bus,
+            policy,
+            self._owner,
+            self._about_fault,
+            lambda answer, id: self._scoreboard.follow_answer(answer, id, time.time()),
+        )
         self._model = InferenceProcess(
             type(policy), self.config.inference, self._take_inference, self._inference_failed
         )
@@ -177,6 +183,7 @@ class FunctionalModule:
                         if self._keeper.enabled:
                             subscriptions.append(await self._keeper.subscribe())
                         await self._rebuild(thread)
+                        subscriptions += await self._faults.subscribe()
                         self._lifecycle.move(ModuleState.SHADOW if self.config.shadow else ModuleState.ACTIVE)
                         await self._questions.serve(active=not self.config.shadow)
                         await self._lifecycle.acknowledged()
@@ -228,6 +235,24 @@ class FunctionalModule:
             reason="" if output.suggestions else self._reason_for_none(question.job, output),
             took_ms=round(1e3 * (time.monotonic() - started_at), 3),
         )
+
+    async def _about_fault(self, question: FaultQuestion) -> FaultAnswer | None:
+        """What the policy would do about a fault at hand, after the events before it."""
+        problems: list[PolicyProblem] = []
+
+        def ask(events: list[Event | Result]) -> FaultAnswer | None:
+            self._scoreboard.take(events)
+            problems.extend(self.engine.take(events))
+            return self.engine.fault(question, question.at, into=problems)
+
+        async with self._policy_lock:
+            if self._thread is None:
+                return None
+            events = self._inbox.drained()
+            answer = await self._thread.run(lambda: ask(events))
+            self._inbox.hurry()  # the events just taken in may require a decision
+        self._log(Output(problems=problems))
+        return answer
 
     def _answer_now(self, question: ModuleQuestion, events: list[Event | Result]) -> Output:
         now = time.time()
@@ -457,42 +482,3 @@ class FunctionalModule:
 
 def _host() -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:120] or "localhost"
-
-
-Returned = TypeVar("Returned")
-
-
-class PolicyThread:
-    """Runs calls one after the other on a daemon thread.
-
-    Unlike an executor's threads it is a daemon: a policy that never returns must not keep the process alive.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=f"policy {name}", daemon=True)
-        self._thread.start()
-
-    async def run(self, call: Callable[[], Returned]) -> Returned:
-        """The call's result or exception. Cancelling the wait does not end the call."""
-        future: Future[Returned] = Future()
-
-        def carry_out() -> None:
-            try:
-                result = call()
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        self._calls.put(carry_out)
-        return await asyncio.wrap_future(future)
-
-    def close(self) -> None:
-        """Lets the thread end after its present call. Idempotent."""
-        self._calls.put(None)
-
-    def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
-            with suppress(Exception):  # the waiting task, and perhaps its loop, has ended
-                call()

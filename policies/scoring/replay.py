@@ -20,11 +20,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from bus.subjects import LEARNT_STATE, POLICY_DECISION
+from bus.subjects import FAULT_QUESTION, LEARNT_STATE, POLICY_DECISION
 from policies.kit.engine import Engine, EngineConfig, Event, PolicyProblem, Result
 from policies.kit.inference import Inference, Inferred
 from policies.kit.policy import Policy
 from policies.kit.view import JobView
+from schemas.fault_choices import FaultAnswer, FaultQuestion
 from schemas.learnt_state import LearntState
 from schemas.policy import PolicyDecision, PolicySuggestion
 
@@ -57,6 +58,8 @@ class PolicyReplay:
         self.rows = frozenset((*self.engine.rows(), *states))
         """Rows of the events to feed; others need not even be read."""
         self.suggestions: list[Replayed] = []
+        self.answers: list[FaultAnswer] = []
+        """What the policy says about the record's faults at hand."""
         self.problems: list[PolicyProblem] = []
         self.unanswered_reads = 0
         self._has_state = False
@@ -83,6 +86,10 @@ class PolicyReplay:
             if isinstance(event.message, LearntState):
                 self._restore(event.message)
                 return self.suggestions[count:]
+            if event.row is FAULT_QUESTION and isinstance(event.message, FaultQuestion):
+                answer = self.engine.fault(event.message, event.at, into=self.problems)
+                self.answers += [] if answer is None else [answer]
+                return []
             self.problems += self.engine.take([event])
             if self.engine.due(self._now) == 0:
                 self._decide(self._now)

@@ -28,6 +28,7 @@ from policies.scoring.scores import (
     change_worth,
     checkpoint_worth,
     failures_worth,
+    fault_worth,
     move_worth_by_model,
     premise_worth,
     weights_worth,
@@ -46,6 +47,7 @@ from schemas.actions import (
 from schemas.base import Message
 from schemas.changes import OPEN_CHANGES, Forecast, JobChange, JobObjective
 from schemas.fault import FaultVerdict
+from schemas.fault_choices import FaultAnswer, FaultChoice, FaultOutcome
 from schemas.job import ENDED, JobEvent
 from schemas.policy import (
     AvoidInstance,
@@ -88,6 +90,9 @@ class ScoreboardConfig:
     faults_kept: int = 256
     """Most faults remembered per job, in case the module avoids instances later."""
 
+    answers_kept: int = 256
+    """Most answers about faults whose outcome is awaited; beyond it the oldest are not scored."""
+
 
 @dataclass(slots=True)
 class _OpenSuggestion:
@@ -104,6 +109,16 @@ class _OpenSuggestion:
     steps_s: list[float] = field(default_factory=list)
     failures: int = 0
     ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenAnswer:
+    """An answer about a fault whose outcome is not known yet."""
+
+    at: float
+    id: str
+    answer: FaultAnswer
+    step: int
 
 
 @dataclass(slots=True)
@@ -127,6 +142,8 @@ class Scoreboard:
         self._config = config or ScoreboardConfig()
         self._open: list[_OpenSuggestion] = []
         self._faults: dict[str, _Faults] = {}
+        self._answers: dict[str, _OpenAnswer] = {}
+        self._outcomes: list[tuple[_OpenAnswer, FaultChoice]] = []
         self._shadow = False
 
     def follow(self, suggestion: PolicySuggestion, id: str, at: float) -> None:
@@ -143,6 +160,13 @@ class Scoreboard:
         self._open.append(_OpenSuggestion(at=at, id=id, suggestion=suggestion, view=view, until=until))
         if isinstance(suggestion.action, AvoidInstance):
             self._faults.setdefault(suggestion.job, _Faults()).avoiding = True
+
+    def follow_answer(self, answer: FaultAnswer, id: str, at: float) -> None:
+        """Begins to follow an answer about a fault, by its question."""
+        view = self._observations.jobs.get(answer.job)
+        self._answers[answer.question] = _OpenAnswer(at, id, answer, 0 if view is None else view.step)
+        while len(self._answers) > self._config.answers_kept:
+            self._answers.pop(next(iter(self._answers)))
 
     def take(self, events: Iterable[Event | Result]) -> None:
         """Takes events. Call it before the observations take them, since a job's end removes its view."""
@@ -166,6 +190,7 @@ class Scoreboard:
                 for entry in self._open:
                     if entry.suggestion.job == message.job:
                         self._take_job_event(entry, message, at)
+                self._take_outcome(message)
 
     def _take_job_event(self, entry: _OpenSuggestion, event: JobEvent, at: float) -> None:
         if event.change is not None and at >= entry.at and _is_of(event.change, entry.suggestion):
@@ -176,6 +201,19 @@ class Scoreboard:
                 entry.steps_s.append(event.result.step_s)
         if event.state in ENDED:
             entry.ended, entry.until = True, min(entry.until, at)
+
+    def _take_outcome(self, event: JobEvent) -> None:
+        choice = event.fault_choice
+        if choice is not None and choice.outcome is not FaultOutcome.OPEN:
+            answer = self._answers.pop(choice.question, None)
+            if answer is not None:
+                self._outcomes.append((answer, choice))
+        if event.state in ENDED:
+            self._answers = {
+                question: answer
+                for question, answer in self._answers.items()
+                if answer.answer.job != event.job
+            }
 
     def _fault(self, verdict: FaultVerdict, at: float) -> None:
         job = verdict.job
@@ -206,11 +244,13 @@ class Scoreboard:
         `shadow`: whether the module is in shadow; None: as the decisions say.
         """
         due = [entry for entry in self._open if self._is_due(entry, now)]
-        if not due and not self._faults:
+        if not due and not self._faults and not self._outcomes:
             return []
         self._open = [entry for entry in self._open if not self._is_due(entry, now)]
         self._shadow = self._shadow if shadow is None else shadow
         scores = [self._score(entry) for entry in due]
+        scores += [self._score_of_answer(answer, choice) for answer, choice in self._outcomes]
+        self._outcomes.clear()
         for job, faults in self._faults.items():
             if faults.avoiding:
                 scores += [self._missed(job, *missed) for missed in faults.missed]
@@ -238,6 +278,21 @@ class Scoreboard:
             step=suggestion.input_revision,
             confidence=suggestion.confidence,
             adopted=entry.adopted,
+            score=worth.score,
+            right=worth.right,
+            reason=worth.reason,
+        )
+
+    def _score_of_answer(self, entry: _OpenAnswer, choice: FaultChoice) -> PolicyScore:
+        answer, worth = entry.answer, fault_worth(entry.answer, choice)
+        return self._policy_score(
+            job=answer.job,
+            suggestion=entry.id,
+            action="none" if answer.action is None else answer.action.action,
+            at=entry.at,
+            step=entry.step,
+            confidence=answer.confidence,
+            adopted=choice.by == self.module,
             score=worth.score,
             right=worth.right,
             reason=worth.reason,

@@ -13,6 +13,7 @@ from statistics import fmean, median
 
 from policies.numerics.stage_balance import StageSituation, improvement
 from schemas.changes import ChangeState, Forecast, JobChange, JobObjective
+from schemas.fault_choices import FaultAnswer, FaultChoice, FaultOutcome
 
 TOLERANCE = 0.01
 """Share of the best time below which differences are noise of the measurement and count as none."""
@@ -156,6 +157,27 @@ def failures_worth(between_s: float, usual_s: float, seconds: float, failures: i
 def checkpoint_worth(fault: str) -> Worth:
     """1 if a fault followed while the suggestion was valid, else 0: the checkpoint was for nothing."""
     return Worth(1.0, fault) if fault else Worth(0.0, "no fault followed")
+
+
+def fault_worth(answer: FaultAnswer, choice: FaultChoice) -> Worth:
+    """Scores what a module would have done about a fault by the time until a step was committed again.
+
+    With t that time, and u what the orchestrator's usual way costs by the job's forecast, the score is
+    u / (u + t): 0.5 for no better, 0 if the instance was waited for in vain. Of a way that was not gone
+    nothing is known.
+    """
+    way = None if answer.action is None else answer.action.action
+    if way != choice.way:
+        return Worth(None, f"it would {way}; {choice.by} went another way: {choice.way}")
+    if way == choice.usual:
+        return Worth(None, f"{choice.way} is the usual way")
+    usual_s, took_s = choice.costs.of(choice.usual), choice.took_s
+    if choice.outcome is FaultOutcome.NO_BETTER and choice.lost:
+        return Worth(0.0, f"{choice.way} was in vain")
+    if usual_s is None or took_s is None or usual_s + took_s <= 0:
+        return Worth(None, f"{choice.way}: {choice.outcome}; nothing to compare it with")
+    text = f"training went on after {took_s:.2f} s; {choice.usual} was to cost {usual_s:.2f} s"
+    return Worth(usual_s / (usual_s + took_s), text)
 
 
 def move_worth_by_model(

@@ -38,7 +38,15 @@ def replay(
     Example: dmsc replay j4f2a1.dmscrun --policy my_policy.py
     """
     from dmsc.process.policy_loading import load_policy
-    from dmsc.replay.present import COLUMNS, SCORE_COLUMNS, as_json, rows, score_rows
+    from dmsc.replay.present import (
+        COLUMNS,
+        FAULT_COLUMNS,
+        SCORE_COLUMNS,
+        as_json,
+        fault_rows,
+        rows,
+        score_rows,
+    )
     from dmsc.replay.session import Session
 
     candidate = load_policy(policy)
@@ -52,6 +60,9 @@ def replay(
     else:
         print_table(COLUMNS, rows(story))
         print()
+        if faults := fault_rows(story):
+            print_table(FAULT_COLUMNS, faults)
+            print()
         recorded = score_rows(story.scores)
         print_table(SCORE_COLUMNS, [*score_rows({key: story.replayed_scores}, key), *recorded])
     _remark(story, took_s)

@@ -81,6 +81,8 @@ def judge_fault(
     living process is taken for a healthy one.
     """
     process = judgement.process if judgement is not None else "unknown to a silent agent"
+    over = state in (InstanceState.FAULTED, InstanceState.GONE)
+    ended = over or (judgement is not None and judgement.process in ("gone", "unknown"))
 
     def verdict(kind: VerdictKind, scope: FaultScope, action: str, reason: str) -> FaultVerdict:
         return FaultVerdict(
@@ -92,6 +94,7 @@ def judge_fault(
             action=action,
             reason=reason,
             broken=judgement.broken if judgement is not None else (),
+            ended=ended,
         )
 
     known = f"process {process}, registry {state}"
@@ -99,7 +102,7 @@ def judge_fault(
         reason = f"{known}, and stalled: {judgement.evidence}"
         if judgement.process == "stopped" or judgement.kind == "structural":
             return verdict("structural", judgement.scope, "fence and replace", reason)
-        if report.kind == "stalled" and state not in (InstanceState.FAULTED, InstanceState.GONE):
+        if report.kind == "stalled" and not over:
             return verdict("transient", "none", "it is waited for", reason)
     if report.kind == "slow" and process != "gone" and state is InstanceState.ACTIVE:
         action = "it gets the share that it can do"
@@ -112,7 +115,7 @@ def judge_fault(
         if judgement.scope == "node":
             return verdict("structural", "node", "replace on another node", f"{reason}; {NO_INSTANCES}")
         return verdict("structural", "instance", "replace", reason)
-    if state in (InstanceState.FAULTED, InstanceState.GONE):
+    if over:
         reason = f"registry says {state}, process {process}: {report.evidence}"
         return verdict("structural", "instance", "fence and replace", reason)
     if report.kind == "link" and judgement.process == "running":

@@ -92,6 +92,7 @@ class JobRun:
             retry_limits=RetryLimits(record.setbacks, roll_backs=record.roll_backs, furthest=record.furthest),
             queue=queue,
             claims=term.claims,
+            ask_modules=term.ask_modules,
             planning=term.planning,
         )
         self._outages = BusOutages(job.name, store.reason)
@@ -173,6 +174,8 @@ class JobRun:
         fault = self.job.faults.reported(report, step=self.step, attempt=self.training.attempt)
         place = self.job.instances.graph.placement(member.sid)
         verdict = await locate(self.job.bus, self.job.mesh, self.name, member, place, report)
+        if not self._over.is_set():
+            verdict = await self.training.failures.choices.weigh(member, report, verdict)
         if self._over.is_set():  # its faults were closed with the job
             return
         self.job.faults.located(fault, verdict)

@@ -12,7 +12,7 @@ from bus.logs import get_logger
 from entities.election.leadership import LeaderCandidate
 from entities.orchestrator.faults.fault_queue import FaultQueue
 from entities.orchestrator.job.shared_analyses import SharedAnalyses
-from entities.orchestrator.job_state.context import Claims
+from entities.orchestrator.job_state.context import AskModules, Claims, nobody_answers
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.planner.planning_process import PlanningConfig
 from entities.queue.queue_rules import QueueRules
@@ -42,6 +42,8 @@ class TermContext:
     """How plans are searched for."""
     queue_rules: QueueRules
     """How waiting jobs are decided about."""
+    ask_modules: AskModules = nobody_answers
+    """Asks the modules about a fault at hand."""
     claims: Claims = field(default_factory=dict)
     analyses: SharedAnalyses = field(default_factory=SharedAnalyses)
     code_of_builds: dict[str, str] = field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,11 +23,21 @@ from entities.orchestrator.planning.plan_rules import open_to
 from entities.orchestrator.queue.job_queue import JobQueue
 from entities.planner.planning_process import PlanningConfig
 from schemas.cluster import NodeStatus
+from schemas.fault_choices import FaultQuestion, FaultRuling
 from schemas.job import JobSpec
 from schemas.step import MicrobatchClaim
 
 Claims = dict[str, Callable[[MicrobatchClaim], None]]
 """What takes the claims of the open step, by job; a job without a step loop has no entry."""
+
+AskModules = Callable[[str, Callable[[], FaultQuestion], Mapping[str, str]], Awaitable[FaultRuling | None]]
+"""(job, what makes the question, modules that are distrusted and why) → the ruling; None: nobody answers."""
+
+
+async def nobody_answers(
+    job: str, question_of: Callable[[], FaultQuestion], distrusted: Mapping[str, str]
+) -> None:
+    """A mesh without modules that answer about faults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +97,14 @@ class RecoveryTimes:
     """How long to repeat the search for a copy of the open step: its last redo may still be arriving."""
     copy_search_pause_s: float = 0.1
     copy_send_s: float = 120.0
+    wait_most_s: float = 30.0
+    """The longest time for which a module may have a replacement held, whatever a loss costs."""
+    loss_s: float = 10.0
+    """What a loss is taken to cost before the job has measured one: bounds such waits till then."""
+    asked_again_s: float = 5.0
+    """Modules are asked about the same fault of an instance at most so often."""
+    given_up_again_s: float = 60.0
+    """Pause between two working instances of a job that are given up because a module says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +222,8 @@ class JobContext:
     """Where the job waits for its slots; it knows what other jobs hold."""
     claims: Claims
     """The term's; the job's step loop enters itself."""
+    ask_modules: AskModules = nobody_answers
+    """Asks the term's modules about a fault at hand."""
     times: JobTimes = JobTimes()
     planning: PlanningConfig = field(default_factory=PlanningConfig)
 

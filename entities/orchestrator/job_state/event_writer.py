@@ -12,6 +12,7 @@ from entities.orchestrator.job_state.quarantine import BadMicrobatch
 from entities.orchestrator.planning.change_account import in_words
 from schemas.alert import Alert
 from schemas.changes import JobChange
+from schemas.fault_choices import FaultChoice, choice_text
 from schemas.job import NodeCut, StepResult
 from schemas.recut import RecutRecord, cuts_text
 
@@ -105,6 +106,11 @@ class EventWriter:
         text = f"plan {record.plan} ({cuts_text(record.cuts)}): {record.state}"
         text += f": {record.why}" if record.why else ""
         self._put({"kind": "recut", "recut": record, "text": text}, now=True, recuts=records)
+
+    def fault_choice(self, choice: FaultChoice, choices: tuple[FaultChoice, ...]) -> None:
+        """What is done about a fault that modules were asked about. `choices`: all that the record holds."""
+        event = {"kind": "fault_choice", "fault_choice": choice, "text": choice_text(choice)}
+        self._put(event, now=True, fault_choices=choices)
 
     def fault(self, text: str) -> None:
         self._put({"kind": "fault", "text": text})

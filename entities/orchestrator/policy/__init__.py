@@ -19,4 +19,5 @@ module_reputation.py  `ModuleReputation`: rate, strikes and suspension of a modu
 reputation_store.py   `ReputationStore`: reputations in the bucket `standings`, over a change of orchestrators
 promotion_service.py  `PromotionService`: promotes versions and rolls them back
 promotion_rules.py    which version is active, and whether it stays; pure
+faults_at_hand/       what modules say about a fault at hand (ADR-0099)
 """

@@ -83,6 +83,13 @@ class ArbitrationConfig:
 
     standing: ReputationConfig = field(default_factory=ReputationConfig)
 
+    fault_answer_s: float = 0.05
+    """Seconds that modules have to say what to do about a fault at hand: small against any recovery. Nobody
+    is waited for while no module has said that it answers."""
+
+    late_answers: int = 3
+    """Answers about faults in a row that did not come in time, after which a module is not waited for."""
+
     def __post_init__(self) -> None:
         if not 0 <= self.min_confidence <= 1:
             raise BadInput(f"arbitration: min_confidence is {self.min_confidence}; give 0…1")

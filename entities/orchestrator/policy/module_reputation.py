@@ -86,6 +86,7 @@ class ModuleReputation:
     suspended_until: float = -math.inf
     suspended_for: str = ""
     owner: str = names.MESH
+    answers_faults: bool = False
     suggestions: int = 0
     adopted: int = 0
     strikes: int = 0
@@ -116,6 +117,7 @@ def register(
         said=lifecycle.reason,
         drift=lifecycle.drift,
         owner=lifecycle.owner,
+        answers_faults=lifecycle.answers_faults,
     )
     return {**modules, key: standing}
 

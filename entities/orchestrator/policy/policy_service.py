@@ -278,6 +278,49 @@ class PolicyService:
         except DmscError as error:
             log.warning("standings of modules not kept", reason=error.text)  # and tried again before long
 
+    # --- faults at hand -------------------------------------------------------------------------------
+    def answerers(self, job: str, user: str) -> dict[Key, ModuleReputation]:
+        """The modules that say what to do about this job's faults, active or in shadow."""
+        now = time.monotonic()
+        found = {
+            key: module_reputation.as_promoted(reputation, key, self._state.promoted)
+            for key, reputation in self._state.modules.items()
+            if reputation.answers_faults
+            and reputation.sid is not None
+            and reputation.owner in (names.MESH, user)
+            and reputation.suspended_until <= now
+            and module_reputation.serves(reputation, job)
+            and self._alive(reputation.sid)
+        }
+        listening = (ModuleState.ACTIVE, ModuleState.SHADOW)
+        return {key: reputation for key, reputation in found.items() if reputation.state in listening}
+
+    def answered(self, key: Key, *, adopted: bool, nonsense: str = "") -> None:
+        """Counts an answer about a fault that was waited for like a suggestion."""
+        standing = self._state.modules.get(key)
+        if standing is not None:
+            standing = replace(standing, suggestions=standing.suggestions + 1)
+            self._judged_answer(key, standing, adopted=adopted, nonsense=nonsense)
+
+    def unasked(self, key: Key, sid: str, nonsense: str) -> bool:
+        """Counts an answer that nobody waited for against the rate; False: it is of a flood, not answered."""
+        known = self._state.modules.get(key)
+        if known is None or known.sid not in (None, sid):
+            key = module_reputation.STRANGERS
+        before = self._state.modules.get(key, ModuleReputation())
+        standing, within = module_reputation.heard(before, time.monotonic(), self._config.standing)
+        self._judged_answer(key, standing, adopted=False, nonsense=nonsense if within else "")
+        return within or standing.over_rate == 1
+
+    def _judged_answer(self, key: Key, standing: ModuleReputation, *, adopted: bool, nonsense: str) -> None:
+        now, limits = time.monotonic(), self._config.standing
+        standing = module_reputation.judged(standing, adopted=adopted, nonsense=bool(nonsense), lagging=False)
+        why = module_reputation.suspension(standing, limits, nonsense=nonsense)
+        if why and now >= standing.suspended_until and key != module_reputation.STRANGERS:
+            standing = module_reputation.suspend(standing, why, now, limits)
+            log.warning("module suspended", module=key[0], reason=why)
+        self._state = replace(self._state, modules={**self._state.modules, key: standing})
+
     # --- suggestions ----------------------------------------------------------------------------------
     async def suggestion(self, message: PolicySuggestion, envelope: Envelope) -> None:
         """Adopts or declines a suggestion, carries it out, and answers the module with the reason."""

@@ -7,6 +7,7 @@ start nothing on a cordoned slot. Faults are located and queued by `faults`; mem
 are `membership`'s matter.
 
 failure_handling.py    `FailureHandling`: every loss and every broken attempt; applies the retry limits
+fault_choices.py       `FaultChoices`: modules have a say in a fault at hand; measured (ADR-0099)
 replacement.py         `Replacement`: finds a slot for a unit and starts its next incarnation
 joining.py             `JoiningMembers`: new incarnations on their way into the job
 standbys.py            `Standbys`: standbys work while no other replica of their stage lives

@@ -16,6 +16,7 @@ from bus.logs import get_logger
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.quarantine import BadMicrobatch
 from entities.orchestrator.job_state.retry_limits import StepBroken
+from entities.orchestrator.recovery.fault_choices import FaultChoices
 from entities.orchestrator.recovery.joining import JoiningMembers
 from entities.orchestrator.recovery.recovery_budget import RecoveryBudget
 from entities.orchestrator.recovery.standbys import Standbys
@@ -40,6 +41,7 @@ class FailureHandling:
         self._joining = joining
         self._standbys = standbys
         self._lost_at: dict[Member, float] = {}
+        self.choices = FaultChoices(job, step_owner, joining, self.lost)
         record = job.store.record
         self._budget = RecoveryBudget(job.name, record.spec.recovery, record.code_failures)
 
@@ -110,6 +112,7 @@ class FailureHandling:
         finally:
             self._job.events.failures(self.counts, now=bool(records and records[0].fault))
         self._give_up_bad()
+        await self.choices.replacing(lost, why)
 
     @property
     def counts(self) -> dict[str, Any]:
@@ -179,7 +182,9 @@ class FailureHandling:
             text = f"lost {member.sid}: back after {time.monotonic() - at:.2f} s at step {step + 1}"
             self._job.faults.recovered(text)
             self._job.events.recovery(text)
+            self.choices.recovered(member, time.monotonic() - at)
         self._lost_at.clear()
+        self.choices.committed(step)
         self._job.quarantine.committed(step)
         self._job.faults.committed(step)
         self._give_up_bad()

@@ -18,6 +18,7 @@ from entities.orchestrator.planning.placement import Cordoned, NoRoom, is_cordon
 from entities.orchestrator.recovery.partition import Node, avoided, name
 from schemas.cluster import InstanceStop, NodeStatus
 from schemas.errors import DmscError
+from schemas.fault_choices import Replace
 from schemas.job import NodeCut
 from schemas.step import Member
 from schemas.task_graph import Placement, TaskUnit, UnitKind
@@ -40,6 +41,7 @@ class Replacement:
         self.homeless: dict[str, str] = {}
         """Units for which there is no room now, with the reason."""
         self._sent_away: dict[str, tuple[Placement, str | None]] = {}
+        self._wishes: dict[str, Replace] = {}
         self.cuts = job.store.record.cuts
         """Network partitions that the job has met; nodes that were given up get nothing (see `partition`)."""
 
@@ -69,6 +71,7 @@ class Replacement:
                 (started,) = await self._job.instances.start([unit], joins=True)
                 if self.node_of(sid) not in self._avoided():
                     self.stay(sid)
+                    self._wishes.pop(sid, None)
                     return started
                 lost = started  # its node was given up during the start
                 self._job.instances.mark_lost(lost)
@@ -116,6 +119,15 @@ class Replacement:
     def stay(self, sid: str) -> None:
         """Withdraws `send_away`."""
         self._sent_away.pop(sid, None)
+
+    def wish(self, sid: str, where: Replace) -> None:
+        """The unit's next incarnation goes where this says, as long as there is room for it there."""
+        self._wishes[sid] = where
+
+    async def until_back(self, sid: str, timeout_s: float) -> bool:
+        """Returns once the unit's own slot can host it again; False if the time passed first."""
+        unit = self._job.instances.graph.unit(sid)
+        return await self._job.mesh.until(lambda: self.may_stay(unit), timeout_s)
 
     def is_open(self, sid: str) -> bool:
         """Whether its node is registered, and its slot may host a new instance."""
@@ -212,14 +224,37 @@ class Replacement:
     def _settle(self, unit: TaskUnit) -> str:
         """Places the unit; returns why that is impossible now, or ''."""
         instances = self._job.instances
-        if self.may_stay(unit):
+        if self.may_stay(unit) and self._is_wished(unit.sid):
             return ""
         others = tuple(other for other in instances.graph.placements if other.sid != unit.sid)
         placed = self._place([unit], others)
+        if isinstance(placed, NoRoom) and self._wishes.pop(unit.sid, None) is not None:
+            return self._settle(unit)  # better anywhere than nowhere
         if isinstance(placed, NoRoom):
             return placed.reason
         instances.graph = instances.graph.model_copy(update={"placements": (*others, *placed)})
         return ""
+
+    def _is_wished(self, sid: str) -> bool:
+        """Whether the slot that the unit has is one that a wish allows."""
+        agent, slot = self._job.instances.agent_of(sid), self._job.instances.graph.placement(sid).slot
+        node = self._job.mesh.nodes.get(agent or "")
+        left = [] if node is None else self._wished(sid, [node])
+        return sid not in self._wishes or any(one.slot(slot) is not None for one in left)
+
+    def _wished(self, sid: str, nodes: list[NodeStatus]) -> list[NodeStatus]:
+        """The nodes, with the slots, that a wish allows for this unit; all without one."""
+        wish = self._wishes.get(sid)
+        if wish is None:
+            return nodes
+        kinds = set(wish.avoid_kinds)
+        return [
+            node.model_copy(
+                update={"slots": tuple(slot for slot in node.slots if slot.device_kind not in kinds)}
+            )
+            for node in nodes
+            if node.sid not in wish.avoid and wish.prefer in (None, node.sid)
+        ]
 
     def _place(
         self, units: list[TaskUnit], others: Iterable[Placement], without: Node | None = None
@@ -251,6 +286,8 @@ class Replacement:
             _, goal = self._sent_away.get(batch[0].sid, (None, None))
             if goal is not None and not isinstance(left, str):
                 left = [node for node in left if node.sid == goal]
+            if len(batch) == 1 and not isinstance(left, str):
+                left = self._wished(batch[0].sid, left)
             if isinstance(left, str):
                 return NoRoom(f"{batch[0].sid}: {left} leaves it no node: waiting for one")
             found = place(

@@ -6,6 +6,7 @@ and what is asserted before each fault is what the victim itself, or the bus, sa
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -16,9 +17,15 @@ import pytest
 import pytest_asyncio
 
 from bus import subjects
+from bus.connection import Bus
 from bus.server.embedded import EmbeddedServer
+from policies.kit.policy import Policy, Suggestions
+from policies.kit.view import JobView
+from policies.module.service import FunctionalModule
 from schemas.base import Message
 from schemas.data_plane import MicrobatchNotice
+from schemas.envelope import EntityKind
+from schemas.fault_choices import FaultAnswer, FaultOutcome, FaultQuestion
 from schemas.registry import InstanceState
 from schemas.step import GroupForm, Member, StepFence, StepVote
 from tests.integration.mesh import sockets
@@ -27,7 +34,8 @@ from tests.integration.mesh.expected_weights import undisturbed_at
 from tests.integration.mesh.followed_job import FollowedJob, following
 from tests.integration.mesh.own_mesh import OwnMesh, Witness
 from tests.integration.mesh.pass_gates import gates_at
-from tests.waiting import eventually
+from tests.patience import PATIENCE_S
+from tests.waiting import beside, eventually
 
 STEPS = 4
 MICROBATCHES = 4
@@ -336,6 +344,48 @@ async def test_a_link_between_neighbouring_stages_is_cut(follow: Following) -> N
         await followed.check()
         back = hops(followed, sender, microbatch)
         assert {notice.link for notice in back if notice.direction == "backward"} != {before.link}
+
+
+class Patient(Policy):
+    """Has every instance waited for that may be there again."""
+
+    name = "patient"
+
+    def decide(self, view: JobView, now: float) -> Suggestions:
+        return None
+
+    def on_fault(self, fault: FaultQuestion, view: JobView) -> FaultAnswer | None:
+        return None if fault.lost else self.wait(fault, fault.most_wait_s, reason="its link broke, no more")
+
+
+async def test_a_living_instance_is_waited_for_because_a_module_says_so(
+    follow: Following, witness: Witness
+) -> None:
+    """Its link is cut and its node's agent is silent: by itself the orchestrator replaces it (ADR-0099)."""
+    async with (
+        follow("waited-for") as followed,
+        Bus.connect(witness.mesh.urls, name=Patient.name, kind=EntityKind.FUNCTIONAL_MODULE) as bus,
+    ):
+        ready = asyncio.Event()
+        async with beside(FunctionalModule(bus, Patient()).run(ready)):
+            await asyncio.wait_for(ready.wait(), PATIENCE_S)
+            hold = followed.hold("s1-r0", direction="forward", step=STRUCK_AT)
+            microbatch = await hold.reached()
+            await followed.until(
+                lambda: bool(hops(followed, "s1-r0", microbatch)), "the offer that is computed now"
+            )
+            sender = hops(followed, "s1-r0", microbatch)[0].sender.sid.removeprefix(f"{followed.job}-")
+            with followed.frozen(followed.agent("s1-r0")):
+                await sockets.until_cut(followed.pid(sender), followed.pid("s1-r0"))
+                await followed.until_said(subjects.FAULT_ANSWER)
+                hold.open()
+                await followed.until_said(subjects.STEP_DECISION, step=STRUCK_AT)
+            record = await followed.check()
+        choices = [one for one in record.fault_choices if one.usual == "replace"]
+        assert choices
+        assert {(one.way, one.by, one.lost) for one in choices} == {("wait", "patient", False)}
+        assert {one.outcome for one in choices} == {FaultOutcome.MEASURED}, "no loss was measured before"
+        assert all(one.took_s is not None and one.took_s <= (one.limit_s or 0.0) for one in choices)
 
 
 def hops(followed: FollowedJob, unit: str, microbatch: int) -> list[MicrobatchNotice]:

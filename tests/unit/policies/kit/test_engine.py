@@ -9,9 +9,11 @@ from policies.kit.engine import Engine, EngineConfig, Event, Result
 from policies.kit.inference import Inferred
 from policies.kit.policy import EVENTS, Policy
 from schemas.errors import BadInput
+from schemas.fault_choices import Replace
 from schemas.observation import Observation
 from schemas.step import Member
 from schemas.store import StoreRows
+from tests.builders.policies import fault_question
 from tests.builders.telemetry import sample
 
 
@@ -216,3 +218,48 @@ def test_reads_that_are_none_are_told_and_contained():
     assert len(output.suggestions) == 1
     assert output.reads == []
     assert "return a list of what self.read(…) makes" in output.problems[0].text
+
+
+class Firm(Policy):
+    """Has something to say about faults of stage 0 only."""
+
+    name = "firm"
+
+    def decide(self, view, now):
+        return None
+
+    def on_fault(self, fault, view):
+        if fault.stage:
+            return {1: "wait", 2: self.retry(fault.model_copy(update={"id": "another"}), reason="r")}[
+                fault.stage
+            ]
+        return self.replace(fault, avoid=["b", "a"], reason=f"{len(view.faults)} before")
+
+
+def test_a_policy_is_asked_about_a_fault_and_sees_those_before():
+    engine, problems = Engine(Firm(), EngineConfig()), []
+    assert subjects.FAULT_QUESTION in engine.rows()
+    assert subjects.FAULT_QUESTION not in Engine(Eager(), EngineConfig()).rows()
+    answers = [engine.fault(fault_question(id=id), 1.0, into=problems) for id in ("q1", "q2")]
+    assert [answer.reason for answer in answers] == ["0 before", "1 before"]
+    assert (answers[0].question, answers[0].action) == ("q1", Replace(avoid=("a", "b")))
+    engine.disable("j")
+    assert engine.fault(fault_question(id="q3"), 1.0, into=problems) is None
+    assert problems == []
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_what_is_no_answer_to_this_fault_is_contained(stage: int):
+    engine, problems = Engine(Firm(), EngineConfig(max_errors=2)), []
+    for _ in range(3):
+        assert engine.fault(fault_question(stage=stage), 1.0, into=problems) is None
+    [problem] = problems
+    assert problem.where == "on_fault"
+    assert "return None, or what self.retry(fault, …)" in problem.text
+    assert engine.counters.errors == 2
+    assert engine.suspended.startswith("suspended after 2 errors in a row, the last in on_fault")
+
+
+def test_a_question_is_no_event():
+    with pytest.raises(TypeError, match="on_fault_question: no such event"):
+        type("Curious", (Eager,), {"name": "curious", "on_fault_question": lambda self, fault, at: None})

@@ -15,6 +15,7 @@ from policies.scoring.scoreboard import Scoreboard, ScoreboardConfig
 from schemas.actions import Action, ExpectFailures, Migrate, Recut, Scale, SetAlgorithm, SetRate, SetWindow
 from schemas.base import Message
 from schemas.changes import ChangeState, JobObjective, StepUse
+from schemas.fault_choices import FaultOutcome, Retry, Wait
 from schemas.job import JobEvent, JobState
 from schemas.policy import (
     AvoidInstance,
@@ -25,7 +26,7 @@ from schemas.policy import (
 )
 from tests.builders.faults import fault_verdict
 from tests.builders.jobs import state_event, step_event
-from tests.builders.policies import decision, forecast, stage_move, suggestion
+from tests.builders.policies import decision, fault_answer, fault_choice, forecast, stage_move, suggestion
 from tests.builders.telemetry import sample
 
 FAST, SLOW = "j-s0-r0", "j-s0-r1"
@@ -279,3 +280,24 @@ def test_expected_failures_are_compared_with_those_that_came() -> None:
     none, one, many = worth
     assert none is not None
     assert none < 0.5 < one < many, "worse than expecting none soon; better; better still"
+
+
+def test_an_answer_about_a_fault_is_scored_by_the_time_until_training_went_on():
+    course = Course()
+    for number, action in enumerate((Wait(for_s=3.0), Retry(), Wait(for_s=3.0))):
+        course.board.follow_answer(fault_answer(action, question=f"q{number}"), f"a{number}", course.at)
+    outcomes: list[dict[str, Any]] = [
+        {"outcome": FaultOutcome.BETTER, "took_s": 1.0},
+        {"outcome": FaultOutcome.BETTER, "took_s": 1.0},
+        {"outcome": FaultOutcome.NO_BETTER, "took_s": 5.0, "lost": True},
+    ]
+    for number, outcome in enumerate(({}, *outcomes)):
+        choice = fault_choice(question=f"q{max(0, number - 1)}", **outcome)
+        course.happens(JobEvent(job="j", kind="fault_choice", at=course.at, fault_choice=choice))
+    course.second()
+    assert [(one.action, one.score, one.adopted) for one in course.scores] == [
+        ("wait", 0.8, True),
+        ("retry", None, True),
+        ("wait", 0.0, True),
+    ]
+    assert "replace was to cost 4.00 s" in course.scores[0].reason
