@@ -28,6 +28,7 @@ BUILT_IN = {
     "transience": ("policies.built_in.transience", "Transience"),
     "link-trend": ("policies.built_in.link_trend", "LinkTrend"),
     "path-faults": ("policies.built_in.path_faults", "PathFaults"),
+    "port-faults": ("policies.contrib.port_faults", "PortFaults"),
     "device-risk": ("policies.built_in.device_risk", "DeviceRisk"),
 }
 """The policies that come with DMSC: name → module and class."""

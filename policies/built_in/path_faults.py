@@ -5,8 +5,8 @@ ends, the instance is broken (the vote of B. Arzani et al., 007: Democratically 
 drops, NSDI 2018). The core is `locate`. Where transfers break or are lost, such an instance is avoided; where
 they only take long, it is avoided if its stage is faster without it (`avoidance`), and noted otherwise.
 
-For fabrics with port counters, the learnt model of `policies.contrib.fault_signatures` goes further; in the
-mesh, routing itself moves traffic among links, so that rates are no evidence here.
+For fabrics whose monitoring posts port counters, `policies.contrib.port_faults` goes further; in the mesh,
+routing itself moves traffic among links, so that rates are no evidence here.
 """
 
 from __future__ import annotations

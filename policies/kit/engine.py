@@ -368,7 +368,7 @@ def _suggestions(returned: object) -> list[PolicySuggestion]:
 
 
 def _stamped(said: PolicySuggestion | FaultAnswer, digest: str, drift: str) -> dict[str, Any]:
-    """What the kit adds to what a policy says: its state's digest, and less confidence if that has drifted."""
+    """What the kit adds to what a policy says: its state's digest; less confidence if that has drifted."""
     update: dict[str, Any] = {"state": digest}
     if drift:
         update["confidence"] = round(LESS_SURE * said.confidence, 3)

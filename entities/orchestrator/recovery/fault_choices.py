@@ -8,6 +8,7 @@ the step transaction survives at any time. A wish about a node is dropped where 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections import deque
@@ -20,6 +21,7 @@ from bus.subjects import FAULT_VERDICT
 from entities.orchestrator.job_state.context import JobContext, eligible_nodes
 from entities.orchestrator.recovery.joining import JoiningMembers
 from entities.orchestrator.step.step_owner import StepOwner
+from entities.orchestrator.transaction.step_events import Stalled
 from schemas.automation import OWN_LOOP
 from schemas.errors import DmscError
 from schemas.fault import FaultKind, FaultReport, FaultVerdict
@@ -48,12 +50,17 @@ REMEMBERED = 1024
 
 @dataclass(slots=True)
 class _OpenChoice:
-    """A choice whose outcome is not known yet. `first_step`: committed, it shows that training goes on."""
+    """A choice whose outcome is not known yet.
+
+    `first_step`: committed, it shows that training goes on. `tried_at`: since when the instance is asked once
+    more, so that another report of its fault ends it.
+    """
 
     choice: FaultChoice
     began: float
     first_step: int
     ends: asyncio.Event = field(default_factory=asyncio.Event)
+    tried_at: float | None = None
     again: bool = False
     in_vain: bool = False
 
@@ -124,7 +131,8 @@ class FaultChoices:
         """A fault is reported again while its instance is waited for: a retry has failed, a wait goes on."""
         if held.choice.way == "replace" or verdict.verdict != "structural":
             return verdict
-        if held.choice.way == "retry" and time.monotonic() - held.began >= self._times.asked_again_s / 2:
+        tried_at = held.tried_at
+        if tried_at is not None and time.monotonic() - tried_at >= self._times.asked_again_s / 2:
             held.again = True
             held.ends.set()
         return verdict.model_copy(
@@ -137,10 +145,20 @@ class FaultChoices:
         return late_enough and not self._joining.coming and self._others(member) > 0
 
     async def _hold(self, member: Member, opened: _OpenChoice, verdict: FaultVerdict) -> None:
-        """Gives the instance up unless a step is committed with it in time."""
-        limit_s = opened.choice.limit_s or 0.0
+        """Gives the instance up unless a step is committed with it in time.
+
+        Whoever could not reach an instance does not offer its tensors again while the attempt lasts. So the
+        open step begins again: at once for a retry, after half the time of a wait.
+        """
+        limit_s, way = opened.choice.limit_s or 0.0, opened.choice.way
         try:
             async with asyncio.timeout(limit_s):
+                if opened.choice.kind == "unreachable":
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(limit_s / 2 if way == "wait" else 0.0):
+                            await opened.ends.wait()
+                    self._begin_again(opened)
+                opened.tried_at = time.monotonic() if way == "retry" else opened.tried_at
                 await opened.ends.wait()
         except TimeoutError:
             pass
@@ -151,6 +169,15 @@ class FaultChoices:
             in_vain = "reported again" if opened.again else f"{limit_s:.1f} s in vain"
             text = f"{verdict.reason}; {opened.choice.way} of {opened.choice.by}: {in_vain}"
             self._lose(member, text, f"structural ({text}); {verdict.action}")
+
+    def _begin_again(self, opened: _OpenChoice) -> None:
+        """Has all instances try once more to reach each other, in a new attempt of the open step."""
+        owner, choice = self._step_owner, opened.choice
+        if opened.ends.is_set() or not owner.running or owner.step != choice.step:
+            return
+        if owner.loop.machine.phase is Phase.GATHERING:
+            opened.tried_at = time.monotonic()
+            owner.loop.post(Stalled(f"{choice.sid} is asked once more, as {choice.by} says"))
 
     async def _revised(self, verdict: FaultVerdict, kind: str, action: str) -> FaultVerdict:
         scope = "none" if kind == "transient" else "instance"
@@ -239,9 +266,9 @@ class FaultChoices:
             for agent, places in self._job.queue.occupied(self._job.name).items()
             for place in places
         }
-        open_places = self._job.mesh.open_places()
+        free = self._job.mesh.open_places() - taken
         return sum(
-            slot.busy_with is None and (node.sid, slot.index) in open_places - taken
+            slot.busy_with is None and (node.sid, slot.index) in free
             for node in eligible_nodes(self._job)
             for slot in node.slots
         )

@@ -7,7 +7,7 @@ const LANES = [
   ["faults", ["fault"]],
   ["mended", ["recovery"]],
   ["alerts", ["alert", "skipped"]],
-  ["policies", ["policy", "change", "recut"]],
+  ["policies", ["policy", "change", "recut", "fault_choice"]],
   ["saved", ["checkpoint", "validation"]],
 ];
 const MARKS = 240;

@@ -29,6 +29,7 @@ from tests.builders.jobs import job as job_record
 from tests.builders.policies import fault_choice
 from tests.job_context import job_context
 from tests.patience import PATIENCE_S
+from tests.waiting import eventually
 
 UNITS = ("j-s0-r0", "j-s0-r1")
 SICK = Member(sid="j-s0-r1", incarnation="i1")
@@ -74,8 +75,12 @@ class Job:
             ask_modules=self._ask,
             times=JobTimes(recovery=RecoveryTimes(**times)),
         )
-        machine = SimpleNamespace(phase=Phase.GATHERING)
-        self.owner: Any = SimpleNamespace(running=True, step=3, loop=SimpleNamespace(machine=machine))
+        self.restarts: list[str] = []
+        loop = SimpleNamespace(
+            machine=SimpleNamespace(phase=Phase.GATHERING),
+            post=lambda event: self.restarts.append(event.reason),
+        )
+        self.owner: Any = SimpleNamespace(running=True, step=3, loop=loop)
         self.joining: Any = SimpleNamespace(coming=set(), replacement=self)
         self.choices = FaultChoices(context, self.owner, self.joining, self._lose)
 
@@ -142,6 +147,7 @@ async def test_an_instance_that_does_not_is_given_up_at_the_limit():
     await job.weigh()
     await asyncio.wait_for(job.lost.wait(), PATIENCE_S)
     assert "wait of m: 0.0 s in vain" in job.given_up[0]
+    assert len(job.restarts) == 1, "whoever did not reach it tries once more before"
     await job.choices.replacing(SICK, "r")
     assert len(job.asked) == 1, "nobody is asked twice"
     job.choices.committed(3)
@@ -154,6 +160,7 @@ async def test_an_instance_that_does_not_is_given_up_at_the_limit():
 async def test_a_retry_ends_when_the_fault_is_reported_again():
     job = Job(Retry(), asked_again_s=0.0, loss_s=PATIENCE_S)
     await job.weigh()
+    assert await eventually(lambda: job.restarts) == ["j-s0-r1 is asked once more, as m says"]
     await job.weigh()
     await asyncio.wait_for(job.lost.wait(), PATIENCE_S)
     assert "reported again" in job.given_up[0]
