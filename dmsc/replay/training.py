@@ -13,6 +13,7 @@ from bus.subjects import (
     JOB_EVENT,
     JOB_TOPOLOGY,
     LEARNT_STATE,
+    OBSERVATION,
     QOS_REPORT,
     lookup,
 )
@@ -32,6 +33,7 @@ ROWS = frozenset(
         JOB_EVENT,
         JOB_TOPOLOGY,
         LEARNT_STATE,
+        OBSERVATION,
         QOS_REPORT,
     }
 )

@@ -14,9 +14,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
 
 from policies.contrib.fault_signatures import (
     RECENT,
@@ -60,6 +62,45 @@ class PortFault:
     reason: str
 
 
+class PortModelState(TypedDict):
+    """A model of ports as plain data."""
+
+    mean: list[float]
+    deviation: list[float]
+    weights: list[float]
+    threshold: float
+
+
+class PortFaultsState(TypedDict):
+    """What it learnt; `model` None: the model that it comes with."""
+
+    model: PortModelState | None
+
+
+_STATE = TypeAdapter(PortFaultsState)
+
+
+def as_data(model: FaultModel) -> PortModelState:
+    """The model as plain data; `of_data` gives the same model again."""
+    port = model.port
+    return PortModelState(
+        mean=port.mean.tolist(),
+        deviation=port.deviation.tolist(),
+        weights=port.weights.tolist(),
+        threshold=float(model.threshold),
+    )
+
+
+def of_data(state: PortModelState) -> FaultModel:
+    """The model of `as_data`. Raises `ValueError` if it has another form."""
+    mean, deviation, weights = (np.array(state[name]) for name in ("mean", "deviation", "weights"))
+    if not len(mean) == len(deviation) == len(weights) - 1 == len(LEARNT.port.mean) or min(deviation) <= 0:
+        raise ValueError("no model of ports: its figures do not fit together")
+    return FaultModel(
+        port=Logistic(mean=mean, deviation=deviation, weights=weights), threshold=state["threshold"]
+    )
+
+
 @dataclass(slots=True)
 class _PortHistory:
     """The last samplings of one port: `(received, sent, carrier)`, oldest first."""
@@ -75,13 +116,24 @@ class PortFaults(Policy):
     name: ClassVar[str] = "port-faults"
     version: ClassVar[str] = "1"
     every_s: ClassVar[float] = 2.0
+    state_version: ClassVar[int] = 1
     valid_s: ClassVar[float] = 30.0
     fresh_s: ClassVar[float] = 60.0
     """A port that was not sampled for so long is left out."""
 
     def __init__(self, model: FaultModel = LEARNT) -> None:
-        self._model = model
+        self._model = self._usual = model
+        self._own: PortModelState | None = None
         self._ports: dict[str, dict[str, _PortHistory]] = {}
+
+    def learnt_state(self) -> PortFaultsState:
+        """The model, if it is not the one that it comes with; samplings of ports come again by the stream."""
+        return PortFaultsState(model=self._own)
+
+    def restore(self, state: Any) -> None:
+        own = _STATE.validate_python(state)["model"]
+        self._model = self._usual if own is None else of_data(own)
+        self._own = own
 
     def on_observation(self, observation: Observation, at: float) -> None:
         values = observation.values

@@ -7,6 +7,7 @@ does on runs that it has not seen, beside the one that the module has now. The s
 - `outages`: lengths of outages, for `transience`.
 - `arms`: what tilts of weights were worth, for `routing-bandit`.
 - `device_failures`: signs of failing devices, for `device-risk`.
+- `port_signs`: signs of a fabric's ports, for `port-faults`.
 - `stage_hops`: hops between stages, for the network of `topology-scoring`.
 """
 
@@ -17,11 +18,13 @@ from typing import Any
 from policies.training.arms import ArmTrainer
 from policies.training.device_failures import DeviceFailureTrainer
 from policies.training.outages import OutageTrainer
+from policies.training.port_signs import PortSignTrainer
 from policies.training.stage_hops import StageHopTrainer
 from policies.training.trainer import Run, Trained, Trainer, train
 
 TRAINERS: dict[str, type[Trainer[Any]]] = {
     "device-risk": DeviceFailureTrainer,
+    "port-faults": PortSignTrainer,
     "routing-bandit": ArmTrainer,
     "topology-scoring": StageHopTrainer,
     "transience": OutageTrainer,

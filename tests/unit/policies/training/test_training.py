@@ -20,6 +20,8 @@ from policies.training.outages import OutageTrainer
 from schemas.errors import BadInput
 from schemas.fault import FaultVerdict
 from schemas.learnt_state import LearntState, digest_of
+from schemas.names import agent_name
+from schemas.observation import Observation
 from schemas.telemetry import DeviceSample, LinkFigures, LinkSample
 from tests.builders.faults import fault_verdict
 from tests.builders.telemetry import sample
@@ -73,6 +75,35 @@ def devices(seed: int, number: int = 60) -> Run:
     return Run(name=f"devices {seed}", events=events)
 
 
+def ports(seed: int, samplings: int = 300) -> Run:
+    """Four ports of one switch; a port that falls silent has a fault behind it, as this fabric has it."""
+    noise, events = np.random.default_rng(seed), []
+    for port in range(4):
+        events.append(event(0.0, f"j-s0-r{port}", cluster="a", node=f"n{port}"))
+    silent, rest = -1, 0
+    for number in range(samplings):
+        at = 5.0 * number
+        if rest == 0 and number > 20 and noise.random() < 0.05:
+            silent, rest = int(noise.integers(4)), 3
+            told: FaultVerdict = fault_verdict(sid=f"j-s0-r{silent}", incarnation="i1", job="j")
+            events.append(Event(row=subjects.FAULT_VERDICT, message=told, id=f"v{number}", at=BEGAN + at))
+        for port in range(4):
+            rate = 5.0 if port == silent and rest else float(noise.uniform(900, 1100))
+            told_port = Observation(
+                source="fabric",
+                what="port",
+                about=f"leaf/{port}",
+                values={"received": rate, "sent": rate, "carrier": 0.0},
+                labels={"node": agent_name("a", f"n{port}")},
+            )
+            events.append(
+                Event(row=subjects.OBSERVATION, message=told_port, id=f"o{number}-{port}", at=BEGAN + at)
+            )
+        rest = max(0, rest - 1)
+        silent = silent if rest else -1
+    return Run(name=f"ports {seed}", events=events)
+
+
 def arms(seed: int) -> Run:
     """A job in which arm 2 took a tenth less, by the recorded state of the module that tried it."""
     policy, noise = RoutingBandit(), np.random.default_rng(seed)
@@ -100,7 +131,13 @@ def arms(seed: int) -> Run:
     )
 
 
-MADE = {"device-risk": devices, "routing-bandit": arms, "topology-scoring": hops, "transience": silences}
+MADE = {
+    "device-risk": devices,
+    "port-faults": ports,
+    "routing-bandit": arms,
+    "topology-scoring": hops,
+    "transience": silences,
+}
 
 
 @pytest.mark.parametrize("name", sorted(TRAINERS))
