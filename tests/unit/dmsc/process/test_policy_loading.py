@@ -61,7 +61,7 @@ def test_a_file_that_does_not_load(tmp_path: Path, text: str, expected: str) -> 
 
 def test_neither_name_nor_file(tmp_path: Path) -> None:
     with pytest.raises(
-        BadInput, match=r"neither the name of a policy .*; did you mean path-faults or port-faults\?"
+        BadInput, match=r"neither the name of a policy nor .*; did you mean path-faults or port-faults\?"
     ):
         load_policy("path-fault")
     with pytest.raises(BadInput, match="no such file"):
