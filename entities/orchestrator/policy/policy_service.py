@@ -15,7 +15,14 @@ from entities.orchestrator.job.job_run import JobRun
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.policy import arbitration_state as in_force
 from entities.orchestrator.policy import module_reputation, personal_pins
-from entities.orchestrator.policy.arbitration import ArbitrationConfig, Outcome, arbitrate, lapse, register
+from entities.orchestrator.policy.arbitration import (
+    ArbitrationConfig,
+    Lapse,
+    Outcome,
+    arbitrate,
+    lapse,
+    register,
+)
 from entities.orchestrator.policy.arbitration_state import ArbitrationState, withdraw
 from entities.orchestrator.policy.job_facts import job_facts
 from entities.orchestrator.policy.knobs import in_words, set_by_operator
@@ -368,34 +375,47 @@ class PolicyService:
             await self._confirmed()
             async with self._revising:
                 for job, running in self._runs.items():
-                    for knob in running.actions.freed():
-                        self._state = in_force.free(self._state, job, knob, time.monotonic())
-                    for knob in personal_pins.homeless(running):
-                        self.set_by_person(job, knob, None, "")
+                    self._note_freed(job, running)
                 now = time.monotonic()
                 expired = in_force.expired_jobs(self._state, now) & self._runs.keys()
                 pairs = ((job, job_facts(self._runs[job], self._mesh)) for job in expired)
                 facts = {job: known for job, known in pairs if known is not None}
                 lapses, self._state = lapse(self._state, facts, now)
                 for ended in lapses:
-                    if ended.knob == QUEUE_ORDER:
-                        self._queue.suggest_order(())
-                        log.info("order of the queue lapsed", reason=ended.reason)
-                        continue
-                    run = self._runs.get(ended.job)
-                    if run is None:
-                        continue
-                    if ended.stage is None:
-                        run.actions.release(ended.knob)
-                    else:
-                        for knob, by in ended.routes:
-                            run.actions.unrouted(knob, by)
-                        run.job.policies.revise(ended.reason, weights=(ended.stage, ended.weights))
-                        run.training.standbys.revise()  # former weights don't consider losses since then
-                    try:
-                        await run.job.store.tell("policy", text=ended.reason)
-                    except DmscError as error:
-                        log.warning("lapse not carried out", job=ended.job, reason=str(error))
+                    await self._take_back(ended)
+
+    def _note_freed(self, job: str, run: JobRun) -> None:
+        """Notes which knobs of a job nobody holds any more."""
+        try:
+            for knob in run.actions.freed():
+                self._state = in_force.free(self._state, job, knob, time.monotonic())
+            for knob in personal_pins.homeless(run):
+                self.set_by_person(job, knob, None, "")
+        except Exception as error:  # one job's trouble must not end the orchestrator
+            log.error("knobs not freed", job=job, exc_info=error)
+
+    async def _take_back(self, ended: Lapse) -> None:
+        """Undoes what has lapsed, and tells the job."""
+        if ended.knob == QUEUE_ORDER:
+            self._queue.suggest_order(())
+            log.info("order of the queue lapsed", reason=ended.reason)
+            return
+        run = self._runs.get(ended.job)
+        if run is None:
+            return
+        try:
+            if ended.stage is None:
+                run.actions.release(ended.knob)
+            else:
+                for knob, by in ended.routes:
+                    run.actions.unrouted(knob, by)
+                run.job.policies.revise(ended.reason, weights=(ended.stage, ended.weights))
+                run.training.standbys.revise()  # former weights don't consider losses since then
+            await run.job.store.tell("policy", text=ended.reason)
+        except DmscError as error:
+            log.warning("lapse not carried out", job=ended.job, reason=str(error))
+        except Exception as error:  # one job's trouble must not end the orchestrator
+            log.error("lapse not carried out", job=ended.job, exc_info=error)
 
 
 def _status(key: Key, standing: ModuleReputation, alive: bool, now: float) -> ModuleStatus:
