@@ -28,7 +28,7 @@ from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.policy.policy_service import PolicyService
 from entities.orchestrator.queue.job_queue import JobQueue
 from entities.planner.planning_process import beside_the_loop
-from schemas.actions import scope_of
+from schemas.actions import REPLICAS, scope_of
 from schemas.automation import OWN_LOOP, Automation, lower
 from schemas.errors import DmscError
 from schemas.job import JobState
@@ -175,10 +175,13 @@ class OwnLoop:
     def _gives_up_room(self, run: JobRun, now: float) -> bool:
         """Has a job whose size may vary go on with the replicas that it has, if others find no room for long.
 
-        Else it would wait for slots that have left, and would be changed in no other way meanwhile.
+        Else it would wait for slots that have left, and would be changed in no other way meanwhile. Where
+        automation only advises, or a person has set the number of replicas, it waits.
         """
         within, homeless = run.job.spec.parallel.replica_range, run.training.changes.homeless
-        if within is None or not homeless:
+        may_act = run.holding.automation is Automation.ACT
+        pinned = any(pin.knob == REPLICAS for pin in run.job.store.record.pins)
+        if within is None or not homeless or not may_act or pinned:
             self._homeless_since.pop(run.name, None)
             return False
         since = self._homeless_since.setdefault(run.name, now)
