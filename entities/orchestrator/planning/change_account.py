@@ -9,7 +9,7 @@ with every sample (`membership.route_account`). Pure.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -154,9 +154,28 @@ class ChangeAccount:
 
     def _other_speeds(self, change: JobChange) -> bool:
         """Whether a slot has become so much faster or slower that the change may come out otherwise now."""
+        return any(not 1 / self.rules.alike < ratio < self.rules.alike for ratio in self._ratios(change))
+
+    def _void(self, change: JobChange) -> bool:
+        """Whether slots have become so much faster or slower that a verdict would be about them.
+
+        What the change itself may do to them is a part of its effect: more replicas on a host make its slots
+        slower, fewer make them faster, and of other layers it is only estimated what a slot shows.
+        """
+        if change.kind == "recut":
+            return False
+        if change.replicas is None:
+            return self._other_speeds(change)
+        before, after = change.replicas
+        ratios = self._ratios(change)
+        if after > before:
+            return any(ratio >= self.rules.alike for ratio in ratios)
+        return any(ratio <= 1 / self.rules.alike for ratio in ratios)
+
+    def _ratios(self, change: JobChange) -> Iterator[float]:
+        """How many times as fast as when the change began each slot is now."""
         then = self._speeds_then.get(change.step, {})
-        ratios = (self.speeds[slot] / then[slot] for slot in then.keys() & self.speeds.keys())
-        return any(not 1 / self.rules.alike < ratio < self.rules.alike for ratio in ratios)
+        return (self.speeds[slot] / then[slot] for slot in then.keys() & self.speeds.keys())
 
     # --- the course of a change -------------------------------------------------------------------------
     def begin(self, change: JobChange) -> JobChange:
@@ -181,7 +200,7 @@ class ChangeAccount:
         if change is None:
             self._recent.append(result.step_s)
             return None
-        if self._other_speeds(change):  # its verdict would be about the slots
+        if self._void(change):
             self._close(ChangeState.UNDONE)
             self._since = None
             return self.history[-1]
