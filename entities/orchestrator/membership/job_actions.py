@@ -103,7 +103,7 @@ class JobActions:
         self._topology = topology
         self._former: dict[str, Callable[[], None]] = {}  # knob → what sets it as it was before
         self._leaving: dict[str, tuple[str, Forecast]] = {}  # instance that migrates → by whom
-        self._freed: list[str] = []
+        self._freed: list[tuple[str, str]] = []  # knob, and who had it changed
         self._cutting: dict[int, _AskedRecut] = {}  # by the plan's revision
         training.changes.on_hand_over = self._handed_over
         training.changes.on_stay = self._stays
@@ -249,10 +249,11 @@ class JobActions:
 
     def routed(self, action: SetWeights | AvoidInstance, by: str) -> None:
         """Weights, or an instance avoided, are in force: with a forecast they are measured."""
-        if action.forecast is None:
-            return
         weighs = isinstance(action, SetWeights)
         knob = knob_of(action)
+        if action.forecast is None:
+            self._changes.disturb_routes(f"{knob} by {by} came after it")
+            return
         stage = action.stage if isinstance(action, SetWeights) else None
         self._changes.begin_routes(
             JobChange(
@@ -272,10 +273,10 @@ class JobActions:
         self._changes.end_routes(f"{knob} by {by}")
 
     def _routes_worse(self, change: JobChange) -> None:
-        self._freed.append(change.direction.removesuffix(f" by {change.by}"))
+        self._freed.append((change.direction.removesuffix(f" by {change.by}"), change.by))
 
-    def freed(self) -> list[str]:
-        """The knobs whose change was taken back since this was last asked."""
+    def freed(self) -> list[tuple[str, str]]:
+        """The knobs whose change was taken back since this was last asked, and whose change that was."""
         freed, self._freed = self._freed, []
         return freed
 
@@ -327,13 +328,13 @@ class JobActions:
             if was_set:  # what was set before was better, and stays until it lapses
                 former_value()
             else:
-                self._take_back(knob)
+                self._take_back(knob, by)
 
         self._changes.begin(change, take_back)
         return revision
 
-    def _take_back(self, knob: str) -> None:
-        self._freed.append(knob)
+    def _take_back(self, knob: str, by: str) -> None:
+        self._freed.append((knob, by))
         if (former := self._former.pop(knob, None)) is not None:
             former()
 
@@ -373,7 +374,7 @@ class JobActions:
         )
 
         def take_back(_: JobChange) -> None:
-            self._take_back(REPLICAS)
+            self._take_back(REPLICAS, by)
             if replicas > before:  # else the queue would have it grow again
                 self._holding.prefer(before)
             if not self._holding.change_size(before, f"{OWN_LOOP}: {replicas} replicas were no better"):
@@ -396,22 +397,22 @@ class JobActions:
                 forecast=asked.forecast,
                 takes_back=asked.takes_back,
             ),
-            lambda change: self._cut_back(record),
+            lambda change: self._cut_back(record, asked.by),
         )
 
     def _not_cut(self, record: RecutRecord) -> None:
         """A plan was given up before it was in force: nobody holds the cut because of it."""
-        if self._cutting.pop(record.plan, None) is not None:
-            self._freed.append(CUT)
+        if (asked := self._cutting.pop(record.plan, None)) is not None:
+            self._freed.append((CUT, asked.by))
 
-    def _cut_back(self, record: RecutRecord) -> None:
+    def _cut_back(self, record: RecutRecord, by: str) -> None:
         """Has the job cut again as it was: steps have become longer.
 
         Raises:
             BadInput: the plan is none for this job any more.
             Conflict: it is impossible now.
         """
-        self._freed.append(CUT)
+        self._freed.append((CUT, by))
         plan = self._ask_recut(record.before, record.plan, OWN_LOOP, dry_run=False)
         self._cutting[plan] = _AskedRecut(by=OWN_LOOP, forecast=None, takes_back=True)
 

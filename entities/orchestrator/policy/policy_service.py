@@ -387,8 +387,8 @@ class PolicyService:
     def _note_freed(self, job: str, run: JobRun) -> None:
         """Notes which knobs of a job nobody holds any more."""
         try:
-            for knob in run.actions.freed():
-                self._state = in_force.free(self._state, job, knob, time.monotonic())
+            for knob, by in run.actions.freed():
+                self._state = in_force.free(self._state, job, knob, by, time.monotonic())
             for knob in personal_pins.homeless(run):
                 self.set_by_person(job, knob, None, "")
         except Exception as error:  # one job's trouble must not end the orchestrator

@@ -75,6 +75,7 @@ class Job:
         record = job_record("j").model_copy(update={"state": JobState.RUNNING})
         self.context = job_context(
             record,
+            mesh=SimpleNamespace(automation=Automation.ACT),
             policies=policies,
             instances=SimpleNamespace(graph=self.graph),
             events=SimpleNamespace(changing=self._changing),
@@ -157,7 +158,7 @@ async def test_a_window_that_was_no_better_is_set_back_once_and_not_tried_again(
         ChangeState.NO_BETTER,
     ]
     assert job.policies.windows() == {0: 4, 1: 4}
-    assert job.actions.freed() == ["window of stage 0"]
+    assert job.actions.freed() == [("window of stage 0", "m")]
     assert job.actions.freed() == []
     job.steps(20, 0.4)
     with pytest.raises(Conflict, match=r"was tried at step 17 \(no_better: 0.400 → 0.400 s a step\)"):
@@ -202,7 +203,7 @@ async def test_weights_hold_no_change_back_and_end_where_they_were_no_better() -
     last = job.told[-1]
     assert (last.kind, last.state, last.to_stage) == ("weights", ChangeState.NO_BETTER, 1)
     assert last.what == "weights of stage 1: j-s1-r0 2, j-s1-r1 1"
-    assert job.actions.freed() == ["weights of stage 1"]
+    assert job.actions.freed() == [("weights of stage 1", "m")]
     assert job.actions.routes_objection(weights, "m").startswith("was tried at step 17 (no better: ")
     assert job.actions.routes_objection(weights.model_copy(update={"forecast": None}), "m") == ""
 
@@ -215,6 +216,36 @@ async def test_weights_hold_no_change_back_and_end_where_they_were_no_better() -
     job.actions.routed(AvoidInstance(sid="j-s1-r0", forecast=FASTER), "m")
     assert job.told[-1].note == "not judged: window of stage 0: 4 → 6 is not judged yet"
     assert sorted(change.kind for change in job.recorded) == ["avoidance", "weights", "weights", "window"]
+
+
+async def test_routes_without_a_forecast_and_routes_that_end_leave_no_verdict_on_others() -> None:
+    weights = SetWeights(stage=1, weights={"j-s1-r0": 2.0, "j-s1-r1": 1.0}, forecast=FASTER)
+    job = Job()
+    job.steps(8, 0.4)
+    job.actions.routed(weights, "m")
+    job.steps(4, 0.4)
+    job.actions.routed(AvoidInstance(sid="j-s1-r0"), "n")
+    last = job.told[-1]
+    assert (last.state, last.note) == (
+        ChangeState.UNDONE,
+        "not judged: route to j-s1-r0 by n came after it, 4 steps later",
+    )
+    job.steps(8, 0.5)
+    job.actions.unrouted("route to j-s1-r0", "n")
+    job.actions.routed(weights, "m")
+    assert job.told[-1].note == "not judged: only 0 steps are known to compare with"
+    job.steps(20, 0.4)
+    assert job.actions.freed() == []
+
+
+async def test_where_automation_no_longer_acts_nothing_is_taken_back_any_more() -> None:
+    job = Job()
+    job.steps(8, 0.4)
+    job.do(Scale(replicas=3, forecast=FASTER))
+    job.context.mesh.automation = Automation.ADVISE
+    job.steps(10, 0.4)
+    assert job.told[-1].state is ChangeState.NO_BETTER
+    assert job.asked == ["3 replicas: m: why", "prefers 3"]
 
 
 async def test_one_change_at_a_time() -> None:
@@ -325,7 +356,7 @@ async def test_a_cut_is_judged_from_the_moment_at_which_it_is_in_force_and_taken
     assert (back.cuts, back.user, back.revision) == (BEFORE, "orchestrator", 3)
     job.in_force(AFTER, BEFORE)
     assert job.told[-1].takes_back
-    assert job.actions.freed() == ["cut"]
+    assert job.actions.freed() == [("cut", "m")]
     job.steps(30, 0.4)
     with pytest.raises(Conflict, match=r"was tried at step 20 \(no_better: 0.400 → 0.600 s a step\)"):
         job.do(Recut(cuts=AFTER, forecast=FASTER))

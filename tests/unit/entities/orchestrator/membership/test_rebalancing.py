@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
 from entities.orchestrator.job_state.retry_limits import Unrecoverable
 from entities.orchestrator.membership.job_changes import JobChanges
 from entities.orchestrator.membership.rebalancing import Rebalancing
+from schemas.automation import Automation
 from schemas.changes import ChangeState, Forecast, JobChange
 from schemas.errors import Conflict
 from schemas.step import Member
@@ -112,7 +114,8 @@ def rebalancing(job: Job, tasks: GuardedTasks, *, allowed: bool = True) -> Rebal
     record = job_record("j")
     parallel = record.spec.parallel.model_copy(update={"rebalance": allowed})
     record = record.model_copy(update={"spec": record.spec.model_copy(update={"parallel": parallel})})
-    context = job_context(record, instances=place, events=place, tasks=tasks)
+    mesh = SimpleNamespace(automation=Automation.ACT)
+    context = job_context(record, mesh=mesh, instances=place, events=place, tasks=tasks)
     job.changes = JobChanges(context)
     return Rebalancing(context, place, place, job.changes, job.part_with)
 
