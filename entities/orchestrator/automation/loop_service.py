@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 from bus.logs import get_logger
 from bus.tasks import TaskSet
@@ -93,13 +94,14 @@ class OwnLoop:
 
     async def _round(self) -> None:
         """One look at each running job; others have the loop between two of them."""
-        figures: MeshFigures | None = None
+        figures = cache(lambda: mesh_figures(self._mesh, self._queue))  # once for all, where one is looked at
         for run in list(self._runs.values()):
             await asyncio.sleep(0)
-            if not self._looks_at(run, time.monotonic()):
-                continue
-            figures = figures or mesh_figures(self._mesh, self._queue)
-            await self._guarded(run, self._look(run, figures, time.monotonic()))
+            await self._guarded(run, self._visit(run, figures))
+
+    async def _visit(self, run: JobRun, figures: Callable[[], MeshFigures]) -> None:
+        if self._looks_at(run, time.monotonic()):
+            await self._look(run, figures(), time.monotonic())
 
     async def _guarded(self, run: JobRun, look: Awaitable[None]) -> None:
         try:

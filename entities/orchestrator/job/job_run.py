@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from bus.logs import bind, get_logger
 from bus.tasks import cancel
@@ -41,7 +41,6 @@ from entities.orchestrator.planning.shape_choice import with_shape
 from entities.orchestrator.planning.window_room import largest_windows
 from entities.orchestrator.queue.job_queue import JobQueue
 from entities.planner.planning_process import beside_the_loop
-from schemas.actions import CUT
 from schemas.errors import Conflict, DmscError, Fenced, NewerRecord, Unavailable
 from schemas.fault import FaultReport
 from schemas.job import JobRecord, JobState, WeightsManifest
@@ -125,8 +124,6 @@ class JobRun:
             topology=lambda: self.model_analysis.known,
         )
         self.shape = JobShape(job, self.training.scale, lambda: self._deployment.forget_shape())
-        self.on_set: Callable[[str, str | None, str], None] = lambda knob, value, by: None
-        """Called with knob, value and user where a person has set something of the job's plan."""
         self._reported: set[tuple[str, str, str]] = set()
         self._cancelled: str | None = None
         self._cancelling = asyncio.Lock()
@@ -212,14 +209,18 @@ class JobRun:
         state = self.job.store.record.state
         if state is not JobState.RUNNING or topology is None:
             raise Conflict(f"job {self.job.name} is {state}; only a running one can be cut anew")
-        if moving := self.training.rebalancing.under_way:
-            raise Conflict(f"{moving} is changing its stage: ask again in a moment")
+        self._check_nobody_moves()
         question = self.training.recutting.question(message, topology)
         proposal = await beside_the_loop(recut_proposal, question)
+        self._check_nobody_moves()
         answer = self.training.recutting.begin(message, proposal)
         if message.cuts is not None and not message.dry_run:  # not one that is left to the planner
-            self.on_set(CUT, f"plan {answer.plan}", message.user)
+            self.actions.asked_by_person(answer.plan, message.user)
         return answer
+
+    def _check_nobody_moves(self) -> None:
+        if moving := self.training.rebalancing.under_way:
+            raise Conflict(f"{moving} is changing its stage: ask again in a moment")
 
     def present_record(self) -> JobRecord:
         """The job's record, with a changed graph that is not written yet."""

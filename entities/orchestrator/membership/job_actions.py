@@ -64,14 +64,15 @@ class ChangesTraining(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class _AskedRecut:
-    """A re-cut that is being prepared for a suggestion, by whom, and what was forecast.
+    """A re-cut that is being prepared, by whom, and what was forecast.
 
-    `takes_back`: it undoes the one before.
+    `takes_back`: it undoes the one before. `pins`: a person wants this very cut.
     """
 
     by: str
     forecast: Forecast | None
     takes_back: bool = False
+    pins: bool = False
 
 
 class JobActions:
@@ -105,6 +106,8 @@ class JobActions:
         self._leaving: dict[str, tuple[str, Forecast]] = {}  # instance that migrates → by whom
         self._freed: list[tuple[str, str]] = []  # knob, and who had it changed
         self._cutting: dict[int, _AskedRecut] = {}  # by the plan's revision
+        self.on_set: Callable[[str, str | None, str], None] = lambda knob, value, by: None
+        """Called with knob, value and user where what a person has set of the job's cut is in force."""
         training.changes.on_hand_over = self._handed_over
         training.changes.on_stay = self._stays
         training.job_changes.on_routes_worse = self._routes_worse
@@ -382,9 +385,15 @@ class JobActions:
 
         self._changes.begin(change, take_back)
 
+    def asked_by_person(self, plan: int, user: str) -> None:
+        """A person has the job cut by this plan: no module changes the cut once it is in force."""
+        self._cutting[plan] = _AskedRecut(by=user, forecast=None, pins=True)
+
     def _cut_anew(self, record: RecutRecord) -> None:
         """A plan is in force: it is judged like any change, whoever wanted it."""
         asked = self._cutting.pop(record.plan, _AskedRecut(by=record.by, forecast=None))
+        if asked.pins:
+            self.on_set(CUT, f"plan {record.plan}", asked.by)
         before, after = cuts_text(record.before), cuts_text(record.cuts)
         self._changes.begin(
             JobChange(
@@ -402,8 +411,10 @@ class JobActions:
 
     def _not_cut(self, record: RecutRecord) -> None:
         """A plan was given up before it was in force: nobody holds the cut because of it."""
-        if (asked := self._cutting.pop(record.plan, None)) is not None:
+        asked = self._cutting.pop(record.plan, None)
+        if asked is not None and not asked.pins:
             self._freed.append((CUT, asked.by))
+        self._job.queue.again()
 
     def _cut_back(self, record: RecutRecord, by: str) -> None:
         """Has the job cut again as it was: steps have become longer.
@@ -418,7 +429,8 @@ class JobActions:
 
     def _stays(self, sid: str) -> None:
         """It does not leave after all: if it leaves later, that is another one's doing."""
-        self._leaving.pop(sid, None)
+        if self._leaving.pop(sid, None) is not None:
+            self._job.queue.again()  # growth that waited for it need not wait any more
 
     def _handed_over(self, sid: str) -> None:
         """An instance leaves its slot now, and another incarnation takes its place."""

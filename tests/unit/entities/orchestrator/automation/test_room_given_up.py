@@ -35,8 +35,11 @@ class Term:
             raise Deposed
 
 
-async def sizes(automation: Automation, *pins: PinnedKnob) -> list[int]:
-    """What a job of two replicas, one of which finds no room, is told to have in three looks."""
+async def sizes(automation: Automation, *pins: PinnedKnob, beside: Any = None) -> list[int]:
+    """What a job of two replicas, one of which finds no room, is told to have in three looks.
+
+    `beside`: another job's run, which is looked at first.
+    """
     given = spec(parallel={"stages": 1, "replicas": {"min": 1, "want": 2, "max": 2}})
     record = job_record("j", spec=given).model_copy(update={"state": JobState.RUNNING, "pins": pins})
     told: list[int] = []
@@ -67,7 +70,8 @@ async def sizes(automation: Automation, *pins: PinnedKnob) -> list[int]:
     queue: Any = SimpleNamespace(occupied=lambda _: {})
     desk: Any = SimpleNamespace()
     times = LoopTimes(every_s=0.001, homeless_s=0.0)
-    loop = OwnLoop({"j": run}, mesh, queue, desk, Term(3).confirmed, times=times)
+    runs = {"j": run} if beside is None else {"i": beside, "j": run}
+    loop = OwnLoop(runs, mesh, queue, desk, Term(3).confirmed, times=times)
     with pytest.raises(Deposed):
         await loop.run()
     return told
@@ -80,3 +84,8 @@ async def test_a_replica_without_room_is_given_up_where_the_loop_may_act() -> No
 async def test_where_automation_advises_or_a_person_has_set_replicas_the_job_waits() -> None:
     assert await sizes(Automation.ADVISE) == []
     assert await sizes(Automation.ACT, PIN) == []
+
+
+async def test_trouble_with_one_job_holds_up_no_other_one() -> None:
+    broken = SimpleNamespace(name="i")  # it has no record
+    assert await sizes(Automation.ACT, beside=broken) == [1, 1, 1]

@@ -64,6 +64,7 @@ class Job:
         self.on_growth: Any = None
         self.too_soon: Any = None
         self.fits = True
+        self.looks = 0
         policies = PolicyDistribution(SimpleNamespace(), Nobody())  # type: ignore[arg-type]
         stages = tuple(StagePolicy(stage=stage, window=4) for stage in range(2))
         fields: dict[str, Any] = {"job": "j", "revision": 1, "entry_gateway": "g", "clusters": ("a",)}
@@ -79,7 +80,7 @@ class Job:
             policies=policies,
             instances=SimpleNamespace(graph=self.graph),
             events=SimpleNamespace(changing=self._changing),
-            queue=SimpleNamespace(no_growth=lambda _: self.growth, again=lambda: None),
+            queue=SimpleNamespace(no_growth=lambda _: self.growth, again=self._again),
         )
         self.changes = SimpleNamespace(on_hand_over=None, on_stay=None, migrate=self._migrate)
         self.rebalancing = SimpleNamespace(under_way="")
@@ -95,6 +96,9 @@ class Job:
             largest_windows=lambda: {0: 8, 1: 4},
             topology=lambda: topology(),
         )
+
+    def _again(self) -> None:
+        self.looks += 1
 
     def _changing(self, change: JobChange, recorded: tuple[JobChange, ...]) -> None:
         self.told.append(change)
@@ -362,6 +366,18 @@ async def test_a_cut_is_judged_from_the_moment_at_which_it_is_in_force_and_taken
         job.do(Recut(cuts=AFTER, forecast=FASTER))
 
 
+async def test_a_persons_cut_is_theirs_once_it_is_in_force_and_not_if_it_is_given_up() -> None:
+    job, kept = Job(), []
+    job.actions.on_set = lambda *given: kept.append(given)
+    job.actions.asked_by_person(3, "rita")
+    record = RecutRecord(plan=3, by="rita", before=BEFORE, cuts=AFTER, step=9)
+    job.recutting.on_dropped(record)
+    assert (kept, job.actions.freed(), job.looks) == ([], [], 1)
+    job.actions.asked_by_person(4, "rita")
+    job.recutting.on_in_force(record.model_copy(update={"plan": 4}))
+    assert kept == [("cut", "plan 4", "rita")]
+
+
 async def test_slots_that_the_queue_gives_are_given_back_if_they_bring_nothing() -> None:
     job = Job()
     job.steps(3, 0.4)
@@ -410,8 +426,9 @@ async def test_what_was_adopted_and_has_not_begun_is_waited_for() -> None:
         with pytest.raises(Conflict, match="j-s1-r1 is about to leave its slot"):
             job.do(other)
     assert job.too_soon() == "j-s1-r1 is about to leave its slot"
+    job.looks = 0
     job.changes.on_stay("j-s1-r1")  # it stays: there was no room any more
-    assert job.actions.under_way == ""
+    assert (job.actions.under_way, job.looks) == ("", 1)
     job.rebalancing.under_way = "j-s1-r0"
     with pytest.raises(Conflict, match="j-s1-r0 is changing its stage"):
         job.do(Recut(cuts=AFTER, forecast=FASTER))
