@@ -11,7 +11,7 @@ from functools import cache
 from bus.logs import get_logger
 from bus.tasks import TaskSet
 from entities.orchestrator.automation.loop_memory import LoopMemory, LoopRules
-from entities.orchestrator.automation.own_loop import adopted, evaluate, gains_elsewhere
+from entities.orchestrator.automation.own_loop import adopted, evaluate, gains_elsewhere, renewed
 from entities.orchestrator.automation.remedies import RECUT, Remedy
 from entities.orchestrator.automation.situation import JobSituation
 from entities.orchestrator.automation.situation_reading import (
@@ -172,7 +172,9 @@ class OwnLoop:
                 "own loop", job=run.name, suggests=remedy.key, adopted=outcome.adopted, reason=outcome.reason
             )
             if outcome.adopted:
-                self._memory[run.name] = adopted(self._memory[run.name], remedy.key, self._rules)
+                self._memory[run.name] = adopted(self._memory[run.name], remedy, now, self._rules)
+            elif remedy.renews:
+                self._memory[run.name] = renewed(self._memory[run.name], remedy, now)
 
     def _gives_up_room(self, run: JobRun, now: float) -> bool:
         """Has a job whose size may vary go on with the replicas that it has, if others find no room for long.
