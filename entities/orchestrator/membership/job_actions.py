@@ -7,7 +7,7 @@ job's account of changes, which has those taken back that were no better.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,9 +17,11 @@ from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.membership.job_changes import JobChanges
 from entities.orchestrator.membership.membership_changes import MembershipChanges
 from entities.orchestrator.membership.rebalancing import Rebalancing
+from entities.orchestrator.membership.recut_plan import RecutProposal, RecutQuestion, recut_proposal
 from entities.orchestrator.membership.recutting import Recutting
 from entities.orchestrator.membership.slot_holding import SlotHolding
 from entities.orchestrator.planning.scaling import working_units
+from entities.planner.planning_process import beside_the_loop
 from schemas.actions import (
     CUT,
     REPLICAS,
@@ -47,6 +49,10 @@ from schemas.recut import Cuts, RecutJob, RecutRecord, cuts_text
 from schemas.task_graph import ModelTopology, TaskGraph, slot_in_words
 
 log = get_logger("orchestrator")
+
+
+Proposed = RecutProposal | str
+"""What a re-cut would be, or why there is none; empty: nobody has looked."""
 
 
 class ChangesTraining(Protocol):
@@ -81,6 +87,7 @@ class JobActions:
     Args:
         largest_windows: of each stage: what instances have memory for.
         topology: the job's model as analysed; None: not known to this orchestrator.
+        propose: answers a question after a cut, beside the loop: for thousands of layers that takes long.
     """
 
     def __init__(
@@ -92,6 +99,9 @@ class JobActions:
         *,
         largest_windows: Callable[[], dict[int, int]],
         topology: Callable[[], ModelTopology | None] = lambda: None,
+        propose: Callable[[RecutQuestion], Awaitable[RecutProposal]] = lambda question: beside_the_loop(
+            recut_proposal, question
+        ),
     ) -> None:
         self._job = job
         self._rebalancing = training.rebalancing
@@ -102,6 +112,7 @@ class JobActions:
         self._holding = holding
         self._largest_windows = largest_windows
         self._topology = topology
+        self._propose = propose
         self._former: dict[str, Callable[[], None]] = {}  # knob → what sets it as it was before
         self._leaving: dict[str, tuple[str, Forecast]] = {}  # instance that migrates → by whom
         self._freed: list[tuple[str, str]] = []  # knob, and who had it changed
@@ -129,8 +140,22 @@ class JobActions:
         """Who is about to leave its slot for another one, in words."""
         return "" if not self._leaving else f"{', '.join(sorted(self._leaving))} is about to leave its slot"
 
-    def objection(self, action: Action) -> str:
+    async def proposed(self, action: Action) -> Proposed:
+        """What a suggested re-cut would be, for `objection` and `carry_out`, which may not wait."""
+        if not isinstance(action, Recut) or self._declined(action):
+            return ""
+        message = self._recut_message(action.cuts, action.revision, "", dry_run=True)
+        try:
+            return await self._propose(self._training.recutting.question(message, self._known_topology()))
+        except (BadInput, Conflict) as refused:
+            return refused.text
+
+    def objection(self, action: Action, proposed: Proposed = "") -> str:
         """Why the job does not do this now; empty if it does. Nothing is changed."""
+        return self._declined(action) or self._impossible(action, proposed)
+
+    def _declined(self, action: Action) -> str:
+        """Why the job does not want this now, as far as that is known without a look at what it takes."""
         state = self._job.store.record.state
         if state is not JobState.RUNNING:
             return f"the job is {state}"
@@ -149,10 +174,9 @@ class JobActions:
             return why
         kind, direction, reverse = self._way(action)
         account = self._changes.account
-        why = account.obstacle() or account.unwise(kind, direction, reverse, promised)
-        return why or self._impossible(action)
+        return account.obstacle() or account.unwise(kind, direction, reverse, promised)
 
-    def _impossible(self, action: Action) -> str:
+    def _impossible(self, action: Action, proposed: Proposed) -> str:
         match action:
             case SetWindow(stage=stage, in_flight=in_flight):
                 most = self._largest_windows().get(stage, 0)
@@ -165,22 +189,29 @@ class JobActions:
                 return self._job.queue.no_growth(self._job.name)
             case Recut():
                 try:
-                    self._ask_recut(action.cuts, action.revision, "", dry_run=True)
-                except (BadInput, Conflict) as refused:
+                    self._begin_recut(action, "", proposed, dry_run=True)
+                except Conflict as refused:
                     return refused.text
         return ""
 
-    def _ask_recut(self, cuts: Cuts | None, revision: int | None, by: str, *, dry_run: bool) -> int:
-        """Has the job cut anew, or tries whether it can be; returns the revision of the plan.
+    def _begin_recut(self, action: Recut, by: str, proposed: Proposed, *, dry_run: bool) -> int:
+        """Has the job cut as was proposed, or tries whether it can be; returns the revision of the plan.
 
         Raises:
-            BadInput: the plan is none for this job.
             Conflict: it is impossible now.
         """
+        if isinstance(proposed, str):
+            raise Conflict(proposed or "the job has just changed: look again")
+        message = self._recut_message(action.cuts, action.revision, by, dry_run=dry_run)
+        return self._training.recutting.begin(message, proposed).plan
+
+    def _recut_message(self, cuts: Cuts | None, revision: int | None, by: str, *, dry_run: bool) -> RecutJob:
+        return RecutJob(job=self._job.name, user=by, cuts=cuts, revision=revision, dry_run=dry_run)
+
+    def _known_topology(self) -> ModelTopology:
         if (topology := self._topology()) is None:
             raise Conflict("this orchestrator has not seen the model analysed: `dmsc recut` has that done")
-        message = RecutJob(job=self._job.name, user=by, cuts=cuts, revision=revision, dry_run=dry_run)
-        return self._training.recutting.ask(message, topology).plan
+        return topology
 
     def _way(self, action: Action) -> tuple[ChangeKind, str, str]:
         """The kind of a change, its direction, and the one that takes it back."""
@@ -209,13 +240,15 @@ class JobActions:
         raise AssertionError(f"{action.action} is no change")
 
     # --- carrying it out ------------------------------------------------------------------------------
-    def carry_out(self, action: Action, by: str, valid_s: float, reason: str = "") -> int | None:
+    def carry_out(
+        self, action: Action, by: str, valid_s: float, reason: str = "", proposed: Proposed = ""
+    ) -> int | None:
         """Does what was adopted; returns the revision of the policy that says so, if there is one.
 
         Raises:
             Conflict: the job declines it now; the text says why.
         """
-        if why := self.objection(action):
+        if why := self.objection(action, proposed):
             raise Conflict(why)
         match action:
             case MoveInstance(sid=sid, stage=stage, forecast=forecast):
@@ -228,8 +261,8 @@ class JobActions:
                 return self._set(action, by, reason)
             case Scale(replicas=replicas, forecast=forecast):
                 self._scale(replicas, by, forecast, reason)
-            case Recut(cuts=cuts, revision=seen, forecast=forecast):
-                plan = self._ask_recut(cuts, seen, by, dry_run=False)
+            case Recut(forecast=forecast):
+                plan = self._begin_recut(action, by, proposed, dry_run=False)
                 self._cutting[plan] = _AskedRecut(by=by, forecast=forecast)
             case Migrate(sid=sid, node=node, forecast=forecast):
                 if why := self._membership.migrate(sid, node):
@@ -424,7 +457,8 @@ class JobActions:
             Conflict: it is impossible now.
         """
         self._freed.append((CUT, by))
-        plan = self._ask_recut(record.before, record.plan, OWN_LOOP, dry_run=False)
+        message = self._recut_message(record.before, record.plan, OWN_LOOP, dry_run=False)
+        plan = self._training.recutting.ask(message, self._known_topology()).plan
         self._cutting[plan] = _AskedRecut(by=OWN_LOOP, forecast=None, takes_back=True)
 
     def _stays(self, sid: str) -> None:

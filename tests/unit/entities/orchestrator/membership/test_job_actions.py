@@ -64,7 +64,7 @@ class Job:
         self.on_growth: Any = None
         self.too_soon: Any = None
         self.fits = True
-        self.looks = 0
+        self.looks = self.proposals = 0
         policies = PolicyDistribution(SimpleNamespace(), Nobody())  # type: ignore[arg-type]
         stages = tuple(StagePolicy(stage=stage, window=4) for stage in range(2))
         fields: dict[str, Any] = {"job": "j", "revision": 1, "entry_gateway": "g", "clusters": ("a",)}
@@ -84,7 +84,9 @@ class Job:
         )
         self.changes = SimpleNamespace(on_hand_over=None, on_stay=None, migrate=self._migrate)
         self.rebalancing = SimpleNamespace(under_way="")
-        self.recutting: Any = SimpleNamespace(under_way="", ask=self._recut)
+        self.recutting: Any = SimpleNamespace(
+            under_way="", ask=self._recut, question=lambda message, topology: message, begin=self._recut
+        )
         self.recuts: list[RecutJob] = []
         self.job_changes = JobChanges(self.context)
         place: Any = self
@@ -95,6 +97,7 @@ class Job:
             place,
             largest_windows=lambda: {0: 8, 1: 4},
             topology=lambda: topology(),
+            propose=self._propose,
         )
 
     def _again(self) -> None:
@@ -119,9 +122,13 @@ class Job:
     def prefer(self, replicas: int | None) -> None:
         self.asked.append(f"prefers {replicas}")
 
-    def _recut(self, message: RecutJob, topology: object) -> RecutAnswer:
-        if message.cuts == ((0, 9),):
+    async def _propose(self, question: Any) -> Any:
+        if question.cuts == ((0, 9),):
             raise BadInput("the plan is of another model")
+        self.proposals += 1
+        return "proposed", question.cuts
+
+    def _recut(self, message: RecutJob, given: object) -> RecutAnswer:
         if not message.dry_run:
             self.recuts.append(message)
         plan = 2 + len(self.recuts)
@@ -141,6 +148,10 @@ class Job:
             result = step_result(self.step, step_s=step_s, shares=dict.fromkeys(sids or UNITS, 2))
             self.step += 1
             self.job_changes.decided(result, last=False)
+
+    async def cut(self, action: Recut) -> int | None:
+        proposed = await self.actions.proposed(action)
+        return self.actions.carry_out(action, "m", 60.0, "why", proposed)
 
     def do(self, action: Action) -> int | None:
         return self.actions.carry_out(action, "m", 60.0, "why")
@@ -343,7 +354,8 @@ async def test_a_cut_is_judged_from_the_moment_at_which_it_is_in_force_and_taken
 ):
     job = Job()
     job.steps(8, 0.4)
-    job.do(Recut(cuts=AFTER, revision=2, forecast=FASTER))
+    await job.cut(Recut(cuts=AFTER, revision=2, forecast=FASTER))
+    assert job.proposals == 1
     assert (job.recuts[0].cuts, job.recuts[0].user) == (AFTER, "m")
     assert job.told == []
     job.steps(3, 0.4)  # it is prepared
@@ -408,10 +420,15 @@ async def test_a_plan_for_another_model_and_a_job_whose_automation_has_no_analys
     job = Job()
     job.steps(8, 0.4)
     with pytest.raises(Conflict, match="the plan is of another model"):
-        job.do(Recut(cuts=((0, 9),), forecast=FASTER))
+        await job.cut(Recut(cuts=((0, 9),), forecast=FASTER))
+    with pytest.raises(Conflict, match="the job has just changed: look again"):
+        job.do(Recut(cuts=AFTER, forecast=FASTER))
     job.recutting.under_way = "plan 3 (0-2,3-5) is being prepared, as ada wanted"
     with pytest.raises(Conflict, match=r"plan 3 .* is being prepared, as ada wanted"):
         job.do(WINDOW)
+    with pytest.raises(Conflict, match=r"plan 3 .* is being prepared, as ada wanted"):
+        await job.cut(Recut(cuts=AFTER, forecast=FASTER))
+    assert job.proposals == 0, "nothing is looked for that is declined anyway"
 
 
 async def test_what_was_adopted_and_has_not_begun_is_waited_for() -> None:
