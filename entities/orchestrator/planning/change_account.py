@@ -51,6 +51,10 @@ class ChangeRules:
     alike: float = 1.5
     """A slot that has become so many times faster or slower since a change makes its verdict void."""
 
+    alike_cut: float = 2.5
+    """The same of a re-cut. With other layers a slot seems to be faster or slower, for what they take is
+    estimated."""
+
     worth: float = 0.02
     """A change that saved less than this part of a step counts as no better: less is noise."""
 
@@ -162,15 +166,12 @@ class ChangeAccount:
         What the change itself may do to them is a part of its effect: more replicas on a host make its slots
         slower, fewer make them faster, and of other layers it is only estimated what a slot shows.
         """
-        if change.kind == "recut":
-            return False
-        if change.replicas is None:
-            return self._other_speeds(change)
-        before, after = change.replicas
-        ratios = self._ratios(change)
-        if after > before:
-            return any(ratio >= self.rules.alike for ratio in ratios)
-        return any(ratio <= 1 / self.rules.alike for ratio in ratios)
+        most = self.rules.alike_cut if change.kind == "recut" else self.rules.alike
+        before, after = change.replicas or (0, 0)
+        return any(
+            (ratio >= most and after >= before) or (ratio <= 1 / most and after <= before)
+            for ratio in self._ratios(change)
+        )
 
     def _ratios(self, change: JobChange) -> Iterator[float]:
         """How many times as fast as when the change began each slot is now."""

@@ -276,6 +276,7 @@ CUT_ANEW = SCALE.model_copy(update={"kind": "recut", "what": "cut"})
         (SCALE.model_copy(update={"replicas": (3, 1)}), 0.5, False),
         (CUT_ANEW, 0.5, True),
         (CUT_ANEW, 2.0, True),
+        (CUT_ANEW, 3.0, False),
     ],
 )
 def test_what_a_change_does_to_slots_is_a_part_of_its_effect(
