@@ -136,6 +136,8 @@ class LayerChange:
     ) -> None:
         self.plan = start.plan
         self.built: BuiltPlan | None = None
+        self._given_up = -1, -1
+        """Epoch and revision of the latest plan dropped by order: the order to build it may be late."""
         self._member = Member(sid=start.unit.sid, incarnation=start.incarnation)
         self._version = version
         self._between = between
@@ -166,8 +168,11 @@ class LayerChange:
         """Builds what the plan makes of this instance. Idempotent.
 
         Raises:
-            Conflict: The plan is older than that in force or than one that is built, or can't be built here.
+            Conflict: The plan is older than that in force or than one that is built, it was given up, or it
+                can't be built here.
         """
+        if (order.epoch, order.plan) <= self._given_up:
+            raise Conflict(f"plan {order.plan} is to be built, but it was given up")
         if order.plan <= self.plan:
             raise Conflict(f"plan {order.plan} is to be built, but plan {self.plan} is in force here")
         built = self.built
@@ -178,6 +183,11 @@ class LayerChange:
             built = self._begin(order)
         try:
             await asyncio.shield(built.building)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not built.building.cancelled() or (task is not None and task.cancelling()):
+                raise
+            raise Conflict(f"plan {order.plan} was given up while it was built") from None
         except DmscError:
             self._forget(built)
             raise
@@ -231,7 +241,8 @@ class LayerChange:
         self._tasks.cancel_all()
 
     async def dropped(self, order: RecutDrop) -> Ack:
-        """Forgets the plan, if it is this one. Idempotent."""
+        """Forgets the plan, if it is this one, and builds it no more. Idempotent."""
+        self._given_up = max(self._given_up, (order.epoch, order.plan))
         if self.built is not None and self.built.order.plan == order.plan:
             self.drop("it was given up")
         return Ack()

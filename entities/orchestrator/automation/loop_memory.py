@@ -33,7 +33,7 @@ class LoopRules:
     """Of a move to another stage: a module that sees more suggests it sooner."""
     recut_dwell_s: float = 6.0
     """Of a re-cut, which moves more."""
-    clear_recut_dwell_s: float = 2.0
+    clear_recut_dwell_s: float = 1.0
     least_left_s: float = 20.0
     """A job that ends sooner is left alone: it would hardly see a verdict."""
     errors: float = 2.0

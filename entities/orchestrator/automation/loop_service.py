@@ -46,6 +46,8 @@ class LoopTimes:
 
     every_s: float = 1.0
     """Between looks. One takes a tenth of a millisecond of the leader's loop."""
+    learn_s: float = 120.0
+    """Before the model of a job that was taken over is measured again, where that failed."""
     homeless_s: float = 10.0
     """How long a replica waits for a slot before a job whose size may vary does without it. A node that is
     started anew is back sooner."""
@@ -79,6 +81,7 @@ class OwnLoop:
         self._homeless_since: dict[str, float] = {}
         self._seeking = TaskSet()
         self._sought_now: set[str] = set()
+        self._learn_at: dict[str, float] = {}  # when the model of a job is measured, if it is not known
         self._sought: dict[str, Paces] = {}  # by which figures no better cut was found
 
     async def run(self) -> None:
@@ -112,7 +115,7 @@ class OwnLoop:
             log.error("own loop failed", job=run.name, exc_info=error)
 
     def _forget_ended(self) -> None:
-        for of_jobs in (self._memory, self._sought, self._homeless_since):
+        for of_jobs in (self._memory, self._sought, self._learn_at, self._homeless_since):
             for job in of_jobs.keys() - self._runs.keys():
                 del of_jobs[job]
 
@@ -130,6 +133,9 @@ class OwnLoop:
                 self._memory[run.name] = replace(self._memory[run.name], since={})
             return
         situation, question = seen
+        if situation.uneven and run.model_analysis.known is None and now >= self._learn_at.get(run.name, 0.0):
+            self._learn_at[run.name] = now + self._times.learn_s
+            self._seeking.create(self._guarded(run, _model_of(run)), name=f"model {run.name}")
         memory = self._memory.get(run.name, LoopMemory())
         fastest = figures.idle[0].speed if figures.idle else 0.0
         if fastest and gains_elsewhere(situation, memory, fastest, self._rules):
@@ -201,6 +207,11 @@ class OwnLoop:
         del self._homeless_since[run.name]
         why = f"{', '.join(sorted(homeless))} found no room for {self._times.homeless_s:.0f} s"
         return run.holding.change_size(min(there), f"{OWN_LOOP}: {why}")
+
+
+async def _model_of(run: JobRun) -> None:
+    """Has the model of a job measured that an earlier orchestrator began: else it is never cut anew."""
+    await run.model_analysis.while_running()
 
 
 def _suggestion(run: JobRun, remedy: Remedy) -> PolicySuggestion:

@@ -31,6 +31,9 @@ from entities.orchestrator.automation.remedies import (
 from entities.orchestrator.automation.situation import FreeSlot, JobSituation
 from schemas.actions import SetAlgorithm, SetWeights, SetWindow
 
+ABOUT_BEST = 1.05
+"""Times what the job takes by the best remedy: a worse one is not suggested because it has waited longer."""
+
 
 def gains_elsewhere(situation: JobSituation, memory: LoopMemory, fastest: float, rules: LoopRules) -> bool:
     """Whether an instance might be worth a slot of this speed: if not, no free one is looked for."""
@@ -67,14 +70,14 @@ def evaluate(
         if remedy.net_s > 0 and remedy.saving >= (rules.stays if remedy.key in memory.since else rules.enters)
     }
     memory = replace(memory, since=worth)
+    able = [remedy for remedy in remedies if remedy.key in worth and not _paused(memory, remedy, now)]
+    best_s = min((remedy.total_s for remedy in able), default=0.0)
     ripe = [
         remedy
-        for remedy in remedies
-        if remedy.key in worth
-        and now - worth[remedy.key] >= remedy.dwell_s
-        and not _paused(memory, remedy, now)
+        for remedy in able
+        if now - worth[remedy.key] >= remedy.dwell_s and remedy.total_s <= ABOUT_BEST * best_s
     ]
-    best = sorted(ripe, key=lambda remedy: (-remedy.net_s, remedy.key))[:1]
+    best = sorted(ripe, key=lambda remedy: (remedy.total_s, remedy.key))[:1]
     routes = [remedy for remedy in weights_for(situation, memory, rules) if not _paused(memory, remedy, now)]
     chosen = (*best, *routes, *kept)
     return chosen, _all_suggested(memory, chosen, now, rules)

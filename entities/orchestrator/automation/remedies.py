@@ -57,6 +57,9 @@ class Remedy:
     dwell_s: float
     net_s: float
     """Seconds that it saves in all, its cost taken off."""
+    total_s: float = 0.0
+    """Seconds until the job ends, by its forecast. By these remedies are compared, and not by what they save:
+    some count that from the mean of the latest seconds, others from the last step."""
     valid_s: float = 30.0
     confidence: float = 0.8
     renews: bool = False
@@ -113,6 +116,7 @@ def _remedy(
         saving=forecast.saving,
         dwell_s=dwell_s,
         net_s=forecast.gain_s - forecast.cost_s,
+        total_s=forecast.step_after_s * situation.steps_left + forecast.cost_s,
         valid_s=valid_s,
     )
 
@@ -154,7 +158,8 @@ def migrations(situation: JobSituation, memory: LoopMemory, rules: LoopRules) ->
         slowest = max(stage.instances, key=lambda one: (one.microbatch_ms, one.sid), default=None)
         if slowest is None or not usual_ms:
             continue
-        if slowest.microbatch_ms - rules.errors * slowest.error_ms <= there_ms:
+        clear = slowest.least_ms > CLEARLY * there_ms
+        if not clear and slowest.microbatch_ms - rules.errors * slowest.error_ms <= there_ms:
             continue
         rested = situation
         if slowest.microbatch_ms > LATE * there_ms:  # then what steps take beside it is its doing, too
@@ -169,7 +174,7 @@ def migrations(situation: JobSituation, memory: LoopMemory, rules: LoopRules) ->
             f"{there_ms:.0f} ms"
         )
         action = Migrate(sid=slowest.sid, node=goal.node, forecast=forecast)
-        dwell_s = rules.clear_dwell_s if slowest.least_ms > CLEARLY * there_ms else rules.dwell_s
+        dwell_s = rules.clear_dwell_s if clear else rules.dwell_s
         yield _remedy(f"migrate {slowest.sid}", action, forecast, what, dwell_s, situation)
 
 

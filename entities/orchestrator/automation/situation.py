@@ -97,6 +97,8 @@ class JobSituation:
     """Whether instances may change their stage (`parallel.rebalance`)."""
     best_cut: BestCut | None = None
     busy: str = ""
+    uneven: bool = False
+    """Whether the longest stage takes a tenth longer than if work could be divided at will."""
 
     @property
     def times(self) -> tuple[tuple[float, ...], ...]:

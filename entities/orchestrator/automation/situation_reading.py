@@ -211,6 +211,7 @@ def read_situation(
         algorithm=policy.algorithm,
         moves=job.spec.parallel.rebalance,
         busy=busy,
+        uneven=_is_uneven(stages, microbatches),
     )
     training.job_changes.account.speeds = {
         slots[member.sid]: stage.work_ms / agreed[member]
@@ -218,7 +219,7 @@ def read_situation(
         for member in members
         if stage.work_ms and member in agreed
     }
-    if busy or len(crew) < 2 or not _is_uneven(stages, microbatches):
+    if busy or len(crew) < 2 or not situation.uneven:
         return situation, None
     return situation, _cut_question(run, agreed, len(present), bytes_per_s, times.copy_ms)
 

@@ -19,6 +19,9 @@ from schemas.job import StepResult
 KEPT = 16
 """Changes remembered in a job's record."""
 
+SINCE_THEN = 2
+"""The least number of steps by which a slot is seen to have become faster or slower."""
+
 CHEAP: frozenset[ChangeKind] = frozenset({"window", "rate", "algorithm"})
 """Changes that cost nothing to make or to take back: a smaller gain is enough."""
 
@@ -43,7 +46,7 @@ class ChangeRules:
     """Steps after these by whose median a change is judged."""
 
     cooldown_steps: int = 8
-    """Steps from a verdict until the next change."""
+    """Steps from a verdict until the next change, unless a slot has become much faster or slower since."""
 
     agreement: float = 1.5
     """Largest ratio between the present time of a step and the one that the forecast assumes."""
@@ -108,7 +111,11 @@ class ChangeAccount:
             return self.obstacle()
         if known < self.rules.min_steps:
             return f"only {known} steps by this crew are known: nothing to compare with"
-        if since is not None and since < self.rules.cooldown_steps:
+        if (
+            since is not None
+            and since < self.rules.cooldown_steps
+            and not self._void(self.history[-1])
+        ):
             return f"the last change was judged {since} steps ago; wait for {self.rules.cooldown_steps}"
         return ""
 
@@ -202,8 +209,10 @@ class ChangeAccount:
             self._recent.append(result.step_s)
             return None
         if self._void(change):
+            latest = [*self._after, result.step_s][-SINCE_THEN:]
             self._close(ChangeState.UNDONE)
             self._since = None
+            self._recent.extend(latest)
             return self.history[-1]
         if change.state is ChangeState.UNDER_WAY:
             if not all(result.shares.get(sid) for sid in change.newcomers):

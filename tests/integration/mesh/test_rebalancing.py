@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from schemas.automation import OPERATOR, Knob
 from schemas.changes import ChangeState, JobChange
+from schemas.errors import Conflict
 from schemas.job import JobSpec, JobState
 from tests.integration.dmsc.command_line import running
 from tests.integration.mesh.conftest import Mesh, padded, tiny_job
@@ -49,6 +52,8 @@ def test_an_instance_moves_to_the_stage_that_holds_the_others_up(mesh: Mesh, tmp
                 by_person = [knob for knob in mesh.client.automation(job).knobs if knob.holder == OPERATOR]
             if event.change.state in JUDGED and not asked:
                 asked = mesh.client.move(job, f"{job}-s1-r0", 0)
+                with pytest.raises(Conflict, match=r"is changing its stage|must have joined first"):
+                    mesh.client.recut(job, "0-3,4")
         record = mesh.client.wait(job, timeout_s=PATIENCE_S)
         said = policy.output
 

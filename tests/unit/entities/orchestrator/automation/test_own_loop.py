@@ -322,6 +322,23 @@ def test_a_better_cut_is_suggested_where_nobody_can_move() -> None:
     assert "cut 0-4,5,6-11" in remedy.reason
 
 
+def test_an_instance_goes_to_a_free_slot_rather_than_that_the_job_is_cut_anew() -> None:
+    job = Job().run(until_s=10.0)
+    here = job.situation()
+    slowed = replace(here.stages[0].instances[1], microbatch_ms=90.0, error_ms=30.0, least_ms=200.0)
+    stages = (replace(here.stages[0], instances=(here.stages[0].instances[0], slowed)), here.stages[1])
+    cut = BestCut(cuts=((0, 4), (4, 10)), now_ms=560.0, then_ms=480.0, copies_ms=500.0, clear=True)
+    after = replace(here, stages=stages, step_ms=480.0, best_cut=cut)
+    suggested: list[str] = []
+    memory = job.memory
+    for second in range(4):
+        found, memory = evaluate(
+            replace(after, free=() if second == 0 else after.free), memory, 10.0 + second
+        )
+        suggested += [remedy.key for remedy in found]
+    assert suggested[0] == "migrate s0-r1", "though the cut had waited for longer"
+
+
 def test_turns_that_do_not_see_speeds_give_way_to_the_default_algorithm() -> None:
     job = Job(speed=slow("n/1", 3.0, 0.0), spare=0, algorithm="round-robin").run(until_s=40.0)
     assert job.actions == ["algorithm"]

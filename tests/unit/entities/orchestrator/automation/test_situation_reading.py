@@ -7,8 +7,14 @@ from typing import Any
 
 import pytest
 
-from entities.orchestrator.automation.situation_reading import free_slots, mesh_figures, read_situation
+from entities.orchestrator.automation.situation_reading import (
+    alike,
+    free_slots,
+    mesh_figures,
+    read_situation,
+)
 from entities.orchestrator.membership.measured_speeds import MeasuredSpeeds
+from entities.orchestrator.membership.recut_plan import InstancePace
 from entities.orchestrator.planning.change_account import ChangeAccount
 from schemas.job import JobState
 from schemas.signals import CommunicationPolicy, LinkReport, QosReport, StagePolicy
@@ -106,6 +112,12 @@ class Run:
             occupied=lambda job: {self.node.sid: (other,) if job == "j" else (other, *own)}
         )
 
+    def needs(self, **figures: Any) -> None:
+        """What each unit needs."""
+        needs = self.graph.units[0].requirements.model_copy(update=figures)
+        units = tuple(each.model_copy(update={"requirements": needs}) for each in self.graph.units)
+        self.job.instances.graph = self.graph.model_copy(update={"units": units})
+
     def read(self, now: float = 102.0) -> Any:
         run: Any = self
         seen = read_situation(run, self.mesh, mesh_figures(self.mesh, self.queue), now)
@@ -167,3 +179,32 @@ def test_free_slots_are_nobodys_and_no_dearer_where_the_job_counts_money() -> No
     where = Run().node
     assert Run().free() == [f"slot 4 of {where.cluster}/{where.node}"]
     assert Run(automation={"objective": "cost"}).free() == [], "it costs more than the dearest of the job"
+
+
+def test_what_a_newcomer_takes_follows_the_measured_links_of_the_mesh() -> None:
+    run = Run()
+    run.steps(5)
+    run.needs(memory_bytes=10_000_000)
+    unmeasured = run.read().stages[0].joins_ms
+    run.mesh.links = SimpleNamespace(bytes_per_s=lambda: {("a", "b"): 1e6, ("b", "a"): 1e6})
+    assert unmeasured == pytest.approx(2100.0)
+    assert run.read().stages[0].joins_ms == pytest.approx(12_000.0)
+
+
+def test_a_better_cut_is_asked_for_where_stages_are_uneven_and_not_again_by_like_figures() -> None:
+    run = Run()
+    asked: list[dict[Member, float]] = []
+    recutting: Any = run.training.recutting
+    recutting.question = lambda message, topology, took: asked.append(took) or SimpleNamespace()
+    run.model_analysis.known = object()
+    run.needs(cost_ms=50.0)
+    run.steps(5)
+    assert not run.read().uneven
+    assert asked == []
+    run.steps(5, s0_r0=200.0, s0_r1=200.0)
+    assert run.read().uneven
+    assert asked[0][MEMBERS[0]] == 200.0, "as the latest steps agree, not the mean"
+    paces = [[InstancePace(50.0, 1.0)], [InstancePace(100.0, 1.0)]]
+    assert alike(paces, [[InstancePace(53.0, 1.0)], [InstancePace(100.0, 1.0)]])
+    assert not alike(paces, [[InstancePace(50.0, 1.0)], [InstancePace(120.0, 1.0)]])
+    assert not alike(paces, [[InstancePace(50.0, 1.0), InstancePace(50.0, 1.0)], paces[1]])

@@ -106,7 +106,9 @@ async def test_one_that_was_to_leave_stays_if_it_is_wanted_again() -> None:
     crew = Crew(2)
     changes = crew.changes()
     assert changes.scale([0], 1) == "j-s0-r1 will leave"
+    assert changes.departing == "j-s0-r1 is about to leave", "a re-cut does not begin now"
     assert changes.scale([0], 2) == "j-s0-r1 will stay"
+    assert changes.departing == ""
     assert changes.scale([0], 2) == "nothing to do"
     changes.decided()
     assert crew.lost == set()

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from entities.orchestrator.membership.recut_plan import check_cuts, transfers
-from schemas.errors import BadInput
-from schemas.recut import cuts_of, cuts_text
+from entities.orchestrator.membership.recut_plan import (
+    InstancePace,
+    RecutQuestion,
+    check_cuts,
+    recut_proposal,
+    transfers,
+)
+from schemas.errors import BadInput, Conflict
+from schemas.recut import Cuts, RecutJob, cuts_of, cuts_text
 from schemas.step import Member
-from tests.builders.graphs import graph, unit
+from tests.builders.graphs import graph, layer, placement, topology, unit
+from tests.builders.jobs import spec as job_spec
 
 CUTS = ((0, 4), (4, 8))
 STAGES = [
@@ -83,3 +90,34 @@ def test_one_source_serves_all_replicas_of_a_larger_stage() -> None:
     stages = [[Member(sid=f"s0-r{at}", incarnation="a") for at in range(3)], small]
     found = transfers(stages, CUTS, ((0, 6), (6, 8)))
     assert len(found[small[0]].gives) == 3
+
+
+def question(*took_ms: float, cuts: Cuts | None = None) -> RecutQuestion:
+    """Of a job whose two stages of four layers take so long for a microbatch; 12 ms at speed 1."""
+    spec = job_spec(parallel={"stages": 2}, training={"microbatches": 4, "steps": 9})
+    places = tuple(placement(each.sid, slot) for slot, each in enumerate(STAGES))
+    return RecutQuestion(
+        job="j",
+        graph=graph(*STAGES, placements=places, layer_count=8),
+        spec=spec,
+        topology=topology(*(layer(index) for index in range(8))),
+        cuts=cuts,
+        plan=3,
+        paces=[[InstancePace(time_ms, 1.0)] for time_ms in took_ms],
+        step_ms=None,
+        node_of={},
+    )
+
+
+def test_the_best_cut_follows_what_instances_take() -> None:
+    found = recut_proposal(question(36.0, 12.0))
+    assert cuts_text(found.answer.cuts) == "0-1,2-7"
+    assert found.answer.step_ms == pytest.approx((4 * 36.0 + 12.0, 4 * 18.0 + 18.0))
+    assert (found.graph.revision, found.graph.cuts) == (3, ((0, 2), (2, 8)))
+    dry, real = (RecutJob(job="j", user="ada", dry_run=dry) for dry in (True, False))
+    assert " would be cut into 0-1,2-7 (plan 3): " in found.answer_to(dry).note
+    assert " is being cut into 0-1,2-7 (plan 3): " in found.answer_to(real).note
+    with pytest.raises(Conflict, match="no cut is better than the present one, 0-3,4-7"):
+        recut_proposal(question(12.0, 12.0))
+    with pytest.raises(BadInput, match="the plan leaves layer 3 out"):
+        recut_proposal(question(12.0, 12.0, cuts=((0, 3), (4, 8))))

@@ -249,6 +249,17 @@ def test_what_was_found_out_under_other_speeds_forbids_nothing() -> None:
     assert unwise(run.moves, "s1-r1", 0, back, BACK) == ""
 
 
+def test_after_a_verdict_nobody_waits_if_a_slot_has_become_another() -> None:
+    run = Run()
+    run.moves.speeds = {"n/0": 0.25, "n/1": 1.0}
+    assert run.moved(0.3).state is ChangeState.BETTER
+    assert "wait for 8" in run.moves.too_soon()
+    run.moves.speeds = {"n/0": 0.3, "n/1": 1.0}
+    assert "wait for 8" in run.moves.too_soon()
+    run.moves.speeds = {"n/0": 1.0, "n/1": 1.0}
+    assert run.moves.too_soon() == ""
+
+
 def test_a_slot_that_recovers_meanwhile_leaves_nothing_to_judge_and_nothing_to_wait_for() -> None:
     run = Run()
     run.moves.speeds = {"n/0": 0.25, "n/1": 1.0}
@@ -259,7 +270,8 @@ def test_a_slot_that_recovers_meanwhile_leaves_nothing_to_judge_and_nothing_to_w
     run.moves.speeds = {"n/0": 1.0, "n/1": 1.0}
     (news,) = run.steps(1, 0.3)
     assert news.state is ChangeState.UNDONE
-    run.steps(4, 0.3)
+    assert "only 2 steps" in run.moves.too_soon()
+    run.steps(2, 0.3)
     assert run.moves.too_soon() == ""
 
 
