@@ -6,6 +6,7 @@ what is nonsense in `suggestion_rules`, and whoever carries it out in `membershi
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pydantic import Field
@@ -16,6 +17,7 @@ from schemas.job_file.parallel import MOST_STAGES
 from schemas.recut import MOST_REVISION, Cuts, cuts_text
 
 MOST_IN_FLIGHT = 1024
+MOST_REPLICAS = 4096
 LEAST_RATE_PER_S = 0.1
 """A step whose microbatches come more slowly would count as stalled."""
 QUEUE_ORDER, REPLICAS, RATE, CUT = "order of the queue", "replicas", "admission rate", "cut"
@@ -116,6 +118,21 @@ class SetRate(Part):
     forecast: Forecast
 
 
+class SetReduction(Part):
+    """How the gradients of a stage's replicas are reduced: who adds up how much of the sum, in which order.
+
+    `parts`: SID → relative size of the part that it adds up and finishes for all; one that is missing has 1.
+    `order`: of the ring, where a stage's sum is reduced whole, as one with tied weights is. Sums are of
+    integers, so that no bit depends on either.
+    """
+
+    action: Literal["set_reduction"] = "set_reduction"
+    stage: int
+    parts: dict[Token, float] = Field({}, max_length=MOST_REPLICAS)
+    order: tuple[Token, ...] = Field((), max_length=MOST_REPLICAS)
+    forecast: Forecast
+
+
 class SetAlgorithm(Part):
     """By which built-in algorithm senders choose among a stage's instances (`routing.algorithm`)."""
 
@@ -163,6 +180,7 @@ Action = (
     | Recut
     | SetWindow
     | SetRate
+    | SetReduction
     | SetAlgorithm
     | CheckpointNow
     | ExpectFailures
@@ -174,7 +192,7 @@ Action = (
 def scope_of(action: Action) -> str:
     """The scope of an action: `stage 1`, `instance x`, the whole `job`, or the mesh's `queue`."""
     match action:
-        case SetWeights(stage=stage) | SetWindow(stage=stage):
+        case SetWeights(stage=stage) | SetWindow(stage=stage) | SetReduction(stage=stage):
             return f"stage {stage}"
         case AvoidInstance(sid=sid) | MoveInstance(sid=sid) | Migrate(sid=sid):
             return f"instance {sid}"
@@ -201,6 +219,8 @@ def knob_of(action: Action) -> str:
             return f"window of stage {stage}"
         case SetRate():
             return RATE
+        case SetReduction(stage=stage):
+            return f"reduction of stage {stage}"
         case SetAlgorithm():
             return "algorithm"
         case ExpectFailures():
@@ -233,6 +253,8 @@ def value_of(action: Action) -> str:
             return cuts_text(cuts) if cuts else "the best one"
         case SetWindow(in_flight=in_flight):
             return f"{in_flight} in flight"
+        case SetReduction(parts=parts, order=order):
+            return layout_in_words(parts, order)
         case SetRate(per_s=per_s):
             return f"{per_s:g} microbatches a second"
         case SetAlgorithm(algorithm=algorithm):
@@ -243,3 +265,9 @@ def value_of(action: Action) -> str:
             return ", ".join(jobs)
         case _:
             return ""
+
+
+def layout_in_words(parts: Mapping[str, float], order: Sequence[str]) -> str:
+    """How a stage's sums are reduced, for people."""
+    sizes = ", ".join(f"{sid} {part:g}" for sid, part in sorted(parts.items())) or "equal parts"
+    return f"{sizes} in the order {', '.join(order)}" if order else sizes

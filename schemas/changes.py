@@ -101,7 +101,16 @@ class Forecast(Part):
 
 
 ChangeKind = Literal[
-    "move", "migrate", "scale", "window", "rate", "algorithm", "recut", "weights", "avoidance"
+    "move",
+    "migrate",
+    "scale",
+    "window",
+    "rate",
+    "reduction",
+    "algorithm",
+    "recut",
+    "weights",
+    "avoidance",
 ]
 
 ROUTES: frozenset[ChangeKind] = frozenset({"weights", "avoidance"})

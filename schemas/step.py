@@ -152,7 +152,7 @@ class StepStatusReply(Message, wire="step.status.reply"):
     waiting: tuple[str, ...] = Field((), description="what it waits for, in words, for `dmsc status`")
 
 
-class GroupForm(Message, wire="step.group.form"):
+class GroupForm(Message, wire="step.group.form", version=(1, 1)):
     """SMO → MI: build the reduction group of (stage, generation) with these members, in this order.
 
     It admits a newcomer among them. Before the newcomer takes any microbatch it must know the attempt, the
@@ -168,6 +168,9 @@ class GroupForm(Message, wire="step.group.form"):
     generation: int
     members: tuple[Member, ...]
     fenced: tuple[Member, ...] = ()
+    parts: tuple[float, ...] = Field(
+        (), description="how much of the sum each member adds up and finishes for all; empty: equal parts"
+    )
 
 
 class GroupFormed(Message, wire="step.group.formed"):

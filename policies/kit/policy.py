@@ -42,6 +42,7 @@ from schemas.actions import (
     SetAlgorithm,
     SetQueueOrder,
     SetRate,
+    SetReduction,
     SetWeights,
     SetWindow,
     scope_of,
@@ -313,6 +314,22 @@ class Policy:
     ) -> PolicySuggestion:
         """Suggests how many microbatches a second the first stage is sent at most, by all senders."""
         action = SetRate(per_s=per_s, forecast=forecast)
+        return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
+
+    def set_reduction(
+        self,
+        view: JobView,
+        stage: int,
+        forecast: Forecast,
+        *,
+        parts: Mapping[str, float] | None = None,
+        order: Sequence[str] = (),
+        reason: str,
+        confidence: float = 0.8,
+        valid_s: float = 600.0,
+    ) -> PolicySuggestion:
+        """Suggests how much of a stage's sum each replica adds up for all (`parts`), and the ring's order."""
+        action = SetReduction(stage=stage, parts=dict(parts or {}), order=tuple(order), forecast=forecast)
         return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
 
     def set_algorithm(

@@ -40,6 +40,7 @@ from schemas.actions import (
     Scale,
     SetAlgorithm,
     SetRate,
+    SetReduction,
     SetWindow,
     forecast_of,
 )
@@ -297,6 +298,8 @@ def _is_of(change: JobChange, suggestion: PolicySuggestion) -> bool:
             return (change.kind, change.to_stage) == ("window", stage)
         case SetRate():
             return change.kind == "rate"
+        case SetReduction(stage=stage):
+            return (change.kind, change.to_stage) == ("reduction", stage)
         case SetAlgorithm():
             return change.kind == "algorithm"
     return False

@@ -35,6 +35,7 @@ class Faults:
             ("takeover", plan.takeovers),
             ("join", plan.joins),
             ("roll back", plan.rollbacks),
+            ("layout", plan.layouts),
         ):
             for _ in range(count):
                 self._world.after(rng.uniform(0.0, horizon), lambda kind=kind: self._fault(kind))
@@ -55,6 +56,10 @@ class Faults:
             return
         if kind == "roll back":
             self._roll_back()
+            return
+        if kind == "layout":
+            world.fired.append("layout")
+            world.leader.event(ev.Relaid(world.rng.randrange(world.plan.stages)))
             return
         node = world.rng.choice(self._living())
         world.fired.append(f"{kind} {node.member.sid}")

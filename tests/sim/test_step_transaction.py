@@ -30,6 +30,7 @@ PLANS = {
     "takeovers": Plan(kills=1, freezes=1, takeovers=2),
     "roll-backs": Plan(kills=3, freezes=1, rollbacks=2, data=2, steps=6),
     "joins": Plan(kills=2, freezes=1, joins=2, steps=6, state_s=(0.1, 0.5), redo_s=(0.005, 0.05)),
+    "layouts": Plan(kills=2, freezes=1, joins=1, takeovers=1, layouts=5, steps=6),
     "slow joins": Plan(kills=1, freezes=0, joins=1, steps=16, state_s=(1.2, 2.0), redo_s=(0.3, 0.5)),
     "tied stages": Plan(
         stages=3, replicas=2, kills=3, freezes=1, joins=1, tied=((0, 2),), state_s=(0.1, 0.5)

@@ -56,6 +56,8 @@ class Plan:
     takeovers: int = 0
     joins: int = 0
     rollbacks: int = 0
+    layouts: int = 0
+    """Times that a stage's sums are to be reduced in another layout."""
     pause_every: int = 0
     tied: tuple[tuple[int, ...], ...] = ()
     """Groups of stages that share parameters: each member needs a sum of each of the other stages."""

@@ -243,7 +243,7 @@ class GradientSum:
         """Whether members all-reduce it in parts. It is the same for all members, whatever their devices."""
         return self._exact
 
-    def begin_parts(self, rank: int, members: int) -> SumInParts:
+    def begin_parts(self, rank: int, shares: Sequence[float]) -> SumInParts:
         """Packs what the other members need of the sum, on the host; a failed reduction does not spoil it.
 
         The caller passes it to `finish_parts` after the exchange, except after a failed one, whose thread may
@@ -254,7 +254,7 @@ class GradientSum:
             self.total.cpu(),
             self.microbatches,
             rank=rank,
-            members=members,
+            shares=shares,
             kernel=self._host_kernel,
             finish=self._finish_part,
             buffers=buffers,

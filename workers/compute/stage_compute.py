@@ -249,9 +249,9 @@ class StageCompute:
         self.sum.give_back(reduced)
         return finished
 
-    def begin_parts(self, rank: int, members: int) -> SumInParts:
+    def begin_parts(self, rank: int, shares: Sequence[float]) -> SumInParts:
         """The set of summed microbatches, and the parts of the sum for the other members of the stage."""
-        return self.sum.begin_parts(rank, members)
+        return self.sum.begin_parts(rank, shares)
 
     def finish_parts(self, parts: SumInParts) -> Finished:
         """`finish_sum` of parts that all members have exchanged; their memory is then reused."""

@@ -1,10 +1,11 @@
 """An all-reduce of exact sums in parts: each member sums and finishes one part for all (ADR-0066).
 
-The flat sum is cut into one part for each member. A member sends every other one its own sum of that one's
-part, packed into as few bytes as it needs. It adds what it gets to its own sum of its part, makes the means,
-and sends those. So each member has all means, as if it had all-reduced and finished the whole sum: integers
-add to the same in any order, and each mean is rounded once, from the same integer. On the way are 5 + 4 bytes
-a parameter instead of 8 + 8, and each member finishes one part instead of all.
+The flat sum is cut into one part for each member: equal ones, or as a module suggested (ADR-0101). A member
+sends every other one its own sum of that one's part, packed into as few bytes as it needs. It adds what it
+gets to its own sum of its part, makes the means, and sends those. So each member has all means, as if it had
+all-reduced and finished the whole sum: integers add to the same in any order, and each mean is rounded once,
+from the same integer. On the way are 5 + 4 bytes a parameter instead of 8 + 8, and each member finishes one
+part instead of all.
 
 A part is made of whole chunks, since the checksum is. Nobody but its owner has the sum of a part. So whoever
 gets means looks whether they are what the owner sent: replicas must not drift apart by a bit unnoticed.
@@ -13,8 +14,9 @@ gets means looks whether they are what the owner sent: replicas must not drift a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -55,6 +57,16 @@ class _PackedPart:
     numbers: Tensor
 
 
+def part_bounds(size: int, shares: Sequence[float]) -> list[slice]:
+    """Cuts a sum of `size` numbers into whole chunks, as nearly as possible by these relative shares."""
+    count, whole, upto = -(-size // CHUNK), sum(map(Fraction, shares)), Fraction(0)
+    ends = [0]
+    for share in shares:
+        upto += Fraction(share)
+        ends.append(min(int(count * upto / whole) * CHUNK, size))
+    return [slice(*pair) for pair in itertools.pairwise(ends)]
+
+
 class SumInParts:
     """One reduction: made and finished on the thread that owns the sum, exchanged on another one.
 
@@ -64,7 +76,7 @@ class SumInParts:
         flat: (n,) int64 on the host, this member's sum.
         microbatches: What is in it.
         rank: This member's place in the group.
-        members: Their number.
+        shares: Of all members, in their order: how much of the sum each one sums and finishes, relatively.
         kernel: The kernel; None: torch packs.
         finish: See `FinishPart`.
         buffers: Memory; a reduction that failed must not give it to another one.
@@ -76,7 +88,7 @@ class SumInParts:
         microbatches: frozenset[int],
         *,
         rank: int,
-        members: int,
+        shares: Sequence[float],
         kernel: FixedPointKernel | None,
         finish: FinishPart,
         buffers: PartBuffers,
@@ -87,10 +99,8 @@ class SumInParts:
         self._rank = rank
         self._kernel = kernel
         self._finish = finish
-        count = -(-flat.numel() // CHUNK)
-        ends = [min(count * place // members * CHUNK, flat.numel()) for place in range(members + 1)]
-        self.parts = [slice(*pair) for pair in itertools.pairwise(ends)]
-        self._others = [place for place in range(members) if place != rank]
+        self.parts = part_bounds(flat.numel(), shares)
+        self._others = [place for place in range(len(shares)) if place != rank]
         own = flat[self.parts[rank]]
         self._own = buffers.take("own", own.nbytes).view(torch.int64).copy_(own)
         self._sent = self._pack(flat)
@@ -105,7 +115,8 @@ class SumInParts:
         return {other: _PackedPart(widths[other], numbers[other]) for other in self._others}
 
     def _size(self, place: int) -> int:
-        return self.parts[place].stop - self.parts[place].start
+        part = self.parts[place]
+        return int(part.stop - part.start)
 
     def exchange(self, line: GroupExchange) -> None:
         """Sums and finishes this member's part, and gets those of the others. Blocks.

@@ -100,8 +100,10 @@ class ReductionGroup:
         config: gloo.GroupConfig,
         built: tuple[gloo.GlooGroup, gloo.Device] | None,
         build: gloo.GroupBuild | None,
+        parts: Sequence[float] = (),
     ) -> None:
         self.members = tuple(members)
+        self.parts = tuple(parts)
         self.rank = rank
         self.name = name
         self._config = config
@@ -122,6 +124,7 @@ class ReductionGroup:
         members: Sequence[Member],
         me: Member,
         epoch: int = 0,
+        parts: Sequence[float] = (),
         config: gloo.GroupConfig = gloo.GroupConfig(),
     ) -> ReductionGroup:
         """Meets the other members over the bus and connects to all of them, off the event loop.
@@ -129,6 +132,8 @@ class ReductionGroup:
         Args:
             generation: With `epoch`, job, stage and the members' incarnations it names the rendezvous, so
                 that members of different generations never meet.
+            parts: How much of a sum each member adds up for all, relatively; empty: equal parts. The name
+                has them, too.
             config: Where this process listens, timeouts, and the job's secret.
 
         Raises:
@@ -139,11 +144,13 @@ class ReductionGroup:
         if me not in members:
             raise BadInput(f"{me.sid} ({me.incarnation}) is not a member of generation {generation}")
         rank = list(members).index(me)
-        identities = ",".join(f"{member.sid}.{member.incarnation}" for member in members)
+        identities = ",".join(
+            [*(f"{member.sid}.{member.incarnation}" for member in members), *map(repr, parts)]
+        )
         digest = hashlib.blake2b(identities.encode(), digest_size=8).hexdigest()
         name = f"{job}/{stage}/{epoch}/{generation}/{digest}"
         if len(members) == 1:
-            return cls(members, rank, name, config, None, None)
+            return cls(members, rank, name, config, None, None, parts)
         build = gloo.GroupBuild(
             bus,
             namespace=reductions_of(job),
@@ -153,7 +160,7 @@ class ReductionGroup:
             config=config,
         )
         try:
-            group = cls(members, rank, name, config, await build.run(), build)
+            group = cls(members, rank, name, config, await build.run(), build, parts)
         except asyncio.CancelledError:
             build.cancel()
             raise

@@ -150,7 +150,8 @@ class Preparation:
             microbatches, (gradients, checksum, norms) = await asyncio.shield(finishing)
         elif self._layers.sum.in_parts and not order.tied:
             self._finishing = None
-            parts = await self._thread.order(lambda: self._layers.begin_parts(group.rank, len(group.members)))
+            shares = group.parts or (1.0,) * len(group.members)
+            parts = await self._thread.order(lambda: self._layers.begin_parts(group.rank, shares))
             began = time.perf_counter()
             await self.reduction.exchange(group, parts)
             reduce_ms = (time.perf_counter() - began) * 1e3

@@ -60,6 +60,7 @@ class StageReduction:
             members=order.members,
             me=context.member,
             epoch=order.epoch,
+            parts=order.parts,
             config=context.links,
         )
 

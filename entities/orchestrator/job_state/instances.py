@@ -15,6 +15,7 @@ from bus.wire.request_progress import RequestProgress
 from entities.orchestrator.job_state.job_secrets import secrets_for
 from entities.orchestrator.job_state.link_secret import link_secret
 from entities.orchestrator.mesh.mesh_view import MeshView, unless
+from entities.orchestrator.transaction.reduction_layout import ReductionLayouts
 from schemas.cluster import InstanceStart, InstanceStop
 from schemas.errors import DeadlineExceeded, DmscError, NoResponders, Unavailable
 from schemas.job import JobRecord, JobSpec, LiveInstanceView
@@ -104,6 +105,7 @@ class JobInstances:
         self.lost: set[Member] = set()
         self._loss = asyncio.Event()
         self._link_secret = ""
+        self.layouts = ReductionLayouts()
 
     def settle(self, spec: JobSpec) -> None:
         """Instances that start from now on get the job as it was fixed by its analysis."""

@@ -21,6 +21,7 @@ from entities.orchestrator.membership.recut_plan import RecutProposal, RecutQues
 from entities.orchestrator.membership.recutting import Recutting
 from entities.orchestrator.membership.slot_holding import SlotHolding
 from entities.orchestrator.planning.scaling import working_units
+from entities.orchestrator.transaction.reduction_layout import EVEN, ReductionLayout
 from entities.planner.planning_process import beside_the_loop
 from schemas.actions import (
     CUT,
@@ -35,10 +36,12 @@ from schemas.actions import (
     Scale,
     SetAlgorithm,
     SetRate,
+    SetReduction,
     SetWeights,
     SetWindow,
     forecast_of,
     knob_of,
+    layout_in_words,
     value_of,
 )
 from schemas.automation import OWN_LOOP, Automation
@@ -225,6 +228,9 @@ class JobActions:
                 up = bool(admitted_per_s) and per_s > admitted_per_s
                 higher, lower = "higher admission rate", "lower admission rate"
                 return ("rate", higher, lower) if up else ("rate", lower, higher)
+            case SetReduction(stage=stage):
+                knob = knob_of(action)
+                return "reduction", f"{knob}: {value_of(action)}", f"{knob}: {self._laid_out(stage)}"
             case SetAlgorithm(algorithm=algorithm):
                 policy = self._job.policies.policy
                 return "algorithm", f"algorithm {algorithm}", f"algorithm {policy and policy.algorithm}"
@@ -257,7 +263,7 @@ class JobActions:
                 self._checkpoints.expect(between_s, valid_s, by)
             case CheckpointNow():
                 self._checkpoints.ask(by)
-            case SetWindow() | SetRate() | SetAlgorithm():
+            case SetWindow() | SetRate() | SetReduction() | SetAlgorithm():
                 return self._set(action, by, reason)
             case Scale(replicas=replicas, forecast=forecast):
                 self._scale(replicas, by, forecast, reason)
@@ -316,12 +322,22 @@ class JobActions:
         freed, self._freed = self._freed, []
         return freed
 
-    def _set(self, action: SetWindow | SetRate | SetAlgorithm, by: str, reason: str) -> int:
-        """Sets a window, the admission rate or the algorithm by a new revision of the job's policy."""
+    def _laid_out(self, stage: int) -> str:
+        layout = self._job.instances.layouts.wanted.get(stage, EVEN)
+        return layout_in_words(layout.parts, layout.order)
+
+    def _set(
+        self, action: SetWindow | SetRate | SetReduction | SetAlgorithm, by: str, reason: str
+    ) -> int | None:
+        """Sets a window, the admission rate, the algorithm, or how a stage's sums are reduced.
+
+        Returns the revision of the policy that says so; a reduction is no matter of the policy.
+        """
         policies, knob = self._job.policies, knob_of(action)
         kind, direction, reverse = self._way(action)
         text = f"{by}: {reason}"
         was_set = knob in self._former
+        revision: int | None = None
         if isinstance(action, SetWindow):
             stage, before = action.stage, policies.windows()[action.stage]
             what = f"{knob}: {before} → {action.in_flight}"
@@ -338,6 +354,15 @@ class JobActions:
 
             def former_value() -> None:
                 policies.revise(f"{knob}: {rate_text} again", admitted_per_s=rate)
+
+        elif isinstance(action, SetReduction):
+            stage = reduced = action.stage
+            layout = self._job.instances.layouts.wanted.get(reduced, EVEN)
+            what = f"{knob}: {self._laid_out(reduced)} → {value_of(action)}"
+            self._job.instances.layouts.want(reduced, ReductionLayout(parts=action.parts, order=action.order))
+
+            def former_value() -> None:
+                self._job.instances.layouts.want(reduced, layout)
 
         else:
             assert policies.policy is not None

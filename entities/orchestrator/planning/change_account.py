@@ -19,10 +19,14 @@ from schemas.job import StepResult
 KEPT = 16
 """Changes remembered in a job's record."""
 
+<<<<<<< HEAD
 SINCE_THEN = 2
 """The least number of steps by which a slot is seen to have become faster or slower."""
 
 CHEAP: frozenset[ChangeKind] = frozenset({"window", "rate", "algorithm"})
+=======
+CHEAP: frozenset[ChangeKind] = frozenset({"window", "rate", "reduction", "algorithm"})
+>>>>>>> h-words
 """Changes that cost nothing to make or to take back: a smaller gain is enough."""
 
 

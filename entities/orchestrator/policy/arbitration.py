@@ -45,6 +45,7 @@ from schemas.actions import (
     SetAlgorithm,
     SetQueueOrder,
     SetRate,
+    SetReduction,
     SetWeights,
     SetWindow,
     place_knob,
@@ -430,6 +431,8 @@ def _conflict(
 def _stage(suggestion: PolicySuggestion, facts: JobFacts) -> int | None:
     match suggestion.action:
         case SetWeights(stage=stage) | MoveInstance(stage=stage) | SetWindow(stage=stage):
+            return stage
+        case SetReduction(stage=stage):
             return stage
         case AvoidInstance(sid=sid):
             return next(stage for stage, sids in facts.active.items() if sid in sids)

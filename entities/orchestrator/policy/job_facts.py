@@ -36,6 +36,7 @@ def job_facts(run: JobRun, mesh: MeshView, waiting: Collection[str] | None = Non
         windows={stage: window for stage, window in job.policies.windows().items() if stage >= 0},
         admitted_per_s=job.policies.admitted_per_s,
         microbatches=job.spec.training.microbatches,
+        exact=job.spec.training.exact_accumulation,
         algorithm=policy.algorithm,
         replicas=replicas,
         replica_range=(replicas, replicas) if within is None else (within.min, within.max),

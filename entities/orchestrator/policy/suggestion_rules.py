@@ -16,6 +16,7 @@ from schemas.actions import (
     SetAlgorithm,
     SetQueueOrder,
     SetRate,
+    SetReduction,
     SetWeights,
     SetWindow,
     forecast_of,
@@ -46,6 +47,8 @@ class JobFacts:
     """The admission rate; 0: no limit."""
     microbatches: int | None = None
     """Of a step; None: not known."""
+    exact: bool = True
+    """Whether its sums are of integers, so that their order changes no bit."""
     algorithm: str = ""
     replicas: int = 1
     replica_range: tuple[int, int] | None = None
@@ -107,6 +110,8 @@ def nonsense_in(suggestion: PolicySuggestion, facts: JobFacts | None) -> str:
                     f"a step of {facts.microbatches} microbatches takes at least {least_s:.3f} s at "
                     f"{per_s:g} a second, and not {promised.step_after_s:.3f} s as its forecast says"
                 )
+        case SetReduction(stage=stage, parts=parts, order=order):
+            return _layout_of_nothing(facts, stage, parts, order)
         case SetAlgorithm(algorithm=algorithm):
             if algorithm not in ALGORITHMS:
                 return f"algorithm {algorithm}: give one of {', '.join(ALGORITHMS)}"
@@ -137,6 +142,30 @@ def nonsense_in(suggestion: PolicySuggestion, facts: JobFacts | None) -> str:
                 return f"weight {weights[bad[0]]} of {bad[0]} is not a finite number ≥ 0"
             if not 0 < sum(weights.values()) < math.inf:
                 return f"the weights of stage {stage} sum to {sum(weights.values()):g}"
+    return ""
+
+
+def _layout_of_nothing(
+    facts: JobFacts, stage: int, parts: Mapping[str, float], order: Collection[str]
+) -> str:
+    """Why a stage's sums can't be reduced so; empty if they can."""
+    active = facts.active.get(stage)
+    if not active:
+        return f"unknown stage {stage}"
+    if len(active) < 2:
+        return f"stage {stage} has one replica: nothing is reduced"
+    if not facts.exact:
+        return f"stage {stage} sums floats (training.exact_accumulation: false): another order has other bits"
+    if not parts and not order:
+        return f"it says neither parts nor order of the reduction of stage {stage}"
+    if strange := sorted({*parts, *order} - set(active)):
+        return f"unknown instance {', '.join(strange[:3])} in stage {stage}"
+    if len(set(order)) < len(order):
+        return f"the order of the reduction of stage {stage} names an instance twice"
+    if bad := sorted(sid for sid, part in parts.items() if not math.isfinite(part) or part < 0):
+        return f"part {parts[bad[0]]} of {bad[0]} is not a finite number ≥ 0"
+    if not any(parts.get(sid, 1.0) > 0 for sid in active):
+        return f"nobody would add up anything of the sum of stage {stage}"
     return ""
 
 

@@ -154,6 +154,8 @@ class StepOrders:
         return None
 
     async def form(self, effect: ev.FormGroup) -> None:
+        layout = self._job.instances.layouts.of(effect.stage, effect.generation)
+        members = layout.ordered(effect.members)
         order = GroupForm(
             job=self._job.name,
             epoch=self._job.epoch,
@@ -162,8 +164,9 @@ class StepOrders:
             attempt=effect.attempt,
             round=effect.round,
             generation=effect.generation,
-            members=effect.members,
+            members=members,
             fenced=effect.fenced,
+            parts=layout.sizes(members),
         )
 
         async def form_at(member: Member) -> tuple[tuple[Member, Member], ...] | None:

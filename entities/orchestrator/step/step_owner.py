@@ -11,7 +11,7 @@ from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.retry_limits import StepBroken
 from entities.orchestrator.step.step_loop import StepLoop
 from entities.orchestrator.step.step_observer import StepObserver
-from entities.orchestrator.transaction.step_events import NewcomerReady, in_order
+from entities.orchestrator.transaction.step_events import NewcomerReady, Relaid, in_order
 from entities.orchestrator.transaction.step_ledger import UpdateRule
 from entities.orchestrator.transaction.step_machine import StepMachine
 from entities.orchestrator.transaction.takeover_rules import ResumePoint
@@ -36,6 +36,7 @@ class StepOwner:
         self.step = 0
         self.transfers = itertools.count(1)
         """Numbers of state transfers to newcomers."""
+        job.instances.layouts.on_change = self._relaid
 
     # --- the loop -------------------------------------------------------------------------------------
     async def open(self, resume_point: ResumePoint) -> None:
@@ -89,6 +90,11 @@ class StepOwner:
     def arrived(self, newcomer: Member, stage: int) -> None:
         if self._loop is not None and not is_before_entry(stage):
             self._loop.post(NewcomerReady(newcomer, stage))
+
+    def _relaid(self, stage: int) -> None:
+        """A stage's sums are to be reduced in another layout."""
+        if self._loop is not None:  # else the next loop forms all groups anew
+            self._loop.post(Relaid(stage))
 
     def give_up(self, why: str) -> None:
         """Gives up the open step and ends the loop, if the step is not decided yet."""

@@ -28,6 +28,7 @@ step_events.py     its vocabulary: the events that it takes, the effects that it
 step_ledger.py     `StepLedger`: claims and votes of one attempt; makes the decision or says what is wrong
 states.py          each state variable with its named transitions, as docs/step-transaction.md draws them
 stage_group.py     `StageGroup`: one stage's members and their reduction group
+reduction_layout.py  who sums how much of a stage's gradients for all, where that was suggested
 fencing.py         `Fencing`: the fence rounds of the open step, and the path updates that follow from them
 preparing.py       which stages prepare now, alone or with those that they share parameters with
 path_repair.py     who takes over the microbatches of a lost owner

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from entities.orchestrator.transaction.states import GroupLifecycle, GroupState
-from entities.orchestrator.transaction.step_events import Condemn, FormGroup, in_order
+from entities.orchestrator.transaction.step_events import Condemn, Effect, FormGroup, in_order
 from schemas.step import Member
 
 
@@ -30,6 +30,8 @@ class StageGroup(GroupLifecycle):
     generation: int = 0
     config: StageGroupConfig = StageGroupConfig()
     state: GroupState = field(init=False)
+    relaid: bool = False
+    """Its layout has changed since it was formed."""
     _failures: int = 0
     _failed_at: float | None = None
     """When this generation failed. If it is formed after all, it is built again all the same."""
@@ -49,11 +51,20 @@ class StageGroup(GroupLifecycle):
             self._failures, self._silent = 0, set()
         self.members = members
         self.generation += 1
-        self._failed_at = None
+        self._failed_at, self.relaid = None, False
         if members:
             self.form()
         else:
             self.vacate()
+
+    def lay_out_anew(self) -> list[Effect]:
+        """Its sums are to be reduced in another layout: it is formed anew between two steps."""
+        self.relaid = True
+        return []
+
+    def must_be_laid_out(self) -> bool:
+        """Whether it is to be formed anew now, before a step."""
+        return self.relaid and self.state is GroupState.FORMED
 
     def order(self, step: int, attempt: int, answered: int, dead: Iterable[Member]) -> FormGroup:
         """The order to build the group; `answered`: the step's last round that all members have answered."""

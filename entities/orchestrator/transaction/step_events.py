@@ -156,6 +156,13 @@ class Restarted:
 
 
 @dataclass(frozen=True, slots=True)
+class Relaid:
+    """A stage's sums are to be reduced in another layout: its group is formed anew before the next step."""
+
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed."""
 
@@ -179,6 +186,7 @@ Event = (
     | Restored
     | Stalled
     | Restarted
+    | Relaid
     | Tick
 )
 

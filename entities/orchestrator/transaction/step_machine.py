@@ -1,8 +1,7 @@
 """The orchestrator's part of the step transaction, pure (DESIGN §5): `decide(event, now) -> effects`.
 
-The shell (`step_loop`) carries the effects out, and brings the answers back as events. The docstring of the
-package says what happens in each phase; `states` has all states and their transitions.
-"""
+The shell (`step_loop`) carries the effects out, and brings the answers back as events. The package's
+docstring says what happens in each phase, `states` has all states."""
 
 from __future__ import annotations
 
@@ -36,9 +35,8 @@ RUNNING, FORMED = ProgressState.RUNNING, GroupState.FORMED
 
 
 class StepMachine:
-    """One job's steps, from the boundary before `step` on. `pauses(step)`: whether the shell wants another;
-    `update(step)`: what its decision says beyond the votes; `transfers`: numbers of state transfers.
-    """
+    """One job's steps from the boundary before `step` on. `pauses(step)`: whether the shell wants another;
+    `update(step)`: what its decision says beyond the votes; `transfers`: numbers of state transfers."""
 
     def __init__(
         self,
@@ -102,7 +100,6 @@ class StepMachine:
         return self._groups[stage].state in (GroupState.FORMED, GroupState.PREPARING)
 
     def stage_of(self, newcomer: Member) -> int | None:
-        """The stage that a newcomer is about to join."""
         return self._newcomers.stage_of(newcomer)
 
     def transfer_of(self, newcomer: Member) -> int:
@@ -176,6 +173,8 @@ class StepMachine:
                 return self._restart(reason)
             case ev.Restarted(attempt):
                 return self._restarted(attempt)
+            case ev.Relaid(stage):
+                return self._groups[stage].lay_out_anew()
             case ev.Tick():
                 return self._tick(now)
 
@@ -201,7 +200,7 @@ class StepMachine:
 
     # --- opening ----------------------------------------------------------------------------------------
     def _open(self, step: int, attempt: int) -> list[ev.Effect]:
-        # a round at a boundary belongs to the step that opens now: a newcomer must know that all answered it
+        # a round at a boundary is the opening step's: a newcomer must know that all answered it
         answered = self._fencing.last_answered if (step, attempt) == (self.step, self.attempt) else 0
         self.step, self.attempt = step, attempt
         if self._progress.state is ProgressState.RESTARTING or self._fencing.open_fence is not None:
@@ -239,6 +238,8 @@ class StepMachine:
         effects = self._mend() if self._fencing.is_due else []
         if not self._still:
             return effects  # the step begins again instead
+        for group in filter(StageGroup.must_be_laid_out, self._groups):
+            self._regroup(group, group.members)
         ordered = {effect.stage for effect in effects if isinstance(effect, ev.FormGroup)}
         for stage, group in enumerate(self._groups):
             if group.state in (GroupState.FORMING, GroupState.CONDEMNED) and stage not in ordered:
@@ -250,8 +251,7 @@ class StepMachine:
         return {member for group in self._groups for member in group.members} | set(self._data)
 
     def _any_dead(self, members: Iterable[Member]) -> bool:
-        """Whether one of `members` is dead. While nobody is, thousands of members are not hashed."""
-        return bool(self.dead) and not self.dead.isdisjoint(members)
+        return bool(self.dead) and not self.dead.isdisjoint(members)  # thousands are not hashed for nothing
 
     def _living(self, members: Iterable[Member]) -> tuple[Member, ...]:
         return tuple(member for member in members if member not in self.dead)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from schemas.automation import Knob
+from schemas.changes import JobChange
 from schemas.errors import NotFound
 from schemas.module_status import ModuleStatus
 from schemas.observation import Observation
@@ -88,12 +90,18 @@ class Words(Policy):
     every_s = 0.05
     steps = ()
     judged = ()
+    declined = ()
+
+    def on_policy_decision(self, decision, at):
+        if decision.module == self.name and not decision.adopted:
+            print("declined:", decision.reason, flush=True)
+            self.declined = (*self.declined, decision.reason)
 
     def on_job_event(self, event, at):
         if event.result is not None:
             self.steps = (*self.steps, event.result.step_s)
         if event.change is not None and event.change.after_s is not None:
-            self.judged = (*self.judged, event.change.kind)
+            self.judged, self.steps = (*self.judged, event.change.kind), ()
 
     def decide(self, view, now):
         if len(self.steps) < 6:
@@ -105,9 +113,16 @@ class Words(Policy):
             energy = JobObjective.ENERGY
             calm = Forecast.of(before, 0.3, cost_s=0.0, steps_left=left, objective=energy, uses=uses)
             return self.set_rate(view, 14.0, calm, reason="a hot rack")
+        if not any("forbids" in reason for reason in self.declined):
+            slower = Forecast.of(before, 2 * before, cost_s=0.0, steps_left=left)
+            return self.set_window(view, 0, 1, slower, reason="nonsense")
+        one, other = sorted(instance.sid for instance in view.stage(0, now, samples=1))
+        if "reduction" not in self.judged:
+            parts, order = {one: 3.0, other: 1.0}, (other, one)
+            faster = Forecast.of(before, 0.8 * before, cost_s=0.0, steps_left=left)
+            return self.set_reduction(view, 0, faster, parts=parts, order=order, reason="a slow link")
         if "weights" not in self.judged:
             faster = Forecast.of(before, 0.7 * before, cost_s=0.0, steps_left=left)
-            one, other = sorted(instance.sid for instance in view.stage(0, now, samples=1))
             return self.set_weights(view, 0, {one: 3.0, other: 1.0}, forecast=faster, reason="a guess")
         return None
 """
@@ -117,20 +132,28 @@ def test_what_a_module_sets_is_measured_and_no_bit_depends_on_it(mesh: Mesh, tmp
     (tmp_path / "words.py").write_text(WORDS)
     job = tiny_job(
         "rated",
-        training={"steps": 36, "microbatches": 4, "seed": 5},
+        training={"steps": 56, "microbatches": 4, "seed": 5},
         parallel={"stages": 1, "replicas": 2},
-        automation={"objective": "energy"},
+        automation={"mode": "off", "objective": "energy"},
     )
     with running("policy", "run", "words.py", "--state", str(mesh.state), cwd=tmp_path) as module:
         module.until("module ready")
         name = mesh.client.submit(padded(job, 12.0)).job
-        results, changes, texts = [], [], []
+        module.until(f"declined: automation of job {name} is off: nothing is adopted (`dmsc policy auto")
+        mesh.printed("policy", "automation", name, "act")
+        changes: list[JobChange] = []
+        texts: list[str] = []
+        held: list[Knob] = []
         for event in mesh.client.events(name):
-            results += [event.result] if event.result is not None else []
             changes += [event.change] if event.change is not None else []
+            if changes and not held:
+                held = [knob for knob in mesh.client.automation(name).knobs if knob.holder == "words"]
             texts += [event.text] if event.text else []
         record = done(mesh.client, name)
     story = "\n".join([*texts, module.output])
+    assert [(knob.name, knob.value) for knob in held] == [("admission rate", "14 microbatches a second")]
+    forbidden = "its own objective time forbids it: by its forecast a step takes "
+    assert forbidden in module.output, story
     rate = next((each for each in changes if each.kind == "rate" and each.after_s is not None), None)
     assert rate is not None, story
     assert (rate.state, rate.by, rate.what) == (
@@ -138,6 +161,12 @@ def test_what_a_module_sets_is_measured_and_no_bit_depends_on_it(mesh: Mesh, tmp
     ), story
     assert rate.after_s is not None
     assert rate.after_s >= 0.26, story  # 4 microbatches take 0.286 s
+    reduction = next((each for each in changes if each.kind == "reduction" and each.after_s), None)
+    assert reduction is not None, story
+    first, second = f"{name}-s0-r0", f"{name}-s0-r1"
+    assert reduction.what == (
+        f"reduction of stage 0: equal parts → {first} 3, {second} 1 in the order {second}, {first}"
+    )
     weights = next((each for each in changes if each.kind == "weights" and each.after_s is not None), None)
     assert weights is not None, story
     assert (weights.state, weights.to_stage) == ("no_better", 0), story

@@ -66,6 +66,7 @@ def test_what_can_not_be_cut_is_refused_in_one_line(mesh: Mesh) -> None:
         return refused.stderr
 
     assert "the plan leaves layer 3 out" in said("--plan", "0-2,4-7")
+    assert "the plan has layer 4 twice" in said("--plan", "0-4,4-7")
     assert "of another model: it has layer 8" in said("--plan", "0-3,4-8")
     assert "'four' names no layers" in said("--plan", "four")
     assert "plan 7 was seen, and plan 0 is in force" in said("--plan", "0-4,5-7", "--revision", "7")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -21,7 +22,9 @@ from workers.transport.gloo import GroupConfig
 MEMBERS = [Member(sid=f"replica-{number}", incarnation="1") for number in range(4)]
 
 
-async def build(bus: Bus, members: list[Member], generation: int, **options: Any) -> list[ReductionGroup]:
+async def build(
+    bus: Bus, members: list[Member], generation: int, *, parts: Sequence[float] = (), **options: Any
+) -> list[ReductionGroup]:
     return list(
         await asyncio.gather(
             *(
@@ -32,6 +35,7 @@ async def build(bus: Bus, members: list[Member], generation: int, **options: Any
                     generation=generation,
                     members=members,
                     me=member,
+                    parts=parts,
                     config=GroupConfig(**options),
                 )
                 for member in members

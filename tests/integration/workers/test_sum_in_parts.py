@@ -44,7 +44,7 @@ def total(shapes: list[tuple[int, ...]], microbatches: range, *, compiled: bool 
 
 
 async def reduced(group: ReductionGroup, own: GradientSum) -> SumInParts:
-    parts = own.begin_parts(group.rank, len(group.members))
+    parts = own.begin_parts(group.rank, group.parts or (1.0,) * len(group.members))
     await group.exchange(parts.exchange)
     return parts
 
@@ -57,8 +57,9 @@ async def test_all_have_the_means_and_the_checksum_of_the_whole(
     bus = await connect("replicas")
     before = held()
     means, checksum = total(shapes, range(M)).finish(total(shapes, range(M)).total)
-    for generation, members in enumerate([MEMBERS, MEMBERS[:3], MEMBERS[:2]]):
-        groups = await build(bus, members, generation)
+    uneven = (0.0, 5.0, 1.5)
+    for generation, (members, shares) in enumerate([(MEMBERS, ()), (MEMBERS[:3], uneven), (MEMBERS[:2], ())]):
+        groups = await build(bus, members, generation, parts=shares)
         # The last member has no microbatch: its sum is zero.
         owns = [range(rank, M, len(groups) - 1) for rank in range(len(groups) - 1)] + [range(0)]
         sums = [total(shapes, own, compiled=compiled) for own in owns]
@@ -81,12 +82,12 @@ async def test_a_failed_reduction_leaves_the_sum_and_its_memory_alone(connect: C
     first, second = await build(await connect("replicas"), MEMBERS[:2], 30, timeout_s=0.5)
     own = total(shapes, range(M))
     before = own.copy_for_reduce()
-    parts = own.begin_parts(0, 2)
+    parts = own.begin_parts(0, (1.0, 1.0))
     with pytest.raises(PeerUnreachable):
         await first.exchange(parts.exchange)
     assert first.released
     assert torch.equal(own.total, before)
-    assert own.begin_parts(0, 2).buffers is not parts.buffers, "its thread may still write there"
+    assert own.begin_parts(0, (1.0, 1.0)).buffers is not parts.buffers, "its thread may still write there"
     second.release()
 
 
@@ -108,7 +109,7 @@ async def test_means_that_arrive_otherwise_than_sent_end_the_group(connect: Conn
     shapes = SHAPES["many"]
     groups = await build(await connect("replicas"), MEMBERS[:2], 40)
     sums = [total(shapes, range(rank, M, 2)) for rank in range(2)]
-    damaged, whole = (own.begin_parts(rank, 2) for rank, own in enumerate(sums))
+    damaged, whole = (own.begin_parts(rank, (1.0, 1.0)) for rank, own in enumerate(sums))
     outcomes = await asyncio.gather(
         groups[0].exchange(lambda line: damaged.exchange(Damaging(line))),
         groups[1].exchange(whole.exchange),

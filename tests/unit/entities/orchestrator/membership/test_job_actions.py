@@ -10,6 +10,7 @@ import pytest
 from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
 from entities.orchestrator.membership.job_actions import JobActions
 from entities.orchestrator.membership.job_changes import JobChanges
+from entities.orchestrator.transaction.reduction_layout import ReductionLayouts
 from schemas.actions import (
     Action,
     AvoidInstance,
@@ -20,6 +21,7 @@ from schemas.actions import (
     Scale,
     SetAlgorithm,
     SetRate,
+    SetReduction,
     SetWeights,
     SetWindow,
 )
@@ -29,6 +31,7 @@ from schemas.errors import BadInput, Conflict
 from schemas.job import JobState
 from schemas.recut import Cuts, RecutAnswer, RecutJob, RecutRecord
 from schemas.signals import CommunicationPolicy, StagePolicy
+from schemas.step import Member
 from tests.builders.graphs import graph, placement, topology, unit
 from tests.builders.jobs import job as job_record
 from tests.builders.jobs import step_result
@@ -54,6 +57,7 @@ class Job:
 
     def __init__(self) -> None:
         self.told: list[JobChange] = []
+        self.layouts = ReductionLayouts()
         self.recorded: tuple[JobChange, ...] = ()
         self.asked: list[str] = []
         self.step = 9
@@ -78,7 +82,7 @@ class Job:
             record,
             mesh=SimpleNamespace(automation=Automation.ACT),
             policies=policies,
-            instances=SimpleNamespace(graph=self.graph),
+            instances=SimpleNamespace(graph=self.graph, layouts=self.layouts),
             events=SimpleNamespace(changing=self._changing),
             queue=SimpleNamespace(no_growth=lambda _: self.growth, again=self._again),
         )
@@ -207,6 +211,27 @@ async def test_a_rate_that_saves_what_its_objective_counts_stays_and_lapses() ->
     assert last.direction == "lower admission rate"
     job.actions.release("admission rate")
     assert job.policies.admitted_per_s == 0
+
+
+async def test_a_reduction_has_its_layout_from_the_next_generation_on_and_goes_back_if_it_was_no_better() -> (
+    None
+):
+    two = [Member(sid=sid, incarnation="i") for sid in ("j-s1-r0", "j-s1-r1")]
+    job = Job()
+    relaid: list[int] = []
+    job.layouts.on_change = relaid.append
+    job.steps(8, 0.4)
+    assert job.layouts.of(1, 3).sizes(two) == ()
+    job.do(SetReduction(stage=1, parts={"j-s1-r0": 3.0}, order=("j-s1-r1",), forecast=FASTER))
+    assert job.layouts.of(1, 3).sizes(two) == (), "all of a generation know the same"
+    layout = job.layouts.of(1, 4)
+    assert layout.ordered(two) == (two[1], two[0])
+    assert layout.sizes(layout.ordered(two)) == (1.0, 3.0)
+    assert job.told[-1].what == "reduction of stage 1: equal parts → j-s1-r0 3 in the order j-s1-r1"
+    job.steps(10, 0.4)
+    assert job.told[-1].state is ChangeState.NO_BETTER
+    assert job.layouts.of(1, 5).ordered(two) == tuple(two)
+    assert relaid == [1, 1]
 
 
 async def test_weights_hold_no_change_back_and_end_where_they_were_no_better() -> None:

@@ -28,6 +28,7 @@ from schemas.actions import (
     SetAlgorithm,
     SetQueueOrder,
     SetRate,
+    SetReduction,
     SetWeights,
     SetWindow,
 )
@@ -154,6 +155,16 @@ def test_what_is_so_already_changes_nothing(action: Action, said: str) -> None:
         (SetAlgorithm(algorithm="coin", forecast=FASTER), "algorithm coin: give one of expected-completion"),
         (Scale(replicas=9, forecast=FASTER), "9 replicas are outside of the job's range, 1 to 4"),
         (Migrate(sid="z", forecast=FASTER), "unknown instance z"),
+        (SetReduction(stage=7, order=("a",), forecast=FASTER), "unknown stage 7"),
+        (SetReduction(stage=1, order=("c",), forecast=FASTER), "stage 1 has one replica: nothing is reduced"),
+        (SetReduction(stage=0, forecast=FASTER), "it says neither parts nor order of the reduction"),
+        (SetReduction(stage=0, parts={"z": 2.0}, forecast=FASTER), "unknown instance z in stage 0"),
+        (
+            SetReduction(stage=0, order=("a", "a"), forecast=FASTER),
+            "the order of the reduction of stage 0 names",
+        ),
+        (SetReduction(stage=0, parts={"a": -1.0}, forecast=FASTER), "part -1.0 of a is not a finite number"),
+        (SetReduction(stage=0, parts={"a": 0, "b": 0}, forecast=FASTER), "nobody would add up anything"),
         (
             SetRate(per_s=4.0, forecast=FASTER),
             "a step of 8 microbatches takes at least 2.000 s at 4 a second, and not 0.300 s",

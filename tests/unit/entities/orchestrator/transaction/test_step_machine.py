@@ -154,6 +154,18 @@ def test_steps_are_committed_while_a_newcomer_follows() -> None:
         assert committed(machine, prepare) == []
 
 
+def test_another_layout_forms_the_group_anew_between_two_steps() -> None:
+    machine = opened()
+    assert machine.decide(ev.Relaid(0), 1.0) == []
+    (form,) = committed(machine, prepared(summed(machine)))
+    assert isinstance(form, ev.FormGroup)
+    assert (form.generation, form.members) == (1, (FIRST, SECOND))
+    assert summed(machine) == [], "the stage waits for its new group"
+    prepare = prepared(machine.decide(ev.ReductionGroupFormed(0, 1), 1.0))
+    assert prepare.generation == 1
+    assert committed(machine, prepare) == []
+
+
 def test_only_the_last_redo_holds_up_the_stage() -> None:
     machine = opened()
     sending = arrived(machine)
