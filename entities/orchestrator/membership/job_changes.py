@@ -14,6 +14,9 @@ from schemas.job import StepResult
 
 log = get_logger("orchestrator")
 
+STAGES = " stages"
+"""The end of the direction of a change of their number."""
+
 TakeBack = Callable[[JobChange], None]
 """Makes a change undone that was no better; raises `Conflict` where that can't be now."""
 
@@ -74,6 +77,12 @@ class JobChanges:
                 take_back(change)
             except DmscError as error:
                 log.info("not taken back", job=self._job.name, change=change.what, reason=error.text)
+
+    def deployed(self) -> None:
+        """All instances are new. A change of the number of stages is made so; it is under judgement."""
+        change = self.account.open
+        if change is None or not change.direction.endswith(STAGES):
+            self.disturbed()
 
     def fail(self) -> None:
         """The change could not be made."""

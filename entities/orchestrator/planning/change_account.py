@@ -196,6 +196,10 @@ class ChangeAccount:
             return self._judge(compared)
         return news
 
+    def lost(self, seconds: float) -> None:
+        """Training stood still for so long because of the change that is under way."""
+        self._lost_s += seconds
+
     def fail(self) -> JobChange | None:
         """Notes that the change could not be made."""
         return self._close(ChangeState.FAILED) if self.open is not None else None
