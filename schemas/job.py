@@ -340,7 +340,14 @@ class ArrayPlace(Part):
     values: Annotated[Values, HOLDS_USER_VALUES] = Field({}, description="what it has of its own")
 
 
-class JobRecord(Message, wire="job.record", version=(1, 23)):
+class FormerShape(Part):
+    """The shape that a job had before a loss that could not be staffed; it goes back to it."""
+
+    parallel: ParallelSpec
+    left_at: Time | None = Field(None, description="when it began to go back")
+
+
+class JobRecord(Message, wire="job.record", version=(1, 24)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -389,6 +396,9 @@ class JobRecord(Message, wire="job.record", version=(1, 23)):
     automation: Automation | None = Field(None, description="as a person switched it; none: as its file says")
     pins: tuple[PinnedKnob, ...] = Field((), description="what persons have set and not released")
     recuts: tuple[RecutRecord, ...] = Field((), description="of its layers while it trained, the last 16")
+    former_shape: FormerShape | None = Field(
+        None, description="of one that has fewer stages, because a loss could not be staffed"
+    )
     cuts: tuple[NodeCut, ...] = Field((), description="cuts between nodes that the job met, oldest first")
     alerts: tuple[Alert, ...] = Field((), description="those that are not over; `step` says since when")
     ends_as: JobState | None = Field(

@@ -32,6 +32,7 @@ from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
 from entities.orchestrator.job_state.quarantine import Quarantine
 from entities.orchestrator.job_state.retry_limits import Parked, RetryLimits
+from entities.orchestrator.membership.fewer_stages import FewerStages
 from entities.orchestrator.membership.job_actions import JobActions
 from entities.orchestrator.membership.job_shape import JobShape
 from entities.orchestrator.membership.recut_plan import recut_proposal
@@ -124,6 +125,9 @@ class JobRun:
             topology=lambda: self.model_analysis.known,
         )
         self.shape = JobShape(job, self.training.scale, lambda: self._deployment.forget_shape())
+        give_way = lambda why: self.parking.give_way(why, held=False)  # noqa: E731
+        self.fewer_stages = FewerStages(job, self.training.job_changes, self.model_analysis.present, give_way)
+        self._unstaffed = parked is not None and parked.unstaffed
         self._reported: set[tuple[str, str, str]] = set()
         self._cancelled: str | None = None
         self._cancelling = asyncio.Lock()
@@ -202,10 +206,8 @@ class JobRun:
         return self.training.rebalancing.ask(sid, stage, by)
 
     async def recut(self, message: RecutJob) -> RecutAnswer:
-        """See `Recutting.ask`. Of a job that was taken over the model is measured first."""
-        topology = self.model_analysis.known
-        if self.job.store.record.state is JobState.RUNNING and topology is None:
-            topology = await self.model_analysis.while_running()
+        """See `Recutting.ask`."""
+        topology = await self.model_analysis.present()
         state = self.job.store.record.state
         if state is not JobState.RUNNING or topology is None:
             raise Conflict(f"job {self.job.name} is {state}; only a running one can be cut anew")
@@ -401,6 +403,7 @@ class JobRun:
         if self.job.spec.training.auto:
             await self._fix_by_memory(topology)
             topology = await self._outages.outlast("having the model analysed", self.model_analysis.analyse)
+        await self.fewer_stages.settle(topology, unstaffed=self._unstaffed)
         await self.job.gateway.until_routed()
         await self._deployment.deploy(topology)
         await self.training.begin()
@@ -461,6 +464,7 @@ class JobRun:
     async def _train(self) -> None:
         steps = self.job.store.record.last_step
         await self.job.store.move(JobState.RUNNING, f"step {self.training.step} of {length_text(steps)}")
+        self.fewer_stages.began()
         self.job.queue.again()  # from now on it can be told to change its size, or to park
         await self.training.run()
         await self.training.events_written()

@@ -14,7 +14,7 @@ from typing import Protocol
 from bus.logs import get_logger
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
 from entities.orchestrator.job_state.context import JobContext
-from entities.orchestrator.membership.job_changes import JobChanges
+from entities.orchestrator.membership.job_changes import JobChanges, routes_of
 from entities.orchestrator.membership.membership_changes import MembershipChanges
 from entities.orchestrator.membership.rebalancing import Rebalancing
 from entities.orchestrator.membership.recut_plan import RecutProposal, RecutQuestion, recut_proposal
@@ -291,24 +291,7 @@ class JobActions:
 
     def routed(self, action: SetWeights | AvoidInstance, by: str) -> None:
         """Weights, or an instance avoided, are in force: with a forecast they are measured."""
-        weighs = isinstance(action, SetWeights)
-        knob = knob_of(action)
-        if action.forecast is None:
-            self._changes.disturb_routes(f"{knob} by {by} came after it")
-            return
-        stage = action.stage if isinstance(action, SetWeights) else None
-        self._changes.begin_routes(
-            JobChange(
-                kind="weights" if weighs else "avoidance",
-                what=f"{knob}: {value_of(action)}",
-                direction=routes_of(action, by),
-                sid=None if isinstance(action, SetWeights) else action.sid,
-                to_stage=stage,
-                step=self._training.step,
-                by=by,
-                forecast=action.forecast,
-            )
-        )
+        self._changes.begin_routes(action, by, self._training.step)
 
     def unrouted(self, knob: str, by: str) -> None:
         """What was adopted of weights, or of an instance avoided, has lapsed."""
@@ -515,8 +498,3 @@ class JobActions:
     def _place_of(self, sid: str) -> str:
         place = self._job.instances.graph.placement(sid)
         return slot_in_words(place.cluster, place.node, place.slot)
-
-
-def routes_of(action: SetWeights | AvoidInstance, by: str) -> str:
-    """What the account of routes knows an action by: its knob and its module."""
-    return f"{knob_of(action)} by {by}"

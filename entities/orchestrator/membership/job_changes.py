@@ -8,12 +8,16 @@ from bus.logs import get_logger
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.membership.route_account import RouteAccount, split
 from entities.orchestrator.planning.change_account import ChangeAccount, in_words
+from schemas.actions import AvoidInstance, SetWeights, knob_of, value_of
 from schemas.automation import Automation, lower
 from schemas.changes import ChangeState, JobChange
 from schemas.errors import DmscError
 from schemas.job import StepResult
 
 log = get_logger("orchestrator")
+
+STAGES = " stages"
+"""The end of the direction of a change of their number."""
 
 TakeBack = Callable[[JobChange], None]
 """Makes a change undone that was no better; raises `Conflict` where that can't be now."""
@@ -42,8 +46,22 @@ class JobChanges:
         self._tell(begun)
         return begun
 
-    def begin_routes(self, change: JobChange) -> None:
-        """Notes weights or an avoided instance with a forecast; they hold no other change back."""
+    def begin_routes(self, action: SetWeights | AvoidInstance, by: str, step: int) -> None:
+        """Notes weights, or an avoided instance: with a forecast they are measured, and hold nothing back."""
+        knob, forecast = knob_of(action), action.forecast
+        if forecast is None:
+            self.disturb_routes(f"{knob} by {by} came after it")
+            return
+        change = JobChange(
+            kind="weights" if isinstance(action, SetWeights) else "avoidance",
+            what=f"{knob}: {value_of(action)}",
+            direction=routes_of(action, by),
+            sid=None if isinstance(action, SetWeights) else action.sid,
+            to_stage=action.stage if isinstance(action, SetWeights) else None,
+            step=step,
+            by=by,
+            forecast=forecast,
+        )
         for routes in self.routes.begin(change, self.account.obstacle()):
             self._tell(routes)
 
@@ -82,6 +100,12 @@ class JobChanges:
             except DmscError as error:
                 log.info("not taken back", job=self._job.name, change=change.what, reason=error.text)
 
+    def deployed(self) -> None:
+        """All instances are new. A change of the number of stages is made so; it is under judgement."""
+        change = self.account.open
+        if change is None or not change.direction.endswith(STAGES):
+            self.disturbed()
+
     def fail(self) -> None:
         """The change could not be made."""
         self._told(self.account.fail())
@@ -110,3 +134,8 @@ class JobChanges:
         log.info("change", job=self._job.name, change=in_words(change))
         recorded = sorted((*self.account.recorded, *self.routes.recorded), key=lambda each: each.step)
         self._job.events.changing(change, tuple(recorded))
+
+
+def routes_of(action: SetWeights | AvoidInstance, by: str) -> str:
+    """What the account of routes knows an action by: its knob and its module."""
+    return f"{knob_of(action)} by {by}"

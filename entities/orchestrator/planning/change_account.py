@@ -19,14 +19,10 @@ from schemas.job import StepResult
 KEPT = 16
 """Changes remembered in a job's record."""
 
-<<<<<<< HEAD
 SINCE_THEN = 2
 """The least number of steps by which a slot is seen to have become faster or slower."""
 
-CHEAP: frozenset[ChangeKind] = frozenset({"window", "rate", "algorithm"})
-=======
 CHEAP: frozenset[ChangeKind] = frozenset({"window", "rate", "reduction", "algorithm"})
->>>>>>> h-words
 """Changes that cost nothing to make or to take back: a smaller gain is enough."""
 
 
@@ -115,11 +111,7 @@ class ChangeAccount:
             return self.obstacle()
         if known < self.rules.min_steps:
             return f"only {known} steps by this crew are known: nothing to compare with"
-        if (
-            since is not None
-            and since < self.rules.cooldown_steps
-            and not self._void(self.history[-1])
-        ):
+        if since is not None and since < self.rules.cooldown_steps and not self._void(self.history[-1]):
             return f"the last change was judged {since} steps ago; wait for {self.rules.cooldown_steps}"
         return ""
 
@@ -228,6 +220,10 @@ class ChangeAccount:
         if len(compared) >= self.rules.check_steps or last:
             return self._judge(compared)
         return news
+
+    def lost(self, seconds: float) -> None:
+        """Training stood still for so long because of the change that is under way."""
+        self._lost_s += seconds
 
     def fail(self) -> JobChange | None:
         """Notes that the change could not be made."""
