@@ -31,8 +31,9 @@ def unpin(run: JobRun) -> None:
 def homeless(run: JobRun) -> list[str]:
     """The pins about places of instances that have left the job; of one that has no instances, none."""
     pins, deployed = run.job.store.record.pins, run.job.instances.deployed
-    moving = run.training.rebalancing.under_way  # then the instance that comes is not there yet
-    if not pins or deployed is None or moving:
+    if not pins or deployed is None:
+        return []
+    if run.training.rebalancing.under_way:  # the instance that comes is not there yet
         return []
     places = {place_knob(unit.sid) for unit in deployed.units}
     prefix = place_knob("")
