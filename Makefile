@@ -89,6 +89,10 @@ test-matrix: ## the long matrices, which `make test` leaves out: the same faults
 test-queue-events: ## 40,000 random events in virtual time through the queue's decisions, with each of four seeds
 	@DMSC_QUEUE_EVENTS=10000 DMSC_QUEUE_SEEDS=1,2,3,4 $(MAKE) pytest ARGS="tests/unit/entities/queue/test_random_events.py $(ARGS)"
 
+.PHONY: test-recut-schedules
+test-recut-schedules: ## 2,000 simulated jobs with 0, 1 and 10 re-cuts, and deaths in each phase: one hash; minutes
+	@DMSC_RECUT_SCHEDULES=2000 $(MAKE) pytest ARGS="-rP --dist load tests/sim/test_recut.py $(ARGS)"
+
 .PHONY: lint
 lint: setup-dev ## ruff: rules and format, changes nothing
 	@$(VENV)/ruff check .

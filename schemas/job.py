@@ -341,6 +341,13 @@ class ArrayPlace(Part):
     values: Annotated[Values, HOLDS_USER_VALUES] = Field({}, description="what it has of its own")
 
 
+class FormerShape(Part):
+    """The shape that a job had before a loss that could not be staffed; it goes back to it."""
+
+    parallel: ParallelSpec
+    left_at: Time | None = Field(None, description="when it began to go back")
+
+
 class JobRecord(Message, wire="job.record", version=(1, 24)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
@@ -392,6 +399,9 @@ class JobRecord(Message, wire="job.record", version=(1, 24)):
     recuts: tuple[RecutRecord, ...] = Field((), description="of its layers while it trained, the last 16")
     fault_choices: tuple[FaultChoice, ...] = Field(
         (), description="what was done about faults that modules were asked about, the last 16"
+    )
+    former_shape: FormerShape | None = Field(
+        None, description="of one that has fewer stages, because a loss could not be staffed"
     )
     cuts: tuple[NodeCut, ...] = Field((), description="cuts between nodes that the job met, oldest first")
     alerts: tuple[Alert, ...] = Field((), description="those that are not over; `step` says since when")

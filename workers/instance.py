@@ -44,7 +44,7 @@ from schemas.registry import (
     ServiceRecord,
 )
 from schemas.step import Member
-from schemas.task_graph import UnitKind, is_before_entry
+from schemas.task_graph import TaskUnit, UnitKind, is_before_entry
 from schemas.telemetry import InstanceSample
 from workers.compute.attribution import failing_microbatch
 from workers.compute.compute_thread import ComputeThread
@@ -237,6 +237,7 @@ class Instance:
                 device=torch.device(self.payload.device),
                 thread=await stack.enter_async_context(ComputeThread(f"compute-{self.unit.sid}")),
                 admitted=partial(self._admitted, presence),
+                cut_anew=lambda unit: self._reports.create(self._describe(presence, unit)),
             )
         bind_process(step=lambda: runtime.step)
         async with reporting_progress(presence, self._startup):
@@ -272,6 +273,11 @@ class Instance:
     async def _activate(self, presence: RegistrationClient) -> None:
         with contextlib.suppress(DmscError):
             await presence.tell(InstanceState.ACTIVE, "admitted")
+
+    async def _describe(self, presence: RegistrationClient, unit: TaskUnit) -> None:
+        """Has the registry know the tensors at the edges of its layers, which are others from now on."""
+        with contextlib.suppress(DmscError):  # the next registration, which is soon, carries them
+            await presence.update(input_schema=unit.input_schema, output_schema=unit.output_schema)
 
     async def _end_when_fenced(self, presence: RegistrationClient) -> None:
         """Ends this instance once the registry knows a newer incarnation of its SID."""

@@ -3,49 +3,102 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import os
 import random
 from collections import Counter
+from functools import cache
+from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
+from tests.sim.recut_strikes import WHERE
 from tests.sim.recuts import RecutWorld
 
-SCHEDULES = int(os.environ.get("DMSC_SIM_SCHEDULES", "50")) // 8
-"""Per kind, with seeds 0, 1, …; more than `KNOWN` are drawn anew. `DMSC_SIM_SEED=N` runs that one alone."""
-KNOWN = 20
+ALL = int(os.environ.get("DMSC_RECUT_SCHEDULES", "0"))
+"""Schedules of all kinds together, drawn anew each time (`make test-recut-schedules`); 0: some known ones.
 
-KINDS = {
+Each fault must then have struck in each of its phases. `DMSC_SIM_SEED=N` runs that one of each kind alone.
+"""
+KNOWN = 2
+
+KINDS: dict[str, dict[str, Any]] = {
     "quiet": {},
-    "kills": {"kills": 4},
-    "takeovers": {"takeovers": 4},
-    "replicas": {"replicas": 2, "kills": 4},
-    "mixed": {"replicas": 2, "kills": 3, "takeovers": 3},
+    "deaths": {"member": 2, "data": 1},
+    "leaders": {"leader": 3},
+    "lost messages": {"restart": 2, "silence": 1},
+    "replicas": {"replicas": 2, "member": 3, "data": 1},
+    "mixed": {"replicas": 2, "member": 2, "leader": 2, "data": 1, "restart": 1, "silence": 1},
 }
+RECUTS = (0, 1, 10)
+
+
+@cache
+def undisturbed() -> str:
+    """The SHA-256 of the weights of a job that nobody disturbs, nor cuts anew: that of all schedules."""
+    return _ran(0, "quiet", 0).sha256
 
 
 def _seeds() -> list[int]:
     fixed = os.environ.get("DMSC_SIM_SEED")
     if fixed is not None:
         return [int(fixed)]
-    return [*range(min(SCHEDULES, KNOWN)), *(random.randrange(1 << 32) for _ in range(SCHEDULES - KNOWN))]
+    if not ALL:
+        return [*range(KNOWN)]
+    count = -(-ALL // (len(KINDS) * len(RECUTS)))
+    return [random.randrange(1 << 32) for _ in range(count)]
 
 
+def _ran(seed: int, kind: str, recuts: int) -> RecutWorld:
+    world = RecutWorld(seed, **KINDS[kind])
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # what is logged
+            asyncio.run(asyncio.wait_for(world.run(recuts), PATIENCE_S))
+    except BaseException:
+        print(f"seed {seed}, {kind}, {recuts} re-cuts; struck:", dict(world.strikes.fired))
+        raise
+    return world
+
+
+@pytest.mark.parametrize("recuts", RECUTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_ends_in_one_of_the_plans(kind: str) -> None:
-    seen: Counter[str] = Counter()
-    for seed in _seeds():
-        world = RecutWorld(seed, **KINDS[kind])
-        try:
-            asyncio.run(asyncio.wait_for(world.run(steps=16, recuts=5), 60.0))
-        except BaseException:
-            print("seed", seed, "struck:", world.struck)
-            raise
-        seen.update(done=world.done, dropped=world.dropped, struck=len(world.struck))
-    print(kind, dict(seen))
-    assert seen["done"] > 0
+def test_it_ends_in_one_of_the_plans(kind: str, recuts: int) -> None:
+    seeds = _seeds() if recuts or ALL else _seeds()[:1]
+    fired: Counter[str] = Counter()
+    states: Counter[str] = Counter()
+    roll_backs = 0
+    for seed in seeds:
+        world = _ran(seed, kind, recuts)
+        fired += world.strikes.fired
+        states += world.states
+        roll_backs += world.roll_backs
+        if world.sha256 != undisturbed():
+            pytest.fail(f"other weights with seed {seed}: {kind}, {recuts} re-cuts; {world.strikes.fired}")
+    counts = {str(state): count for state, count in states.items()}
+    print(
+        f"{kind}, {recuts} re-cuts: {len(seeds)} schedules {counts}, {roll_backs} roll-backs; seeds {seeds}"
+    )
+    print(f"  the weights of all: {undisturbed()}")
+    for what, count in sorted(fired.items()):
+        print(f"  {count:5} {what}")
     if kind == "quiet":
-        assert seen["dropped"] == 0
-    else:
-        assert seen["struck"] > 0
-        assert seen["dropped"] > 0
+        assert states == ({"done": recuts * len(seeds)} if recuts else {})
+    elif len(seeds) > 1:
+        assert fired
+        assert recuts < 2 or states["done"] > 0
+    if ALL and recuts == max(RECUTS):
+        _each_struck(fired, {what for what in KINDS[kind] if what in WHERE})
+
+
+def _each_struck(fired: Counter[str], kinds: set[str]) -> None:
+    """Each fault has struck in each of its phases, before and after."""
+    struck = Counter[str]()
+    for said, count in fired.items():
+        who, where = said.split(": ")
+        struck[f"{who if who in WHERE else 'member'}: {where}"] += count
+    expected = {
+        f"{kind}: {phase}, {when}" for kind in kinds for phase in WHERE[kind] for when in ("before", "after")
+    }
+    assert not expected - struck.keys()

@@ -21,11 +21,18 @@ T = TypeVar("T")
 
 
 class Priority(IntEnum):
-    """Smaller runs first. ORDER is for the orchestrator's orders: prepare, commit, clear."""
+    """Smaller runs first. ORDER is for the orchestrator's orders: prepare, commit, clear.
+
+    BESIDE is for what training does not wait for: it runs when there is nothing else to do.
+    """
 
     ORDER = 0
     BACKWARD = 1
     FORWARD = 2
+    BESIDE = 3
+
+
+_KEPT = (Priority.ORDER, Priority.BESIDE)
 
 
 class ComputeThread:
@@ -67,11 +74,32 @@ class ComputeThread:
         """Queues a task of the orchestrator's before all microbatches; see `submit`."""
         return self.submit(Priority.ORDER, task)
 
+    async def beside(self, task: Callable[[], T], patience_s: float) -> tuple[T, float]:
+        """Runs `task` when nothing else waits; after `patience_s` in vain before all else.
+
+        Returns its result, and the processor's seconds that it took.
+        """
+        begun = False
+
+        def once() -> tuple[T, float] | None:
+            nonlocal begun
+            if begun:
+                return None
+            begun, at = True, time.thread_time()
+            return task(), time.thread_time() - at
+
+        waiting = self.submit(Priority.BESIDE, once)
+        await asyncio.wait([waiting], timeout=patience_s)
+        if begun or (found := await self.order(once)) is None:
+            found = await waiting
+        assert found is not None
+        return found
+
     def purge(self) -> None:
-        """Drops waiting tasks except orders; the running task is not interrupted."""
+        """Drops waiting microbatches; the running task is not interrupted."""
         with self._ready:
-            dropped = [entry for entry in self._heap if entry[0] != Priority.ORDER]
-            self._heap = [entry for entry in self._heap if entry[0] == Priority.ORDER]
+            dropped = [entry for entry in self._heap if entry[0] not in _KEPT]
+            self._heap = [entry for entry in self._heap if entry[0] in _KEPT]
             heapq.heapify(self._heap)
         for *_, future in dropped:
             future.cancel()

@@ -68,7 +68,7 @@ class GradientSum:
         device = parameters[0].device if parameters else torch.device("cpu")
         kind = torch.int64 if exact else torch.float32
         total = sum(self._sizes)
-        self._sum = torch.zeros(total, dtype=kind, device=device)
+        self._sum = torch.empty(total, dtype=kind, device=device)  # zeros without members, see `total`
         self._incomplete = False  # True during an addition, and after one that failed
         self._chunk = torch.empty(min(_CHUNK, total), dtype=torch.float32, device=device)
         self._words = torch.empty(self._chunk.numel(), dtype=torch.int64, device=device)

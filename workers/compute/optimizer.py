@@ -44,7 +44,10 @@ class StageOptimizer:
         ema: AverageSpec | None = None,
         loss_scale: LossScaleSpec | None = None,
         seed: int = 0,
+        shared: Mapping[str, State] = {},
+        blank: bool = False,
     ) -> None:
+        """`shared`, `blank`: see `FusedAdamW`."""
         self._trained = stage.trainable()
         names = {id(weight): name for name, weight in self._trained}
         self._twins = stage.twins
@@ -63,7 +66,9 @@ class StageOptimizer:
         for settings, named in kinds:
             fused = spec.is_adamw and settings.optimizer == "adamw"
             updater = (
-                FusedAdamW(named, settings) if fused else SingleParameterOptimizers(named, settings, seed)
+                FusedAdamW(named, settings, shared, blank)
+                if fused
+                else SingleParameterOptimizers(named, settings, seed)
             )
             self._by_name.update(dict.fromkeys((name for name, _ in named), updater))
         self._updaters = list(dict.fromkeys(self._by_name.values()))

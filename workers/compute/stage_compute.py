@@ -29,6 +29,7 @@ from workers.compute.sum_in_parts import SumInParts
 from workers.graph.recording import check_sizes
 from workers.graph.stage_module import slice_stage
 from workers.precision.loss_scale import LossScale
+from workers.recipe.state_layout import State
 from workers.recipe.user_schedule import user_schedule
 from workers.transaction.microbatch import Hop
 
@@ -47,11 +48,21 @@ class StageCompute:
         self.version = 0  # steps applied; changes together with the weights, on this thread
         self.state_bytes = 0  # size of the state sent to a newcomer; 0 until it is built
 
-    def build(self, *, given: Callable[[str], bool] | None = None) -> None:
+    def build(
+        self,
+        *,
+        given: Callable[[str], bool] | None = None,
+        shared: Sequence[StageCompute] = (),
+        blank: bool = False,
+    ) -> None:
         """Builds the stage's layers as the whole model's build from the job's seed makes them.
 
         Args:
             given: Of a full name: the caller fills that weight itself, so it is not initialised.
+            shared: Stages of this process. The weights that they have, and AdamW's state of these, take no
+                memory of their own here: whoever changes them changes them for all. Of several stages that
+                have one, the first counts.
+            blank: The caller loads all state before it is used.
 
         Raises:
             BadModel: The user's code fails, or trains parameters of a type that can't be trained.
@@ -81,6 +92,7 @@ class StageCompute:
         self._batch_out = graph.batch_crossing(unit.last_layer, [*batch], loss.batch)
         self.module.train()
         check_trained(self.module.trainable(), scaled=spec.loss_scale is not None)
+        states = self._share(shared)
         self.module.to(self._device)
         self.module.untie()
         self.loss = loss if self._last else None
@@ -96,6 +108,8 @@ class StageCompute:
             ema=training.ema,
             loss_scale=spec.loss_scale,
             seed=training.seed,
+            shared=states,
+            blank=blank,
         )
         self.scales_loss = spec.loss_scale is not None
         self._overflowed: set[int] = set()
@@ -108,6 +122,24 @@ class StageCompute:
             uses=max(map(len, graph.users.values()), default=1),
         )
         self._measure_state()
+
+    def _share(self, stages: Sequence[StageCompute]) -> dict[str, State]:
+        """Has weights in common with other stages; returns the state of AdamW that goes with them.
+
+        Other optimizers may give a weight other memory at any step, so their weights are not shared.
+        """
+        states: dict[str, State] = {}
+        if self._start.spec.model.quantize:  # its layers keep what they made of their weights
+            return states
+        own = self.module.by_name()
+        for stage in reversed(stages):
+            states |= {
+                name: state for name, state in stage.optimizer.state.items() if stage.optimizer.is_fused(name)
+            }
+            for name, weight in stage.module.by_name().items():
+                if name in own and (name in states or not weight.requires_grad):
+                    own[name].data = weight.data
+        return states
 
     def forward(self, hop: Hop) -> None:
         """Runs the layers. The last stage also computes the loss and, in training, the gradient.

@@ -124,6 +124,10 @@ class StageModule(nn.Module):
         """(full name, parameter) of all trained parameters, each once, in layer order."""
         return [(self._names[id(w)], w) for w in self.parameters() if w.requires_grad]
 
+    def by_name(self) -> dict[str, nn.Parameter]:
+        """Full name → parameter, of the trained and of the frozen ones."""
+        return {self._names[id(weight)]: weight for weight in self.parameters()}
+
     def untrained(self) -> list[tuple[str, Tensor]]:
         """(full name, tensor) of the other weights: frozen parameters, and buffers that the model saves."""
         saved = self.state_dict(keep_vars=True).keys() - self._unsaved

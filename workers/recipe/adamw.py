@@ -26,10 +26,18 @@ _OPTIONS = ("betas", "eps", "weight_decay")
 class FusedAdamW:
     """AdamW over parameters of the same settings.
 
-    `state`: for each parameter `exp_avg`, `exp_avg_sq` (as the parameter) and `step` (float32 scalar).
+    `state`: for each parameter `exp_avg`, `exp_avg_sq` (as the parameter) and `step` (float32 scalar). That
+    of a parameter in `shared` is the one that is there, instead of one of its own. `blank`: it is loaded
+    before it is used, so its memory is not touched yet.
     """
 
-    def __init__(self, named: Sequence[tuple[str, nn.Parameter]], settings: ParameterSettings) -> None:
+    def __init__(
+        self,
+        named: Sequence[tuple[str, nn.Parameter]],
+        settings: ParameterSettings,
+        shared: Mapping[str, State] = {},
+        blank: bool = False,
+    ) -> None:
         unknown = sorted(set(settings.group) - set(_OPTIONS))
         if unknown:
             raise BadModel(
@@ -46,11 +54,7 @@ class FusedAdamW:
             ) from None
         self._named = list(named)
         self.state: dict[str, State] = {
-            name: {
-                **{moment: torch.zeros_like(parameter) for moment in MOMENTS},
-                STEP: torch.zeros((), dtype=torch.float32, device=parameter.device),
-            }
-            for name, parameter in named
+            name: shared[name] if name in shared else _begun(parameter, blank) for name, parameter in named
         }
 
     def step(self, gradients: Mapping[str, Tensor], learning_rate: float, step: int) -> None:
@@ -88,4 +92,13 @@ class FusedAdamW:
 
     def load(self, name: str, state: State) -> None:
         for key, target in self.state[name].items():
-            target.copy_(state[key])
+            if target is not state[key]:
+                target.copy_(state[key])
+
+
+def _begun(parameter: Tensor, blank: bool) -> State:
+    make = torch.empty_like if blank else torch.zeros_like
+    return {
+        **{moment: make(parameter) for moment in MOMENTS},
+        STEP: torch.zeros((), dtype=torch.float32, device=parameter.device),
+    }

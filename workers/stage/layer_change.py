@@ -1,9 +1,10 @@
 """A stage instance's part in a re-cut (ADR-0090): other layers are built beside those that train.
 
 The layers that it gets, a range for each source, are small stages of their own until the switch: each takes a
-snapshot and then each step as a redo, as a newcomer does. While training rests, these and the layers that it
-keeps are copied into the stage that it will be; by the switch that takes the place of the present one. Before
-the switch nothing of the present stage changes, so forgetting what was built undoes all.
+snapshot and then each step as a redo, as a newcomer does. The stage that it will be has the memory of these
+and of the layers that it keeps in common with them; what can't be in common is copied while training rests.
+By the switch it takes the place of the present one. Before that it computes and changes nothing, so
+forgetting what was built undoes all.
 """
 
 from __future__ import annotations
@@ -41,9 +42,11 @@ from workers.links.hop_exchange import STATE, Outcome
 from workers.local_store.recorder import Order
 from workers.stage.followers import Follower
 from workers.state.layer_state import (
+    SnapshotInPieces,
     gradients_of,
     layer_state,
     load_layers,
+    packed,
     redo_layers,
     snapshot_of,
     unpacked,
@@ -58,18 +61,27 @@ SendLayers = Callable[
 ]
 """Sends over the exchange: (receiver, revision, direction, first layer, step, tensors, learning rate)."""
 
+SNAPSHOT_TRIES = 2
+"""Steps in which a snapshot is taken in pieces, between microbatches; then it is taken at once."""
+
 Source = tuple[Member, int]
 """Who sends layers, and the first of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerChangeTimes:
-    """How long the orders of a re-cut wait before they are answered, in seconds."""
+    """How long the orders of a re-cut wait before they are answered, in seconds, and how much time of the
+    computing thread is left to training."""
 
     follow_s: float = 10.0
     """An order to send: for the receivers to catch up. It is then asked again."""
     fill_s: float = 20.0
     """An order to fill: for the last redo to arrive, which is on its way."""
+    patience_s: float = 1.0
+    """What training does not wait for: for the thread to have nothing else to do."""
+    rest: float = 12.0
+    """Such work then rests for so many times as long as it took: steps take a twelfth longer at most."""
+    rest_most_s: float = 5.0
 
 
 @dataclass(slots=True)
@@ -205,13 +217,20 @@ class LayerChange:
         }
 
         async def build() -> None:
-            for one in (stage, *(each.stage for each in arriving.values())):  # microbatches come between
-                await self._thread.order(partial(one.build, given=lambda name: True))
+            taken = [each.stage for each in arriving.values()]
+            for one in taken:
+                await self._beside(partial(one.build, given=_any, blank=True))
+            await self._beside(partial(stage.build, given=_any, shared=(self._layers, *taken)))
 
         building = asyncio.ensure_future(build())
         building.add_done_callback(lambda done: done.cancelled() or done.exception())
         self.built = BuiltPlan(order, stage, building, arriving)
         return self.built
+
+    async def _beside(self, task: Callable[[], object]) -> None:
+        """Has the thread that computes do something when it is idle, and leaves it alone for a while."""
+        _, took_s = await self._thread.beside(task, self._times.patience_s)
+        await asyncio.sleep(min(self._times.rest * took_s, self._times.rest_most_s))
 
     def _stage_of(self, unit: TaskUnit) -> StageCompute:
         return StageCompute(self._start.model_copy(update={"unit": unit}), self._device)
@@ -279,6 +298,12 @@ class LayerChange:
 
     def _follower(self, plan: int, layers: LayerRange, names: frozenset[str]) -> Follower:
         async def snapshot() -> tuple[int, list[Tensor]]:
+            for _ in range(SNAPSHOT_TRIES):
+                copying = SnapshotInPieces(self._layers, names)
+                while (await self._thread.beside(copying.advance, self._times.patience_s))[0]:
+                    pass
+                if copying.is_whole:
+                    return copying.version, packed(copying.copied)
             return await self._thread.order(partial(snapshot_of, self._layers, names))
 
         async def send(
@@ -349,7 +374,8 @@ class LayerChange:
             if notice.direction == "layers":
                 state = unpacked(tensors)
                 source = f"what {notice.sender.sid} sent"
-                await self._thread.order(lambda: load_layers(stage, notice.step, state, source))
+                load = partial(load_layers, stage, notice.step, state, source)
+                await self._thread.beside(load, self._times.patience_s)
                 reached = notice.step
             elif notice.step == arriving.version:
                 rate = notice.learning_rate
@@ -431,6 +457,11 @@ class LayerChange:
         self._start = self._start.model_copy(update={"unit": built.order.unit, "plan": self.plan})
         self._end("it is in force")
         self._changed(self._start)
+
+
+def _any(name: str) -> bool:
+    """No weight is initialised: all are loaded, or there already."""
+    return True
 
 
 def _part(unit: TaskUnit, layers: LayerRange) -> TaskUnit:

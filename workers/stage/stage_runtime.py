@@ -58,6 +58,7 @@ from schemas.step import (
     StepStatusReply,
     StepVote,
 )
+from schemas.task_graph import TaskUnit
 from workers.compute.compute_thread import ComputeThread
 from workers.compute.stage_compute import StageCompute
 from workers.links.hop_exchange import COPIES, LAYERS
@@ -97,6 +98,7 @@ class StageRuntime(HopRuntime):
         device: The device that computes.
         thread: The thread that computes.
         admitted: Called each time an order says that this instance is a member of its stage.
+        cut_anew: Called once it is another unit, by the plan in force.
         times: How long orders wait.
     """
 
@@ -109,12 +111,14 @@ class StageRuntime(HopRuntime):
         device: torch.device,
         thread: ComputeThread,
         admitted: Callable[[], None],
+        cut_anew: Callable[[TaskUnit], None],
         times: StageTimes = StageTimes(),
     ) -> None:
         super().__init__(context)
         unit = self.start.unit
         self.stage = unit.stage
         self.admitted = admitted
+        self._cut_anew = cut_anew
         self._times = times
         self.thread = thread
         self.layers = StageCompute(self.start, device)
@@ -156,15 +160,8 @@ class StageRuntime(HopRuntime):
             thread,
             self.layers,
             lambda: self.version,
-            lambda to, plan, direction, first, step, tensors, rate: self.send_aside(
-                to,
-                direction,
-                self.stage,
-                step,
-                tensors,
-                microbatch=first,
-                transfer=plan,
-                learning_rate=rate,
+            lambda to, plan, kind, first, step, tensors, rate: self.send_aside(
+                to, kind, self.stage, step, tensors, microbatch=first, transfer=plan, learning_rate=rate
             ),
             self.exchange.reconsider,
             self._between_plans,
@@ -442,6 +439,7 @@ class StageRuntime(HopRuntime):
         """Another plan is in force here."""
         self.start, self.exchange.plan = start, start.plan
         self.exchange.reconsider()
+        self._cut_anew(start.unit)
 
     async def status(self, query: StepStatus) -> StepStatusReply:
         """The claims and waiting microbatches of a step at this instance (repairs lost claims)."""

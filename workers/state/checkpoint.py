@@ -212,7 +212,8 @@ def _replace(
     state: tuple[Mapping[str, State], Mapping[str, Tensor], Mapping[str, Tensor], Tensor | None],
 ) -> None:
     for name, target in weights:
-        target.copy_(loaded[name])
+        if target.data_ptr() != loaded[name].data_ptr():  # else they are in common
+            target.copy_(loaded[name])
     optimizer.load(*state)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median_low
 
 from entities.orchestrator.automation.situation import JobSituation
+from schemas.actions import SetAlgorithm, SetWindow
 
 NOISE = 0.2
 """Of the usual time: a larger difference is none."""
@@ -49,6 +50,8 @@ class LoopRules:
     algorithm_valid_s: float = 600.0
     weights_valid_s: float = 60.0
     weights_renew_s: float = 20.0
+    renew_s: float = 60.0
+    """So long before an algorithm or a window lapses it is suggested again, for it is still right."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +60,14 @@ class Pause:
 
     until: float
     next_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopSetting:
+    """An algorithm or a window that the loop has set, and when that lapses."""
+
+    action: SetAlgorithm | SetWindow
+    until: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +90,8 @@ class LoopMemory:
     """SID → its slot at the last look, and the share of the usual speed that it showed there."""
     routed: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     """The weights that it last suggested, by stage."""
+    settings: Mapping[str, LoopSetting] = field(default_factory=dict)
+    """What it has set and holds, by the remedy's key."""
 
 
 def remembered(situation: JobSituation, memory: LoopMemory, now: float, rules: LoopRules) -> LoopMemory:

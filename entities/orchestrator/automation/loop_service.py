@@ -6,11 +6,12 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 from bus.logs import get_logger
 from bus.tasks import TaskSet
 from entities.orchestrator.automation.loop_memory import LoopMemory, LoopRules
-from entities.orchestrator.automation.own_loop import adopted, evaluate, gains_elsewhere
+from entities.orchestrator.automation.own_loop import adopted, evaluate, gains_elsewhere, renewed
 from entities.orchestrator.automation.remedies import RECUT, Remedy
 from entities.orchestrator.automation.situation import JobSituation
 from entities.orchestrator.automation.situation_reading import (
@@ -28,7 +29,7 @@ from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.policy.policy_service import PolicyService
 from entities.orchestrator.queue.job_queue import JobQueue
 from entities.planner.planning_process import beside_the_loop
-from schemas.actions import scope_of
+from schemas.actions import REPLICAS, scope_of
 from schemas.automation import OWN_LOOP, Automation, lower
 from schemas.errors import DmscError
 from schemas.job import JobState
@@ -96,13 +97,14 @@ class OwnLoop:
 
     async def _round(self) -> None:
         """One look at each running job; others have the loop between two of them."""
-        figures: MeshFigures | None = None
+        figures = cache(lambda: mesh_figures(self._mesh, self._queue))  # once for all, where one is looked at
         for run in list(self._runs.values()):
             await asyncio.sleep(0)
-            if not self._looks_at(run, time.monotonic()):
-                continue
-            figures = figures or mesh_figures(self._mesh, self._queue)
-            await self._guarded(run, self._look(run, figures, time.monotonic()))
+            await self._guarded(run, self._visit(run, figures))
+
+    async def _visit(self, run: JobRun, figures: Callable[[], MeshFigures]) -> None:
+        if self._looks_at(run, time.monotonic()):
+            await self._look(run, figures(), time.monotonic())
 
     async def _guarded(self, run: JobRun, look: Awaitable[None]) -> None:
         try:
@@ -176,15 +178,20 @@ class OwnLoop:
                 "own loop", job=run.name, suggests=remedy.key, adopted=outcome.adopted, reason=outcome.reason
             )
             if outcome.adopted:
-                self._memory[run.name] = adopted(self._memory[run.name], remedy.key, self._rules)
+                self._memory[run.name] = adopted(self._memory[run.name], remedy, now, self._rules)
+            elif remedy.renews:
+                self._memory[run.name] = renewed(self._memory[run.name], remedy, now)
 
     def _gives_up_room(self, run: JobRun, now: float) -> bool:
         """Has a job whose size may vary go on with the replicas that it has, if others find no room for long.
 
-        Else it would wait for slots that have left, and would be changed in no other way meanwhile.
+        Else it would wait for slots that have left, and would be changed in no other way meanwhile. Where
+        automation only advises, or a person has set the number of replicas, it waits.
         """
         within, homeless = run.job.spec.parallel.replica_range, run.training.changes.homeless
-        if within is None or not homeless:
+        may_act = run.holding.automation is Automation.ACT
+        pinned = any(pin.knob == REPLICAS for pin in run.job.store.record.pins)
+        if within is None or not homeless or not may_act or pinned:
             self._homeless_since.pop(run.name, None)
             return False
         since = self._homeless_since.setdefault(run.name, now)

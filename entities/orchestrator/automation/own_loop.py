@@ -9,17 +9,27 @@ than that to come onto it, so that noise does not restart the wait. What was dec
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from entities.orchestrator.automation.loop_memory import (
     LoopMemory,
     LoopRules,
+    LoopSetting,
     Pause,
     remembered,
 )
-from entities.orchestrator.automation.remedies import Remedy, migrations, remedies_for, weights_for
+from entities.orchestrator.automation.remedies import (
+    Remedy,
+    is_so,
+    kept_weights,
+    migrations,
+    remedies_for,
+    renewals,
+    weights_for,
+)
 from entities.orchestrator.automation.situation import FreeSlot, JobSituation
-from schemas.actions import SetWeights
+from schemas.actions import SetAlgorithm, SetWeights, SetWindow
 
 ABOUT_BEST = 1.05
 """Times what the job takes by the best remedy: a worse one is not suggested because it has waited longer."""
@@ -36,6 +46,8 @@ def evaluate(
 ) -> tuple[tuple[Remedy, ...], LoopMemory]:
     """What is suggested now: at most one change of members or cut, and weights of stages.
 
+    What the loop has set is suggested again before it lapses, also while nothing else may be changed.
+
     Args:
         situation: the job's.
         memory: what the call before returned.
@@ -43,9 +55,14 @@ def evaluate(
         rules: thresholds and pauses.
     """
     memory = remembered(situation, memory, now, rules)
+    settings = {key: each for key, each in memory.settings.items() if is_so(situation, each.action)}
+    memory = replace(memory, settings=settings)
+    kept = [remedy for remedy in renewals(memory, now, rules) if not _paused(memory, remedy, now)]
     ends_soon = situation.steps_left * situation.step_ms < 1e3 * rules.least_left_s
     if situation.busy or ends_soon or situation.measured_steps < rules.least_steps:
-        return (), replace(memory, since={})
+        weights = kept_weights(situation, memory, rules)
+        kept += [remedy for remedy in weights if not _paused(memory, remedy, now)]
+        return tuple(kept), _all_suggested(replace(memory, since={}), kept, now, rules)
     remedies = [*remedies_for(situation, memory, rules)]
     worth = {
         remedy.key: memory.since.get(remedy.key, now)
@@ -61,20 +78,27 @@ def evaluate(
         if now - worth[remedy.key] >= remedy.dwell_s and remedy.total_s <= ABOUT_BEST * best_s
     ]
     best = sorted(ripe, key=lambda remedy: (remedy.total_s, remedy.key))[:1]
-    weights = [remedy for remedy in weights_for(situation, memory, rules) if not _paused(memory, remedy, now)]
-    chosen = (*best, *weights)
-    for remedy in chosen:
-        memory = _suggested(memory, remedy, now, rules)
-    return chosen, memory
+    routes = [remedy for remedy in weights_for(situation, memory, rules) if not _paused(memory, remedy, now)]
+    chosen = (*best, *routes, *kept)
+    return chosen, _all_suggested(memory, chosen, now, rules)
 
 
-def adopted(memory: LoopMemory, key: str, rules: LoopRules = LoopRules()) -> LoopMemory:
+def adopted(memory: LoopMemory, remedy: Remedy, now: float, rules: LoopRules = LoopRules()) -> LoopMemory:
     """A suggestion was adopted: if it comes up again later that is news."""
     pauses = {
-        other: replace(pause, next_s=rules.retry_s) if other == key else pause
-        for other, pause in memory.pauses.items()
+        key: replace(pause, next_s=rules.retry_s) if key == remedy.key else pause
+        for key, pause in memory.pauses.items()
     }
-    return replace(memory, since={}, pauses=pauses)
+    return renewed(replace(memory, since={}, pauses=pauses), remedy, now)
+
+
+def renewed(memory: LoopMemory, remedy: Remedy, now: float) -> LoopMemory:
+    """Notes until when an algorithm or a window holds that was adopted, or suggested again."""
+    action = remedy.action
+    if not isinstance(action, SetAlgorithm | SetWindow):
+        return memory
+    setting = LoopSetting(action=action, until=now + remedy.valid_s)
+    return replace(memory, settings={**memory.settings, remedy.key: setting})
 
 
 def _paused(memory: LoopMemory, remedy: Remedy, now: float) -> bool:
@@ -82,8 +106,18 @@ def _paused(memory: LoopMemory, remedy: Remedy, now: float) -> bool:
     return pause is not None and now < pause.until
 
 
+def _all_suggested(
+    memory: LoopMemory, remedies: Iterable[Remedy], now: float, rules: LoopRules
+) -> LoopMemory:
+    for remedy in remedies:
+        memory = _suggested(memory, remedy, now, rules)
+    return memory
+
+
 def _suggested(memory: LoopMemory, remedy: Remedy, now: float, rules: LoopRules) -> LoopMemory:
-    if isinstance(remedy.action, SetWeights):  # repeated before it lapses
+    if remedy.renews:
+        pause = Pause(until=now + rules.weights_renew_s, next_s=rules.retry_s)
+    elif isinstance(remedy.action, SetWeights):  # repeated before it lapses
         pause = Pause(until=now + rules.weights_renew_s, next_s=rules.weights_renew_s)
         memory = replace(memory, routed={**memory.routed, remedy.action.stage: remedy.action.weights})
     else:

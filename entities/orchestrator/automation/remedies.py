@@ -15,7 +15,17 @@ from entities.orchestrator.automation.situation import (
     forecast_ms,
     model_ms,
 )
-from schemas.actions import Action, Migrate, MoveInstance, Recut, SetAlgorithm, SetWeights, SetWindow
+from schemas.actions import (
+    Action,
+    Migrate,
+    MoveInstance,
+    Recut,
+    SetAlgorithm,
+    SetWeights,
+    SetWindow,
+    knob_of,
+    value_of,
+)
 from schemas.changes import Forecast
 from schemas.recut import cuts_text
 from schemas.routing import DEFAULT_ALGORITHM
@@ -24,6 +34,8 @@ BLIND = "round-robin"
 """The built-in algorithm that sees neither speeds nor load."""
 MINDS_WEIGHTS = "least-outstanding"
 """The one that goes by weights and measures no speed. What users bring along is theirs."""
+SAME_PART = 0.01
+"""Parts of a stage's work that differ by less are the same: weights are rounded."""
 MOST_TIMES = 4
 """The present window: more hides load from the choice of the next hop (`planning.window_room`)."""
 RECUT = "recut"
@@ -50,6 +62,8 @@ class Remedy:
     some count that from the mean of the latest seconds, others from the last step."""
     valid_s: float = 30.0
     confidence: float = 0.8
+    renews: bool = False
+    """It is so already, by the loop's own doing, and is to hold on."""
 
 
 def remedies_for(situation: JobSituation, memory: LoopMemory, rules: LoopRules) -> Iterator[Remedy]:
@@ -287,7 +301,7 @@ def weights_for(situation: JobSituation, memory: LoopMemory, rules: LoopRules) -
             continue
         times = ", ".join(f"{one.sid} {one.microbatch_ms:.0f} ms" for one in stage.instances)
         yield Remedy(
-            key=f"weights of stage {number}",
+            key=weights_key(number),
             action=SetWeights(stage=number, weights=weights),
             reason=f"{times} for a microbatch, and {situation.algorithm} does not measure",
             saving=moved,
@@ -295,6 +309,61 @@ def weights_for(situation: JobSituation, memory: LoopMemory, rules: LoopRules) -
             net_s=0.0,
             valid_s=rules.weights_valid_s,
         )
+
+
+def kept_weights(situation: JobSituation, memory: LoopMemory, rules: LoopRules) -> Iterator[Remedy]:
+    """The weights that the loop has set and that are in force, for while nothing else may be changed."""
+    if situation.algorithm != MINDS_WEIGHTS:
+        return
+    for number, stage in enumerate(situation.stages):
+        weights = memory.routed.get(number, {})
+        sids = {one.sid for one in stage.instances}
+        if not weights or weights.keys() != sids:
+            continue
+        wanted, present = _parts(weights), _parts({sid: stage.weights.get(sid, 1.0) for sid in sids})
+        if any(abs(part - present[sid]) > SAME_PART for sid, part in wanted.items()):
+            continue
+        yield Remedy(
+            key=weights_key(number),
+            action=SetWeights(stage=number, weights=weights),
+            reason="what holds is to hold on while another change is being judged",
+            saving=0.0,
+            dwell_s=0.0,
+            net_s=0.0,
+            valid_s=rules.weights_valid_s,
+            renews=True,
+        )
+
+
+def renewals(memory: LoopMemory, now: float, rules: LoopRules) -> Iterator[Remedy]:
+    """The algorithm and windows that the loop has set, that hold, and that would lapse before long."""
+    for key, setting in memory.settings.items():
+        if setting.until - now > rules.renew_s:
+            continue
+        action = setting.action
+        yield Remedy(
+            key=key,
+            action=action,
+            reason=f"{knob_of(action)} is {value_of(action)}, and is to be so on",
+            saving=0.0,
+            dwell_s=0.0,
+            net_s=0.0,
+            valid_s=rules.algorithm_valid_s,
+            renews=True,
+        )
+
+
+def is_so(situation: JobSituation, action: SetAlgorithm | SetWindow) -> bool:
+    """Whether this is in force."""
+    if isinstance(action, SetAlgorithm):
+        return situation.algorithm == action.algorithm
+    stages = situation.stages
+    return action.stage < len(stages) and stages[action.stage].window == action.in_flight
+
+
+def weights_key(stage: int) -> str:
+    """What the weights of a stage are known by."""
+    return f"weights of stage {stage}"
 
 
 def _parts(values: Mapping[str, float]) -> dict[str, float]:

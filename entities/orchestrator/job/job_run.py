@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from bus.logs import bind, get_logger
 from bus.tasks import cancel
@@ -32,6 +32,7 @@ from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
 from entities.orchestrator.job_state.quarantine import Quarantine
 from entities.orchestrator.job_state.retry_limits import Parked, RetryLimits
+from entities.orchestrator.membership.fewer_stages import FewerStages
 from entities.orchestrator.membership.job_actions import JobActions
 from entities.orchestrator.membership.job_shape import JobShape
 from entities.orchestrator.membership.recut_plan import recut_proposal
@@ -41,7 +42,6 @@ from entities.orchestrator.planning.shape_choice import with_shape
 from entities.orchestrator.planning.window_room import largest_windows
 from entities.orchestrator.queue.job_queue import JobQueue
 from entities.planner.planning_process import beside_the_loop
-from schemas.actions import CUT
 from schemas.errors import Conflict, DmscError, Fenced, NewerRecord, Unavailable
 from schemas.fault import FaultReport
 from schemas.job import JobRecord, JobState, WeightsManifest
@@ -126,8 +126,9 @@ class JobRun:
             topology=lambda: self.model_analysis.known,
         )
         self.shape = JobShape(job, self.training.scale, lambda: self._deployment.forget_shape())
-        self.on_set: Callable[[str, str | None, str], None] = lambda knob, value, by: None
-        """Called with knob, value and user where a person has set something of the job's plan."""
+        give_way = lambda why: self.parking.give_way(why, held=False)  # noqa: E731
+        self.fewer_stages = FewerStages(job, self.training.job_changes, self.model_analysis.present, give_way)
+        self._unstaffed = parked is not None and parked.unstaffed
         self._reported: set[tuple[str, str, str]] = set()
         self._cancelled: str | None = None
         self._cancelling = asyncio.Lock()
@@ -208,21 +209,23 @@ class JobRun:
         return self.training.rebalancing.ask(sid, stage, by)
 
     async def recut(self, message: RecutJob) -> RecutAnswer:
-        """See `Recutting.ask`. Of a job that was taken over the model is measured first."""
-        topology = self.model_analysis.known
-        if self.job.store.record.state is JobState.RUNNING and topology is None:
-            topology = await self.model_analysis.while_running()
+        """See `Recutting.ask`."""
+        topology = await self.model_analysis.present()
         state = self.job.store.record.state
         if state is not JobState.RUNNING or topology is None:
             raise Conflict(f"job {self.job.name} is {state}; only a running one can be cut anew")
-        if moving := self.training.rebalancing.under_way:
-            raise Conflict(f"{moving} is changing its stage: ask again in a moment")
+        self._check_nobody_moves()
         question = self.training.recutting.question(message, topology)
         proposal = await beside_the_loop(recut_proposal, question)
+        self._check_nobody_moves()
         answer = self.training.recutting.begin(message, proposal)
         if message.cuts is not None and not message.dry_run:  # not one that is left to the planner
-            self.on_set(CUT, f"plan {answer.plan}", message.user)
+            self.actions.asked_by_person(answer.plan, message.user)
         return answer
+
+    def _check_nobody_moves(self) -> None:
+        if moving := self.training.rebalancing.under_way:
+            raise Conflict(f"{moving} is changing its stage: ask again in a moment")
 
     def present_record(self) -> JobRecord:
         """The job's record, with a changed graph that is not written yet."""
@@ -403,6 +406,7 @@ class JobRun:
         if self.job.spec.training.auto:
             await self._fix_by_memory(topology)
             topology = await self._outages.outlast("having the model analysed", self.model_analysis.analyse)
+        await self.fewer_stages.settle(topology, unstaffed=self._unstaffed)
         await self.job.gateway.until_routed()
         await self._deployment.deploy(topology)
         await self.training.begin()
@@ -463,6 +467,7 @@ class JobRun:
     async def _train(self) -> None:
         steps = self.job.store.record.last_step
         await self.job.store.move(JobState.RUNNING, f"step {self.training.step} of {length_text(steps)}")
+        self.fewer_stages.began()
         self.job.queue.again()  # from now on it can be told to change its size, or to park
         await self.training.run()
         await self.training.events_written()

@@ -269,7 +269,7 @@ class JobRuns:
 
     def _new_run(self, store: JobStore, gateway: str, parked: Parked | None = None) -> JobRun:
         run = JobRun(self._term, self.queue, store, gateway, parked)
-        run.on_set = run.training.rebalancing.on_set = partial(self._set_by_person, run.name)
+        run.actions.on_set = run.training.rebalancing.on_set = partial(self._set_by_person, run.name)
         return run
 
     def _take(self, run: JobRun) -> None:

@@ -12,7 +12,7 @@ from entities.orchestrator.job_state.job_secrets import secrets_for
 from entities.orchestrator.planning.eligible_slots import refusal
 from schemas.cluster import Analyse, AnalysisFailed, SampleWritten, WriteSample
 from schemas.errors import BadJob, BadModel, Conflict, DmscError, ErrorReply, Unavailable
-from schemas.job import WeightsManifest
+from schemas.job import JobState, WeightsManifest
 from schemas.limits import SLOWEST_BYTES_PER_S
 from schemas.memory_estimate import largest_room, shown
 from schemas.task_graph import ModelTopology
@@ -84,6 +84,12 @@ class ModelAnalysis:
             self._topology = asyncio.get_running_loop().create_future()
             self._topology.set_result(found)
         return found
+
+    async def present(self) -> ModelTopology | None:
+        """What is known; of a job that was taken over it is measured first. None: it does not train."""
+        if self.known is None and self._job.store.record.state is JobState.RUNNING:
+            return await self.while_running()
+        return self.known
 
     async def while_running(self) -> ModelTopology:
         """The topology of a job that trains, which an earlier orchestrator had measured.

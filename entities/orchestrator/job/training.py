@@ -160,7 +160,7 @@ class Training:
             Fenced: another orchestrator leads this job.
         """
         await self._job.decisions.take()
-        self.job_changes.disturbed()
+        self.job_changes.deployed()
         self.recutting.taken_over()
         self._step_owner.step, members = await self._restore(fresh=True)
         if self.step:

@@ -140,6 +140,12 @@ class RecutTimes:
     switch_s: float = 20.0
     """What is not there by then is fenced: the plan is in force."""
     drop_s: float = 5.0
+    left_s: float = 5.0
+    """A job that is to have fewer stages: for the slots that it has just left to be free."""
+    look_s: float = 5.0
+    """One that may have its former number of stages again: pause before it is looked at again."""
+    usual_cost_s: float = 10.0
+    """What that costs, as long as the job's own change of stages has not been measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,15 +39,18 @@ class Parked(DmscError):
     """The job can't go on now, but has not ended: it waits at its last checkpoint, without instances.
 
     `for_room`: it waits until there is room for it; otherwise until a place is open that was not open before.
-    `by_person`: only a person can resume it.
+    `by_person`: only a person can resume it. `unstaffed`: for a lost instance there is no room.
     """
 
     code = "parked"
 
-    def __init__(self, text: str, *, for_room: bool = False, by_person: bool = False) -> None:
+    def __init__(
+        self, text: str, *, for_room: bool = False, by_person: bool = False, unstaffed: bool = False
+    ) -> None:
         super().__init__(text)
         self.for_room = for_room
         self.by_person = by_person
+        self.unstaffed = unstaffed
 
 
 class RetryLimits:

@@ -14,6 +14,7 @@ stage_moves.py         which move between stages is possible; pure
 job_shape.py           `JobShape`: replicas and stages as people ask for them
 slot_holding.py        `SlotHolding`: what the queue sees of a job, and has it do
 rebalancing.py         `Rebalancing`: an instance changes its stage (ADR-0018)
+fewer_stages.py        `FewerStages`: where a loss can't be staffed, until there is room (ADR-0090)
 recutting.py           `Recutting`: stages get other layers while the job trains (ADR-0090)
 recut_plan.py          what a plan makes of a task graph, who sends what, why it is refused; pure
 best_cut.py            the cut with the least bottleneck for the speeds that stages show; pure

@@ -7,20 +7,22 @@ job's account of changes, which has those taken back that were no better.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from bus.logs import get_logger
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
 from entities.orchestrator.job_state.context import JobContext
-from entities.orchestrator.membership.job_changes import JobChanges
+from entities.orchestrator.membership.job_changes import JobChanges, routes_of
 from entities.orchestrator.membership.membership_changes import MembershipChanges
 from entities.orchestrator.membership.rebalancing import Rebalancing
+from entities.orchestrator.membership.recut_plan import RecutProposal, RecutQuestion, recut_proposal
 from entities.orchestrator.membership.recutting import Recutting
 from entities.orchestrator.membership.slot_holding import SlotHolding
 from entities.orchestrator.planning.scaling import working_units
 from entities.orchestrator.transaction.reduction_layout import EVEN, ReductionLayout
+from entities.planner.planning_process import beside_the_loop
 from schemas.actions import (
     CUT,
     REPLICAS,
@@ -52,6 +54,10 @@ from schemas.task_graph import ModelTopology, TaskGraph, slot_in_words
 log = get_logger("orchestrator")
 
 
+Proposed = RecutProposal | str
+"""What a re-cut would be, or why there is none; empty: nobody has looked."""
+
+
 class ChangesTraining(Protocol):
     """A job's training, as far as it can be changed while it runs."""
 
@@ -67,14 +73,15 @@ class ChangesTraining(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class _AskedRecut:
-    """A re-cut that is being prepared for a suggestion, by whom, and what was forecast.
+    """A re-cut that is being prepared, by whom, and what was forecast.
 
-    `takes_back`: it undoes the one before.
+    `takes_back`: it undoes the one before. `pins`: a person wants this very cut.
     """
 
     by: str
     forecast: Forecast | None
     takes_back: bool = False
+    pins: bool = False
 
 
 class JobActions:
@@ -83,6 +90,7 @@ class JobActions:
     Args:
         largest_windows: of each stage: what instances have memory for.
         topology: the job's model as analysed; None: not known to this orchestrator.
+        propose: answers a question after a cut, beside the loop: for thousands of layers that takes long.
     """
 
     def __init__(
@@ -94,6 +102,9 @@ class JobActions:
         *,
         largest_windows: Callable[[], dict[int, int]],
         topology: Callable[[], ModelTopology | None] = lambda: None,
+        propose: Callable[[RecutQuestion], Awaitable[RecutProposal]] = lambda question: beside_the_loop(
+            recut_proposal, question
+        ),
     ) -> None:
         self._job = job
         self._rebalancing = training.rebalancing
@@ -104,10 +115,13 @@ class JobActions:
         self._holding = holding
         self._largest_windows = largest_windows
         self._topology = topology
+        self._propose = propose
         self._former: dict[str, Callable[[], None]] = {}  # knob → what sets it as it was before
         self._leaving: dict[str, tuple[str, Forecast]] = {}  # instance that migrates → by whom
-        self._freed: list[str] = []
+        self._freed: list[tuple[str, str]] = []  # knob, and who had it changed
         self._cutting: dict[int, _AskedRecut] = {}  # by the plan's revision
+        self.on_set: Callable[[str, str | None, str], None] = lambda knob, value, by: None
+        """Called with knob, value and user where what a person has set of the job's cut is in force."""
         training.changes.on_hand_over = self._handed_over
         training.changes.on_stay = self._stays
         training.job_changes.on_routes_worse = self._routes_worse
@@ -129,8 +143,22 @@ class JobActions:
         """Who is about to leave its slot for another one, in words."""
         return "" if not self._leaving else f"{', '.join(sorted(self._leaving))} is about to leave its slot"
 
-    def objection(self, action: Action) -> str:
+    async def proposed(self, action: Action) -> Proposed:
+        """What a suggested re-cut would be, for `objection` and `carry_out`, which may not wait."""
+        if not isinstance(action, Recut) or self._declined(action):
+            return ""
+        message = self._recut_message(action.cuts, action.revision, "", dry_run=True)
+        try:
+            return await self._propose(self._training.recutting.question(message, self._known_topology()))
+        except (BadInput, Conflict) as refused:
+            return refused.text
+
+    def objection(self, action: Action, proposed: Proposed = "") -> str:
         """Why the job does not do this now; empty if it does. Nothing is changed."""
+        return self._declined(action) or self._impossible(action, proposed)
+
+    def _declined(self, action: Action) -> str:
+        """Why the job does not want this now, as far as that is known without a look at what it takes."""
         state = self._job.store.record.state
         if state is not JobState.RUNNING:
             return f"the job is {state}"
@@ -149,10 +177,9 @@ class JobActions:
             return why
         kind, direction, reverse = self._way(action)
         account = self._changes.account
-        why = account.obstacle() or account.unwise(kind, direction, reverse, promised)
-        return why or self._impossible(action)
+        return account.obstacle() or account.unwise(kind, direction, reverse, promised)
 
-    def _impossible(self, action: Action) -> str:
+    def _impossible(self, action: Action, proposed: Proposed) -> str:
         match action:
             case SetWindow(stage=stage, in_flight=in_flight):
                 most = self._largest_windows().get(stage, 0)
@@ -165,22 +192,29 @@ class JobActions:
                 return self._job.queue.no_growth(self._job.name)
             case Recut():
                 try:
-                    self._ask_recut(action.cuts, action.revision, "", dry_run=True)
-                except (BadInput, Conflict) as refused:
+                    self._begin_recut(action, "", proposed, dry_run=True)
+                except Conflict as refused:
                     return refused.text
         return ""
 
-    def _ask_recut(self, cuts: Cuts | None, revision: int | None, by: str, *, dry_run: bool) -> int:
-        """Has the job cut anew, or tries whether it can be; returns the revision of the plan.
+    def _begin_recut(self, action: Recut, by: str, proposed: Proposed, *, dry_run: bool) -> int:
+        """Has the job cut as was proposed, or tries whether it can be; returns the revision of the plan.
 
         Raises:
-            BadInput: the plan is none for this job.
             Conflict: it is impossible now.
         """
+        if isinstance(proposed, str):
+            raise Conflict(proposed or "the job has just changed: look again")
+        message = self._recut_message(action.cuts, action.revision, by, dry_run=dry_run)
+        return self._training.recutting.begin(message, proposed).plan
+
+    def _recut_message(self, cuts: Cuts | None, revision: int | None, by: str, *, dry_run: bool) -> RecutJob:
+        return RecutJob(job=self._job.name, user=by, cuts=cuts, revision=revision, dry_run=dry_run)
+
+    def _known_topology(self) -> ModelTopology:
         if (topology := self._topology()) is None:
             raise Conflict("this orchestrator has not seen the model analysed: `dmsc recut` has that done")
-        message = RecutJob(job=self._job.name, user=by, cuts=cuts, revision=revision, dry_run=dry_run)
-        return self._training.recutting.ask(message, topology).plan
+        return topology
 
     def _way(self, action: Action) -> tuple[ChangeKind, str, str]:
         """The kind of a change, its direction, and the one that takes it back."""
@@ -212,13 +246,15 @@ class JobActions:
         raise AssertionError(f"{action.action} is no change")
 
     # --- carrying it out ------------------------------------------------------------------------------
-    def carry_out(self, action: Action, by: str, valid_s: float, reason: str = "") -> int | None:
+    def carry_out(
+        self, action: Action, by: str, valid_s: float, reason: str = "", proposed: Proposed = ""
+    ) -> int | None:
         """Does what was adopted; returns the revision of the policy that says so, if there is one.
 
         Raises:
             Conflict: the job declines it now; the text says why.
         """
-        if why := self.objection(action):
+        if why := self.objection(action, proposed):
             raise Conflict(why)
         match action:
             case MoveInstance(sid=sid, stage=stage, forecast=forecast):
@@ -231,8 +267,8 @@ class JobActions:
                 return self._set(action, by, reason)
             case Scale(replicas=replicas, forecast=forecast):
                 self._scale(replicas, by, forecast, reason)
-            case Recut(cuts=cuts, revision=seen, forecast=forecast):
-                plan = self._ask_recut(cuts, seen, by, dry_run=False)
+            case Recut(forecast=forecast):
+                plan = self._begin_recut(action, by, proposed, dry_run=False)
                 self._cutting[plan] = _AskedRecut(by=by, forecast=forecast)
             case Migrate(sid=sid, node=node, forecast=forecast):
                 if why := self._membership.migrate(sid, node):
@@ -255,33 +291,17 @@ class JobActions:
 
     def routed(self, action: SetWeights | AvoidInstance, by: str) -> None:
         """Weights, or an instance avoided, are in force: with a forecast they are measured."""
-        if action.forecast is None:
-            return
-        weighs = isinstance(action, SetWeights)
-        knob = knob_of(action)
-        stage = action.stage if isinstance(action, SetWeights) else None
-        self._changes.begin_routes(
-            JobChange(
-                kind="weights" if weighs else "avoidance",
-                what=f"{knob}: {value_of(action)}",
-                direction=routes_of(action, by),
-                sid=None if isinstance(action, SetWeights) else action.sid,
-                to_stage=stage,
-                step=self._training.step,
-                by=by,
-                forecast=action.forecast,
-            )
-        )
+        self._changes.begin_routes(action, by, self._training.step)
 
     def unrouted(self, knob: str, by: str) -> None:
         """What was adopted of weights, or of an instance avoided, has lapsed."""
         self._changes.end_routes(f"{knob} by {by}")
 
     def _routes_worse(self, change: JobChange) -> None:
-        self._freed.append(change.direction.removesuffix(f" by {change.by}"))
+        self._freed.append((change.direction.removesuffix(f" by {change.by}"), change.by))
 
-    def freed(self) -> list[str]:
-        """The knobs whose change was taken back since this was last asked."""
+    def freed(self) -> list[tuple[str, str]]:
+        """The knobs whose change was taken back since this was last asked, and whose change that was."""
         freed, self._freed = self._freed, []
         return freed
 
@@ -352,13 +372,13 @@ class JobActions:
             if was_set:  # what was set before was better, and stays until it lapses
                 former_value()
             else:
-                self._take_back(knob)
+                self._take_back(knob, by)
 
         self._changes.begin(change, take_back)
         return revision
 
-    def _take_back(self, knob: str) -> None:
-        self._freed.append(knob)
+    def _take_back(self, knob: str, by: str) -> None:
+        self._freed.append((knob, by))
         if (former := self._former.pop(knob, None)) is not None:
             former()
 
@@ -398,7 +418,7 @@ class JobActions:
         )
 
         def take_back(_: JobChange) -> None:
-            self._take_back(REPLICAS)
+            self._take_back(REPLICAS, by)
             if replicas > before:  # else the queue would have it grow again
                 self._holding.prefer(before)
             if not self._holding.change_size(before, f"{OWN_LOOP}: {replicas} replicas were no better"):
@@ -406,9 +426,15 @@ class JobActions:
 
         self._changes.begin(change, take_back)
 
+    def asked_by_person(self, plan: int, user: str) -> None:
+        """A person has the job cut by this plan: no module changes the cut once it is in force."""
+        self._cutting[plan] = _AskedRecut(by=user, forecast=None, pins=True)
+
     def _cut_anew(self, record: RecutRecord) -> None:
         """A plan is in force: it is judged like any change, whoever wanted it."""
         asked = self._cutting.pop(record.plan, _AskedRecut(by=record.by, forecast=None))
+        if asked.pins:
+            self.on_set(CUT, f"plan {record.plan}", asked.by)
         before, after = cuts_text(record.before), cuts_text(record.cuts)
         self._changes.begin(
             JobChange(
@@ -421,28 +447,32 @@ class JobActions:
                 forecast=asked.forecast,
                 takes_back=asked.takes_back,
             ),
-            lambda change: self._cut_back(record),
+            lambda change: self._cut_back(record, asked.by),
         )
 
     def _not_cut(self, record: RecutRecord) -> None:
         """A plan was given up before it was in force: nobody holds the cut because of it."""
-        if self._cutting.pop(record.plan, None) is not None:
-            self._freed.append(CUT)
+        asked = self._cutting.pop(record.plan, None)
+        if asked is not None and not asked.pins:
+            self._freed.append((CUT, asked.by))
+        self._job.queue.again()
 
-    def _cut_back(self, record: RecutRecord) -> None:
+    def _cut_back(self, record: RecutRecord, by: str) -> None:
         """Has the job cut again as it was: steps have become longer.
 
         Raises:
             BadInput: the plan is none for this job any more.
             Conflict: it is impossible now.
         """
-        self._freed.append(CUT)
-        plan = self._ask_recut(record.before, record.plan, OWN_LOOP, dry_run=False)
+        self._freed.append((CUT, by))
+        message = self._recut_message(record.before, record.plan, OWN_LOOP, dry_run=False)
+        plan = self._training.recutting.ask(message, self._known_topology()).plan
         self._cutting[plan] = _AskedRecut(by=OWN_LOOP, forecast=None, takes_back=True)
 
     def _stays(self, sid: str) -> None:
         """It does not leave after all: if it leaves later, that is another one's doing."""
-        self._leaving.pop(sid, None)
+        if self._leaving.pop(sid, None) is not None:
+            self._job.queue.again()  # growth that waited for it need not wait any more
 
     def _handed_over(self, sid: str) -> None:
         """An instance leaves its slot now, and another incarnation takes its place."""
@@ -468,8 +498,3 @@ class JobActions:
     def _place_of(self, sid: str) -> str:
         place = self._job.instances.graph.placement(sid)
         return slot_in_words(place.cluster, place.node, place.slot)
-
-
-def routes_of(action: SetWeights | AvoidInstance, by: str) -> str:
-    """What the account of routes knows an action by: its knob and its module."""
-    return f"{knob_of(action)} by {by}"

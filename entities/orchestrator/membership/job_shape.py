@@ -70,5 +70,5 @@ class JobShape:
             raise BadInput(
                 f"{stages} stages, but the model of job {job.name} has {layers} layers: give fewer"
             )
-        await settle(job, spec)
+        await settle(job, spec, former_shape=None)
         self._forget()

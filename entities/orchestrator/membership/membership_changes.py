@@ -17,7 +17,7 @@ from entities.orchestrator.recovery.joining import JoiningMembers
 from entities.orchestrator.recovery.standbys import Standbys
 from entities.orchestrator.step.step_loop import StageGone
 from entities.orchestrator.step.step_owner import StepOwner
-from schemas.errors import Conflict
+from schemas.errors import Conflict, DmscError
 from schemas.step import Member
 from schemas.task_graph import ENTRY, is_before_entry, is_data
 
@@ -168,7 +168,12 @@ class MembershipChanges:
             self._move(member)
             return
         why, step = f"{member.sid} leaves its node", self._step_owner.step
-        if not await self._job.tasks.unless_failed(self._checkpoints.of_this_step(step, stages, why)):
+        try:
+            written = await self._job.tasks.unless_failed(self._checkpoints.of_this_step(step, stages, why))
+        except DmscError:
+            self._drain_order.drop(member.sid)  # it was taken off the order above, so nobody else would
+            raise
+        if not written:
             self._drain_order.drop(member.sid)
             return  # the job's events say why; the drain asks again
         log.info("hand-over by checkpoint", job=self._job.name, sid=member.sid, step=step)

@@ -108,6 +108,7 @@ class Rebalancing:
         why = self._obstacle(request.sid, request.stage)
         if why:
             log.info("move dropped", job=self._job.name, sid=request.sid, stage=request.stage, reason=why)
+            self._job.queue.again()  # growth that waited for it need not wait any more
             return
         self._begin(request)
 

@@ -15,7 +15,7 @@ from entities.planner.plan_request import LayerRule, NoPlan, PlanLayer, PlanRequ
 from schemas.cluster import NodeStatus
 from schemas.errors import BadInput, BadJob, Conflict
 from schemas.job import JobSpec
-from schemas.memory_estimate import GRADIENT_BYTES, SUM_BYTES, shown
+from schemas.memory_estimate import GRADIENT_BYTES, MOMENT_BYTES, SUM_BYTES, shown
 from schemas.recut import Cuts, LayerRange, RecutAnswer, RecutJob, cuts_text
 from schemas.step import Member
 from schemas.task_graph import ModelTopology, PlanForecast, TaskGraph, UnitKind
@@ -239,7 +239,8 @@ def check_room(
 ) -> None:
     """Raises `Conflict` if an instance lacks the memory for it, or its place a label.
 
-    Until the switch an instance has its present stage, what it takes, and the stage that it will be.
+    Until the switch an instance has its present stage and what it takes. The stage that it will be shares the
+    weights and AdamW's moments of both, and has sums of its own.
 
     Args:
         graph: the present graph.
@@ -251,8 +252,10 @@ def check_room(
     stages = range(len(graph.cuts))
     standbys = [sum(unit.standby for unit in graph.stage(stage)) for stage in stages]
     working = [len(graph.stage(stage)) - standbys[stage] for stage in stages]
+    sum_bytes = SUM_BYTES[spec.training.exact_accumulation]
     # each range that it takes is a stage of its own until the switch: with sums, and gradients of a redo
-    work_bytes = SUM_BYTES[spec.training.exact_accumulation] + GRADIENT_BYTES[False]
+    work_bytes = sum_bytes + GRADIENT_BYTES[False]
+    own_bytes = sum_bytes + max(0, topology.optimizer_bytes - MOMENT_BYTES)  # masters, averages
     for unit in recut.units:
         node = node_of.get(unit.sid)
         if unit.kind is not UnitKind.STAGE or node is None:
@@ -267,13 +270,15 @@ def check_room(
             for layer in range(unit.first_layer, unit.last_layer)
             if not own.first_layer <= layer < own.last_layer
         )
-        needs = now.state + then.state + taken + max(now.activations, then.activations)
+        trained = sum(_trained(topology, layer) for layer in range(unit.first_layer, unit.last_layer))
+        built = then.state if spec.model.quantize else int(trained * own_bytes)
+        needs = max(now.state + taken + built, then.state) + max(now.activations, then.activations)
         where = graph.placement(unit.sid)
         slot = node.slot(where.slot)
         if slot is not None and 0 < slot.memory_bytes < needs:
             raise Conflict(
-                f"{unit.sid} on {where.node} lacks {shown(needs - slot.memory_bytes)} of memory: until the "
-                f"switch it holds both cuts, {shown(needs)}, and its slot has {shown(slot.memory_bytes)}"
+                f"{unit.sid} on {where.node} lacks {shown(needs - slot.memory_bytes)} of memory: with the "
+                f"layers that it takes it needs {shown(needs)}, and its slot has {shown(slot.memory_bytes)}"
             )
         if why := unfit_for(recut, unit.stage, unit.sid, node):
             raise Conflict(f"{unit.sid} can't have these layers: {why}")

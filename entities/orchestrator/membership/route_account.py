@@ -101,9 +101,13 @@ class RouteAccount:
         return []
 
     def ended(self, direction: str) -> list[JobChange]:
-        """What was adopted ends, by its validity or because a module gave way."""
+        """What was adopted ends, by its validity or because a module gave way.
+
+        Whichever it was, steps by the routes that are left can't be compared with those before.
+        """
         change = self.open
-        return [] if change is None or change.direction != direction else self.disturbed("it ended")
+        ours = change is not None and change.direction == direction
+        return self.disturbed("it ended" if ours else f"{direction} ended")
 
     def _judge(self, change: JobChange, compared: Sequence[float]) -> JobChange:
         after_s = median(compared)

@@ -9,7 +9,7 @@ with every sample (`membership.route_account`). Pure.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -53,6 +53,10 @@ class ChangeRules:
 
     alike: float = 1.5
     """A slot that has become so many times faster or slower since a change makes its verdict void."""
+
+    alike_cut: float = 2.5
+    """The same of a re-cut. With other layers a slot seems to be faster or slower, for what they take is
+    estimated."""
 
     worth: float = 0.02
     """A change that saved less than this part of a step counts as no better: less is noise."""
@@ -107,11 +111,7 @@ class ChangeAccount:
             return self.obstacle()
         if known < self.rules.min_steps:
             return f"only {known} steps by this crew are known: nothing to compare with"
-        if (
-            since is not None
-            and since < self.rules.cooldown_steps
-            and not self._other_speeds(self.history[-1])
-        ):
+        if since is not None and since < self.rules.cooldown_steps and not self._void(self.history[-1]):
             return f"the last change was judged {since} steps ago; wait for {self.rules.cooldown_steps}"
         return ""
 
@@ -161,9 +161,25 @@ class ChangeAccount:
 
     def _other_speeds(self, change: JobChange) -> bool:
         """Whether a slot has become so much faster or slower that the change may come out otherwise now."""
+        return any(not 1 / self.rules.alike < ratio < self.rules.alike for ratio in self._ratios(change))
+
+    def _void(self, change: JobChange) -> bool:
+        """Whether slots have become so much faster or slower that a verdict would be about them.
+
+        What the change itself may do to them is a part of its effect: more replicas on a host make its slots
+        slower, fewer make them faster, and of other layers it is only estimated what a slot shows.
+        """
+        most = self.rules.alike_cut if change.kind == "recut" else self.rules.alike
+        before, after = change.replicas or (0, 0)
+        return any(
+            (ratio >= most and after >= before) or (ratio <= 1 / most and after <= before)
+            for ratio in self._ratios(change)
+        )
+
+    def _ratios(self, change: JobChange) -> Iterator[float]:
+        """How many times as fast as when the change began each slot is now."""
         then = self._speeds_then.get(change.step, {})
-        ratios = (self.speeds[slot] / then[slot] for slot in then.keys() & self.speeds.keys())
-        return any(not 1 / self.rules.alike < ratio < self.rules.alike for ratio in ratios)
+        return (self.speeds[slot] / then[slot] for slot in then.keys() & self.speeds.keys())
 
     # --- the course of a change -------------------------------------------------------------------------
     def begin(self, change: JobChange) -> JobChange:
@@ -188,7 +204,7 @@ class ChangeAccount:
         if change is None:
             self._recent.append(result.step_s)
             return None
-        if self._other_speeds(change):  # its verdict would be about the slots
+        if self._void(change):
             latest = [*self._after, result.step_s][-SINCE_THEN:]
             self._close(ChangeState.UNDONE)
             self._since = None
@@ -204,6 +220,10 @@ class ChangeAccount:
         if len(compared) >= self.rules.check_steps or last:
             return self._judge(compared)
         return news
+
+    def lost(self, seconds: float) -> None:
+        """Training stood still for so long because of the change that is under way."""
+        self._lost_s += seconds
 
     def fail(self) -> JobChange | None:
         """Notes that the change could not be made."""

@@ -68,18 +68,22 @@ def not_carried_out(
     return replace(state, modules={**state.modules, key: fewer})
 
 
-def free(state: ArbitrationState, job: str, knob: str, now: float) -> ArbitrationState:
-    """Notes that what a knob was set to was taken back. Weights, and avoided instances, lapse next."""
+def free(state: ArbitrationState, job: str, knob: str, by: str, now: float) -> ArbitrationState:
+    """Notes that what `by` had set a knob to was taken back. Weights, and avoided instances, lapse next.
+
+    Whoever else holds the knob by now, a person say, goes on to hold it.
+    """
+
+    def ended(at: JobKnob, entry: ActiveSuggestion) -> ActiveSuggestion:
+        return replace(entry, until=now) if (at, entry.module) == ((job, knob), by) else entry
+
+    holder = state.held.get((job, knob))
+    if holder is not None and holder.module == by:
+        state = hold(state, job, knob, None)
     return replace(
-        hold(state, job, knob, None),
-        adopted={
-            key: replace(entry, until=now) if (key[0], weights_knob(key[1])) == (job, knob) else entry
-            for key, entry in state.adopted.items()
-        },
-        avoided={
-            key: replace(entry, until=now) if (key[0], route_knob(key[2])) == (job, knob) else entry
-            for key, entry in state.avoided.items()
-        },
+        state,
+        adopted={key: ended((key[0], weights_knob(key[1])), entry) for key, entry in state.adopted.items()},
+        avoided={key: ended((key[0], route_knob(key[2])), entry) for key, entry in state.avoided.items()},
     )
 
 

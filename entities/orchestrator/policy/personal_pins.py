@@ -29,11 +29,13 @@ def unpin(run: JobRun) -> None:
 
 
 def homeless(run: JobRun) -> list[str]:
-    """The pins about places of instances that have left the job."""
-    pins = run.job.store.record.pins
-    if not pins or run.training.rebalancing.under_way:  # then the instance that comes is not there yet
+    """The pins about places of instances that have left the job; of one that has no instances, none."""
+    pins, deployed = run.job.store.record.pins, run.job.instances.deployed
+    if not pins or deployed is None:
         return []
-    places = {place_knob(unit.sid) for unit in run.job.instances.graph.units}
+    if run.training.rebalancing.under_way:  # the instance that comes is not there yet
+        return []
+    places = {place_knob(unit.sid) for unit in deployed.units}
     prefix = place_knob("")
     return [each.knob for each in pins if each.knob.startswith(prefix) and each.knob not in places]
 

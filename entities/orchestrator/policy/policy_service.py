@@ -12,10 +12,18 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from entities.metrics import MODULE_DRIFT, MetricReading
 from entities.orchestrator.job.job_run import JobRun
+from entities.orchestrator.membership.job_actions import Proposed
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.policy import arbitration_state as in_force
 from entities.orchestrator.policy import module_reputation, personal_pins
-from entities.orchestrator.policy.arbitration import ArbitrationConfig, Outcome, arbitrate, lapse, register
+from entities.orchestrator.policy.arbitration import (
+    ArbitrationConfig,
+    Lapse,
+    Outcome,
+    arbitrate,
+    lapse,
+    register,
+)
 from entities.orchestrator.policy.arbitration_state import ArbitrationState, withdraw
 from entities.orchestrator.policy.job_facts import job_facts
 from entities.orchestrator.policy.knobs import in_words, set_by_operator
@@ -23,7 +31,7 @@ from entities.orchestrator.policy.module_reputation import Key, ModuleReputation
 from entities.orchestrator.policy.reputation_store import ReputationStore
 from entities.orchestrator.queue.job_queue import JobQueue
 from schemas import names
-from schemas.actions import QUEUE_ORDER, Action, AvoidInstance, SetQueueOrder, SetWeights
+from schemas.actions import QUEUE_ORDER, Action, AvoidInstance, Recut, SetQueueOrder, SetWeights
 from schemas.automation import OPERATOR, OWN_LOOP, Knob
 from schemas.envelope import Envelope
 from schemas.errors import Ack, Conflict, DmscError
@@ -342,6 +350,7 @@ class PolicyService:
         self, message: PolicySuggestion, *, sid: str | None = None, own: bool = False
     ) -> tuple[Outcome, int | None]:
         """The outcome of a suggestion that was carried out, and the revision of the policy that says so."""
+        proposed = await self._proposed(message, sid=sid, own=own)
         async with self._revising:
             self._recall(message.job)
             run, before, revision = self._runs.get(message.job), self._state, None
@@ -351,15 +360,26 @@ class PolicyService:
                 before, message, facts, time.monotonic(), sid=sid, config=self._config, own=own
             )
             if run is not None and outcome.passed_on is not None and not outcome.adopted:  # only judged
-                outcome = replace(outcome, reason=run.actions.objection(outcome.passed_on) or outcome.reason)
+                why = run.actions.objection(outcome.passed_on, proposed)
+                outcome = replace(outcome, reason=why or outcome.reason)
             if outcome.adopted and run is not None:
-                outcome, revision = self._carry_out(run, message, outcome)
+                outcome, revision = self._carry_out(run, message, outcome, proposed)
                 if not outcome.adopted:
                     self._state = in_force.not_carried_out(self._state, message, before)
                 else:
                     text = f"{message.module} {message.version}: {outcome.reason}"
                     await run.job.store.tell("policy", text=text)
         return outcome, revision
+
+    async def _proposed(self, message: PolicySuggestion, *, sid: str | None, own: bool) -> Proposed:
+        """What a re-cut would be that arbitration passes on. It is found while others are judged."""
+        run = self._runs.get(message.job)
+        if run is None or not isinstance(message.action, Recut):
+            return ""
+        self._recall(message.job)
+        facts, now = job_facts(run, self._mesh), time.monotonic()
+        outcome, _ = arbitrate(self._state, message, facts, now, sid=sid, config=self._config, own=own)
+        return "" if outcome.passed_on is None else await run.actions.proposed(message.action)
 
     async def _answer(
         self,
@@ -381,7 +401,7 @@ class PolicyService:
         await self._bus.publish(subjects.POLICY_DECISION, decision, cause=cause, module=message.module)
 
     def _carry_out(
-        self, run: JobRun, suggestion: PolicySuggestion, outcome: Outcome
+        self, run: JobRun, suggestion: PolicySuggestion, outcome: Outcome, proposed: Proposed
     ) -> tuple[Outcome, int | None]:
         """Carries an adopted suggestion out; the run may decline it. Returns the policy's new revision."""
         action: Action = suggestion.action
@@ -400,7 +420,7 @@ class PolicyService:
             return outcome, None
         try:
             by = suggestion.module
-            return outcome, run.actions.carry_out(action, by, outcome.valid_s, suggestion.reason)
+            return outcome, run.actions.carry_out(action, by, outcome.valid_s, suggestion.reason, proposed)
         except Conflict as error:
             return replace(outcome, adopted=False, reason=error.text), None
 
@@ -411,34 +431,47 @@ class PolicyService:
             await self._confirmed()
             async with self._revising:
                 for job, running in self._runs.items():
-                    for knob in running.actions.freed():
-                        self._state = in_force.free(self._state, job, knob, time.monotonic())
-                    for knob in personal_pins.homeless(running):
-                        self.set_by_person(job, knob, None, "")
+                    self._note_freed(job, running)
                 now = time.monotonic()
                 expired = in_force.expired_jobs(self._state, now) & self._runs.keys()
                 pairs = ((job, job_facts(self._runs[job], self._mesh)) for job in expired)
                 facts = {job: known for job, known in pairs if known is not None}
                 lapses, self._state = lapse(self._state, facts, now)
                 for ended in lapses:
-                    if ended.knob == QUEUE_ORDER:
-                        self._queue.suggest_order(())
-                        log.info("order of the queue lapsed", reason=ended.reason)
-                        continue
-                    run = self._runs.get(ended.job)
-                    if run is None:
-                        continue
-                    if ended.stage is None:
-                        run.actions.release(ended.knob)
-                    else:
-                        for knob, by in ended.routes:
-                            run.actions.unrouted(knob, by)
-                        run.job.policies.revise(ended.reason, weights=(ended.stage, ended.weights))
-                        run.training.standbys.revise()  # former weights don't consider losses since then
-                    try:
-                        await run.job.store.tell("policy", text=ended.reason)
-                    except DmscError as error:
-                        log.warning("lapse not carried out", job=ended.job, reason=str(error))
+                    await self._take_back(ended)
+
+    def _note_freed(self, job: str, run: JobRun) -> None:
+        """Notes which knobs of a job nobody holds any more."""
+        try:
+            for knob, by in run.actions.freed():
+                self._state = in_force.free(self._state, job, knob, by, time.monotonic())
+            for knob in personal_pins.homeless(run):
+                self.set_by_person(job, knob, None, "")
+        except Exception as error:  # one job's trouble must not end the orchestrator
+            log.error("knobs not freed", job=job, exc_info=error)
+
+    async def _take_back(self, ended: Lapse) -> None:
+        """Undoes what has lapsed, and tells the job."""
+        if ended.knob == QUEUE_ORDER:
+            self._queue.suggest_order(())
+            log.info("order of the queue lapsed", reason=ended.reason)
+            return
+        run = self._runs.get(ended.job)
+        if run is None:
+            return
+        try:
+            if ended.stage is None:
+                run.actions.release(ended.knob)
+            else:
+                for knob, by in ended.routes:
+                    run.actions.unrouted(knob, by)
+                run.job.policies.revise(ended.reason, weights=(ended.stage, ended.weights))
+                run.training.standbys.revise()  # former weights don't consider losses since then
+            await run.job.store.tell("policy", text=ended.reason)
+        except DmscError as error:
+            log.warning("lapse not carried out", job=ended.job, reason=str(error))
+        except Exception as error:  # one job's trouble must not end the orchestrator
+            log.error("lapse not carried out", job=ended.job, exc_info=error)
 
 
 def _status(key: Key, standing: ModuleReputation, alive: bool, now: float) -> ModuleStatus:

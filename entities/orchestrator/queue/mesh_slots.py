@@ -263,7 +263,12 @@ def as_measured(
     Of three fifths of the promised gain, more replicas bring three fifths as well; of none, none.
     """
     judged = (ChangeState.BETTER, ChangeState.NO_BETTER)
-    grown = [each for each in changes if each.replicas and each.state in judged and not each.takes_back]
+    grown = [
+        each
+        for each in changes
+        if each.replicas and each.replicas[0] < each.replicas[1] and each.state in judged
+        if not each.takes_back
+    ]
     for change in grown[-1:]:
         assert change.replicas is not None
         before, after = change.replicas

@@ -111,7 +111,7 @@ class JoiningMembers:
                 bare_since = now()
             if now() - bare_since > times.parked_after_s:
                 why = "; ".join(f"{sid}: {homeless[sid]}" for sid in sorted(missing))
-                raise Parked(why, for_room=True)
+                raise Parked(why, for_room=True, unstaffed=True)
             await self._job.tasks.unless_failed(asyncio.wait([*self._coming.values()], timeout=times.look_s))
 
     def _indispensable(self) -> set[str]:

@@ -76,9 +76,13 @@ async def test_a_lapse_leaves_the_standby_at_work_that_is_all_a_stage_has(dial: 
     job = job_context(policies=communication, instances=instances, store=journal, events=telling)
     standbys = Standbys(job, progress)
     training, holding = SimpleNamespace(standbys=standbys), SimpleNamespace(replicas=2)
-    run: Any = SimpleNamespace(
-        job=job, step=0, training=training, holding=holding, actions=SimpleNamespace(freed=list)
+    actions = SimpleNamespace(
+        freed=list,
+        routes_objection=lambda action, by: "",
+        routed=lambda action, by: None,
+        unrouted=lambda knob, by: None,
     )
+    run: Any = SimpleNamespace(job=job, step=0, training=training, holding=holding, actions=actions)
     mesh, queue = MeshView(), SimpleNamespace(waiting=())
     desk = PolicyService(bus, {"j": run}, mesh, queue, always, ArbitrationConfig())
     module = await dial("m", EntityKind.FUNCTIONAL_MODULE)

@@ -6,18 +6,20 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from bus import subjects
 from bus.server.embedded import EmbeddedServer
 from bus.tap.live_tap import Tap
+from schemas.changes import ChangeState
 from schemas.cluster import InstanceStart
 from schemas.errors import Conflict
 from schemas.gateway_api import ScaleJob
 from schemas.job import ENDED, JobSpec, JobState
 from tests.integration.mesh.conftest import padded, tiny_job
-from tests.integration.mesh.expected_weights import check_weights_at
+from tests.integration.mesh.expected_weights import check_weights_at, undisturbed_at
 from tests.integration.mesh.own_mesh import OwnMesh, Witness
 from tests.patience import PATIENCE_S
 
@@ -30,17 +32,20 @@ def own(tmp_path_factory: pytest.TempPathFactory, server: EmbeddedServer) -> Ite
 
 
 def lasting(
-    name: str, steps: int, stages: int, replicas: int, *, pad_ms: float = 10.0, checkpoint_every: int = 0
+    name: str, steps: int, stages: int, replicas: int, *, pad_ms: float = 10.0, **more: Any
 ) -> JobSpec:
-    training = {"steps": steps, "checkpoint_every": checkpoint_every, "validation_microbatches": 0}
-    job = tiny_job(name, training=training, parallel={"stages": stages, "replicas": replicas})
+    training = {"steps": steps, "validation_microbatches": 0, **more.pop("training", {})}
+    job = tiny_job(name, training=training, parallel={"stages": stages, "replicas": replicas}, **more)
     return padded(job, pad_ms)
 
 
 async def test_a_job_with_nothing_left_is_parked_and_goes_on_when_there_is_room(
     own: OwnMesh, witness: Witness
 ) -> None:
-    job = await witness.submit(lasting("parks", 22, stages=2, replicas=1, pad_ms=25.0, checkpoint_every=3))
+    every = {"checkpoint_every": 3}
+    by_hand = {"mode": "off"}  # else it goes on with fewer stages
+    spec = lasting("parks", 22, stages=2, replicas=1, pad_ms=25.0, training=every, automation=by_hand)
+    job = await witness.submit(spec)
     later = await witness.submit(tiny_job("waits"))
     behind = await witness.until_event(
         later, lambda event: event.state is JobState.QUEUED and bool(event.text)
@@ -60,6 +65,41 @@ async def test_a_job_with_nothing_left_is_parked_and_goes_on_when_there_is_room(
     record = await check_weights_at(witness, job)
     assert record.checkpoint_step is not None
     assert any(line.startswith("parked") for line in record.history)
+
+
+async def test_a_loss_without_room_leaves_fewer_stages_until_there_is_room(
+    own: OwnMesh, witness: Witness
+) -> None:
+    own.start("agent-third", ["join", "--cluster", "a", "--node", "third", "--slots", "1"])
+    model = {"args": {"layers": 6, "width": 32, "heads": 2, "context": 32}}
+    training = {"microbatches": 8, "checkpoint_every": 3}
+    spec = lasting("fewer", 50, stages=3, replicas=1, pad_ms=8.0, training=training, model=model)
+    job = await witness.submit(spec)
+    await witness.until_event(job, lambda event: event.result is not None and event.result.step >= 4)
+    own.kill("agent-third")
+    fewer = await witness.until_event(job, lambda event: "3 → 2 stages" in event.text)
+    assert "a step is expected to take" in fewer.text
+    await witness.until_event(job, lambda event: event.at > fewer.at and event.result is not None)
+    record = await witness.record(job)
+    assert record.graph is not None
+    assert len(record.graph.cuts) == record.spec.parallel.stages == 2
+    own.start("agent-third")
+    back = await witness.until_event(
+        job, lambda event: event.change is not None and event.change.what == "2 → 3 stages"
+    )
+    assert back.change is not None
+    assert back.change.forecast is not None
+    record = await witness.ended(job)
+    assert record.state is JobState.DONE, record.reason
+    assert record.weights is not None
+    unpadded = lasting("same", 50, stages=3, replicas=1, pad_ms=0.0, training=training, model=model)
+    assert record.weights.sha256 == await undisturbed_at(witness, unpadded)
+    assert record.spec.parallel.stages == 3
+    assert record.former_shape is None
+    (change,) = (each for each in record.changes if each.what == "2 → 3 stages")
+    assert change.state in (ChangeState.BETTER, ChangeState.NO_BETTER), change
+    assert change.cost_s, "what it cost is measured"
+    own.retire("agent-third")
 
 
 async def test_a_person_parks_a_job_and_another_takes_its_slots(own: OwnMesh, witness: Witness) -> None:

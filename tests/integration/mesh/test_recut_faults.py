@@ -13,10 +13,9 @@ import pytest
 
 from bus import subjects
 from bus.server.embedded import EmbeddedServer
-from bus.subject_row import Subject
 from bus.tap.live_tap import Tap
 from schemas.gateway_api import DoorRequest
-from schemas.job import JobRecord, JobSpec
+from schemas.job import JobEvent, JobRecord, JobSpec
 from schemas.recut import RecutAnswer, RecutState
 from tests.integration.mesh.expected_weights import check_weights_at
 from tests.integration.mesh.own_mesh import TOKEN, OwnMesh, Witness
@@ -53,12 +52,22 @@ async def recut(witness: Witness, job: str, plan: str) -> RecutAnswer:
     return answer
 
 
-async def until_ordered(tap: Tap, row: Subject, sid: str, *, answered: bool) -> None:
-    """Returns once the order is given to `sid` ('': to anybody), or is answered by it."""
+async def until_ordered(tap: Tap, phase: str, sid: str, *, answered: bool) -> str:
+    """Returns once the order is given to `sid` ('': to anybody), or is answered by it; the phase that it is.
+
+    A tap does not know an answer that it hears before its order. Then what follows shows that it was given.
+    """
+    phases = [*ROWS]
+    follow = {ROWS[later].name: later for later in phases[phases.index(phase) + 1 :]}
     async for tapped in tap:
-        there = tapped.row is row and tapped.tokens.get("sid", "").endswith(sid)
+        there = tapped.row is ROWS[phase] and tapped.tokens.get("sid", "").endswith(sid)
         if there and bool(tapped.answers) is answered:
-            return
+            return phase
+        if tapped.row is not None and tapped.row.name in follow:
+            return follow[tapped.row.name]
+        event = tapped.message
+        if isinstance(event, JobEvent) and event.recut is not None and event.recut.state is RecutState.DONE:
+            return phases[-1]
     pytest.fail("the tap ended")
 
 
@@ -102,9 +111,9 @@ async def test_whoever_dies_it_ends_in_one_of_the_plans(
     job = await witness.submit(spec(f"{phase}-{victim}-{replicas}", replicas))
     await witness.until_step(job, 2)
     leads = victim == LEADER
-    async with Tap(witness.bus, ["recut.>"], replies=True) as tap:
+    async with Tap(witness.bus, ["recut.>", subjects.JOB_EVENT.wildcard()], replies=True) as tap:
         await recut(witness, job, "0-5,6-7")
-        await until_ordered(tap, ROWS[phase], "" if leads else victim, answered=answered)
+        phase = await until_ordered(tap, phase, "" if leads else victim, answered=answered)
         if leads:
             own.kill(LEADER)
             own.start(LEADER)

@@ -67,6 +67,7 @@ def test_a_parked_job_goes_on_in_other_shapes_to_the_same_bits(mesh: Mesh) -> No
     """Two stages, then one of three replicas, then three; each time a checkpoint of the very step."""
     job = mesh.client.submit(shape("reshaped", steps=24, pad_ms=16.0, standbys=0)).job
     until_step(mesh.client, job, 3)
+    mesh.client.scale(job, 1)  # what a person has set is kept while the job has no instances
     refused = mesh.dmsc("resume", job, "--stages", "1")
     assert refused.returncode != 0
     assert "`dmsc park` it first" in refused.stderr

@@ -40,6 +40,29 @@ async def test_purge_drops_what_waits_but_not_orders() -> None:
     assert seen == ["order"]
 
 
+@pytest.mark.parametrize(
+    ("patience_s", "order"), [(60.0, ["forward", "beside"]), (0.0, ["beside", "forward"])]
+)
+async def test_work_beside_comes_last_unless_it_has_waited_long(patience_s: float, order: list[str]) -> None:
+    seen: list[str] = []
+    gate = threading.Event()
+    async with ComputeThread() as compute:
+        first = compute.submit(Priority.ORDER, gate.wait)
+        beside = asyncio.ensure_future(compute.beside(lambda: seen.append("beside"), patience_s))
+        await asyncio.sleep(0)
+        purged = compute.submit(Priority.FORWARD, lambda: seen.append("purged"))
+        compute.purge()
+        forward = compute.submit(Priority.FORWARD, lambda: seen.append("forward"))
+        for _ in range(9):  # after no patience it is an order, too
+            await asyncio.sleep(0)
+        gate.set()
+        _, took_s = await beside
+        await asyncio.gather(first, forward)
+        assert purged.cancelled()
+        assert took_s >= 0
+    assert seen == order, "once"
+
+
 async def test_an_exception_reaches_whoever_waits_and_the_thread_lives_on() -> None:
     def broken() -> None:
         raise ValueError("user code")

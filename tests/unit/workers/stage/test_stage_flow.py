@@ -82,6 +82,7 @@ class Cell:
             device=torch.device("cpu"),
             thread=compute,
             admitted=lambda: None,
+            cut_anew=lambda unit: None,
         )
 
     def hop(self, microbatch: int, *states: MicrobatchState, evaluate: bool = False) -> Hop:

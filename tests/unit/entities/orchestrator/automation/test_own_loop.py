@@ -14,7 +14,7 @@ from statistics import fmean
 import pytest
 
 from entities.orchestrator.automation.loop_memory import LoopMemory, LoopRules
-from entities.orchestrator.automation.own_loop import adopted, evaluate, gains_elsewhere
+from entities.orchestrator.automation.own_loop import adopted, evaluate, gains_elsewhere, renewed
 from entities.orchestrator.automation.remedies import Remedy
 from entities.orchestrator.automation.situation import (
     BestCut,
@@ -181,7 +181,10 @@ class Job:
                 self._carry_out(remedy)
 
     def _carry_out(self, remedy: Remedy) -> None:
-        self.memory = adopted(self.memory, remedy.key)
+        if remedy.renews:
+            self.memory = renewed(self.memory, remedy, self.at)
+            return
+        self.memory = adopted(self.memory, remedy, self.at)
         action = remedy.action
         if isinstance(action, Migrate):
             self.free.append(self.slot_of[action.sid])
@@ -380,6 +383,34 @@ def test_weights_follow_speeds_where_the_algorithm_does_not_measure() -> None:
     assert job.weights[0]["s0-r0"] / job.weights[0]["s0-r1"] == pytest.approx(1.0, rel=0.05)
     measuring = Job(speed=slow("n/1", 3.0, 0.0), spare=0).run(until_s=50.0)
     assert measuring.actions == []
+
+
+def test_weights_hold_on_while_another_change_is_judged_if_they_are_in_force() -> None:
+    job = Job(speed=slow("n/1", 3.0, 0.0), spare=0, algorithm="least-outstanding").run(until_s=20.0)
+    weights = dict(job.weights[0])
+    job.suggested.clear()
+    job.judged = -1000
+    job.run(until_s=90.0)
+    times = [20.0, *(at for at, _ in job.suggested), 90.0]
+    assert all(after - before < 40.0 for before, after in itertools.pairwise(times))
+    assert {remedy.renews for _, remedy in job.suggested} == {True}
+    assert job.weights == {0: weights}
+    job.weights[0] = dict.fromkeys(weights, 1.0)  # somebody else's
+    job.suggested.clear()
+    job.run(until_s=150.0)
+    assert job.actions == []
+
+
+def test_an_algorithm_is_suggested_again_before_it_lapses_while_it_holds() -> None:
+    job = Job(speed=slow("n/1", 3.0, 0.0), spare=0, algorithm="round-robin").run(until_s=1300.0)
+    first, second, third = [at for at, remedy in job.suggested if remedy.key == "algorithm"]
+    assert [remedy.renews for _, remedy in job.suggested if remedy.key == "algorithm"] == [False, True, True]
+    assert 540.0 <= second - first < 600.0
+    assert 540.0 <= third - second < 600.0
+    job.algorithm = "my-own"  # a person's
+    job.suggested.clear()
+    job.run(until_s=2000.0)
+    assert "algorithm" not in job.actions
 
 
 def test_too_few_steps_are_left() -> None:

@@ -68,6 +68,7 @@ class Job:
         self.on_growth: Any = None
         self.too_soon: Any = None
         self.fits = True
+        self.looks = self.proposals = 0
         policies = PolicyDistribution(SimpleNamespace(), Nobody())  # type: ignore[arg-type]
         stages = tuple(StagePolicy(stage=stage, window=4) for stage in range(2))
         fields: dict[str, Any] = {"job": "j", "revision": 1, "entry_gateway": "g", "clusters": ("a",)}
@@ -79,14 +80,17 @@ class Job:
         record = job_record("j").model_copy(update={"state": JobState.RUNNING})
         self.context = job_context(
             record,
+            mesh=SimpleNamespace(automation=Automation.ACT),
             policies=policies,
             instances=SimpleNamespace(graph=self.graph, layouts=self.layouts),
             events=SimpleNamespace(changing=self._changing),
-            queue=SimpleNamespace(no_growth=lambda _: self.growth, again=lambda: None),
+            queue=SimpleNamespace(no_growth=lambda _: self.growth, again=self._again),
         )
         self.changes = SimpleNamespace(on_hand_over=None, on_stay=None, migrate=self._migrate)
         self.rebalancing = SimpleNamespace(under_way="")
-        self.recutting: Any = SimpleNamespace(under_way="", ask=self._recut)
+        self.recutting: Any = SimpleNamespace(
+            under_way="", ask=self._recut, question=lambda message, topology: message, begin=self._recut
+        )
         self.recuts: list[RecutJob] = []
         self.job_changes = JobChanges(self.context)
         place: Any = self
@@ -97,7 +101,11 @@ class Job:
             place,
             largest_windows=lambda: {0: 8, 1: 4},
             topology=lambda: topology(),
+            propose=self._propose,
         )
+
+    def _again(self) -> None:
+        self.looks += 1
 
     def _changing(self, change: JobChange, recorded: tuple[JobChange, ...]) -> None:
         self.told.append(change)
@@ -118,9 +126,13 @@ class Job:
     def prefer(self, replicas: int | None) -> None:
         self.asked.append(f"prefers {replicas}")
 
-    def _recut(self, message: RecutJob, topology: object) -> RecutAnswer:
-        if message.cuts == ((0, 9),):
+    async def _propose(self, question: Any) -> Any:
+        if question.cuts == ((0, 9),):
             raise BadInput("the plan is of another model")
+        self.proposals += 1
+        return "proposed", question.cuts
+
+    def _recut(self, message: RecutJob, given: object) -> RecutAnswer:
         if not message.dry_run:
             self.recuts.append(message)
         plan = 2 + len(self.recuts)
@@ -140,6 +152,10 @@ class Job:
             result = step_result(self.step, step_s=step_s, shares=dict.fromkeys(sids or UNITS, 2))
             self.step += 1
             self.job_changes.decided(result, last=False)
+
+    async def cut(self, action: Recut) -> int | None:
+        proposed = await self.actions.proposed(action)
+        return self.actions.carry_out(action, "m", 60.0, "why", proposed)
 
     def do(self, action: Action) -> int | None:
         return self.actions.carry_out(action, "m", 60.0, "why")
@@ -161,7 +177,7 @@ async def test_a_window_that_was_no_better_is_set_back_once_and_not_tried_again(
         ChangeState.NO_BETTER,
     ]
     assert job.policies.windows() == {0: 4, 1: 4}
-    assert job.actions.freed() == ["window of stage 0"]
+    assert job.actions.freed() == [("window of stage 0", "m")]
     assert job.actions.freed() == []
     job.steps(20, 0.4)
     with pytest.raises(Conflict, match=r"was tried at step 17 \(no_better: 0.400 → 0.400 s a step\)"):
@@ -227,7 +243,7 @@ async def test_weights_hold_no_change_back_and_end_where_they_were_no_better() -
     last = job.told[-1]
     assert (last.kind, last.state, last.to_stage) == ("weights", ChangeState.NO_BETTER, 1)
     assert last.what == "weights of stage 1: j-s1-r0 2, j-s1-r1 1"
-    assert job.actions.freed() == ["weights of stage 1"]
+    assert job.actions.freed() == [("weights of stage 1", "m")]
     assert job.actions.routes_objection(weights, "m").startswith("was tried at step 17 (no better: ")
     assert job.actions.routes_objection(weights.model_copy(update={"forecast": None}), "m") == ""
 
@@ -240,6 +256,36 @@ async def test_weights_hold_no_change_back_and_end_where_they_were_no_better() -
     job.actions.routed(AvoidInstance(sid="j-s1-r0", forecast=FASTER), "m")
     assert job.told[-1].note == "not judged: window of stage 0: 4 → 6 is not judged yet"
     assert sorted(change.kind for change in job.recorded) == ["avoidance", "weights", "weights", "window"]
+
+
+async def test_routes_without_a_forecast_and_routes_that_end_leave_no_verdict_on_others() -> None:
+    weights = SetWeights(stage=1, weights={"j-s1-r0": 2.0, "j-s1-r1": 1.0}, forecast=FASTER)
+    job = Job()
+    job.steps(8, 0.4)
+    job.actions.routed(weights, "m")
+    job.steps(4, 0.4)
+    job.actions.routed(AvoidInstance(sid="j-s1-r0"), "n")
+    last = job.told[-1]
+    assert (last.state, last.note) == (
+        ChangeState.UNDONE,
+        "not judged: route to j-s1-r0 by n came after it, 4 steps later",
+    )
+    job.steps(8, 0.5)
+    job.actions.unrouted("route to j-s1-r0", "n")
+    job.actions.routed(weights, "m")
+    assert job.told[-1].note == "not judged: only 0 steps are known to compare with"
+    job.steps(20, 0.4)
+    assert job.actions.freed() == []
+
+
+async def test_where_automation_no_longer_acts_nothing_is_taken_back_any_more() -> None:
+    job = Job()
+    job.steps(8, 0.4)
+    job.do(Scale(replicas=3, forecast=FASTER))
+    job.context.mesh.automation = Automation.ADVISE
+    job.steps(10, 0.4)
+    assert job.told[-1].state is ChangeState.NO_BETTER
+    assert job.asked == ["3 replicas: m: why", "prefers 3"]
 
 
 async def test_one_change_at_a_time() -> None:
@@ -333,7 +379,8 @@ async def test_a_cut_is_judged_from_the_moment_at_which_it_is_in_force_and_taken
 ):
     job = Job()
     job.steps(8, 0.4)
-    job.do(Recut(cuts=AFTER, revision=2, forecast=FASTER))
+    await job.cut(Recut(cuts=AFTER, revision=2, forecast=FASTER))
+    assert job.proposals == 1
     assert (job.recuts[0].cuts, job.recuts[0].user) == (AFTER, "m")
     assert job.told == []
     job.steps(3, 0.4)  # it is prepared
@@ -350,10 +397,22 @@ async def test_a_cut_is_judged_from_the_moment_at_which_it_is_in_force_and_taken
     assert (back.cuts, back.user, back.revision) == (BEFORE, "orchestrator", 3)
     job.in_force(AFTER, BEFORE)
     assert job.told[-1].takes_back
-    assert job.actions.freed() == ["cut"]
+    assert job.actions.freed() == [("cut", "m")]
     job.steps(30, 0.4)
     with pytest.raises(Conflict, match=r"was tried at step 20 \(no_better: 0.400 → 0.600 s a step\)"):
         job.do(Recut(cuts=AFTER, forecast=FASTER))
+
+
+async def test_a_persons_cut_is_theirs_once_it_is_in_force_and_not_if_it_is_given_up() -> None:
+    job, kept = Job(), []
+    job.actions.on_set = lambda *given: kept.append(given)
+    job.actions.asked_by_person(3, "rita")
+    record = RecutRecord(plan=3, by="rita", before=BEFORE, cuts=AFTER, step=9)
+    job.recutting.on_dropped(record)
+    assert (kept, job.actions.freed(), job.looks) == ([], [], 1)
+    job.actions.asked_by_person(4, "rita")
+    job.recutting.on_in_force(record.model_copy(update={"plan": 4}))
+    assert kept == [("cut", "plan 4", "rita")]
 
 
 async def test_slots_that_the_queue_gives_are_given_back_if_they_bring_nothing() -> None:
@@ -386,10 +445,15 @@ async def test_a_plan_for_another_model_and_a_job_whose_automation_has_no_analys
     job = Job()
     job.steps(8, 0.4)
     with pytest.raises(Conflict, match="the plan is of another model"):
-        job.do(Recut(cuts=((0, 9),), forecast=FASTER))
+        await job.cut(Recut(cuts=((0, 9),), forecast=FASTER))
+    with pytest.raises(Conflict, match="the job has just changed: look again"):
+        job.do(Recut(cuts=AFTER, forecast=FASTER))
     job.recutting.under_way = "plan 3 (0-2,3-5) is being prepared, as ada wanted"
     with pytest.raises(Conflict, match=r"plan 3 .* is being prepared, as ada wanted"):
         job.do(WINDOW)
+    with pytest.raises(Conflict, match=r"plan 3 .* is being prepared, as ada wanted"):
+        await job.cut(Recut(cuts=AFTER, forecast=FASTER))
+    assert job.proposals == 0, "nothing is looked for that is declined anyway"
 
 
 async def test_what_was_adopted_and_has_not_begun_is_waited_for() -> None:
@@ -404,8 +468,9 @@ async def test_what_was_adopted_and_has_not_begun_is_waited_for() -> None:
         with pytest.raises(Conflict, match="j-s1-r1 is about to leave its slot"):
             job.do(other)
     assert job.too_soon() == "j-s1-r1 is about to leave its slot"
+    job.looks = 0
     job.changes.on_stay("j-s1-r1")  # it stays: there was no room any more
-    assert job.actions.under_way == ""
+    assert (job.actions.under_way, job.looks) == ("", 1)
     job.rebalancing.under_way = "j-s1-r0"
     with pytest.raises(Conflict, match="j-s1-r0 is changing its stage"):
         job.do(Recut(cuts=AFTER, forecast=FASTER))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from entities.orchestrator.job_state.instances import MemberLost
 from entities.orchestrator.membership.membership_changes import MembershipChanges
 from schemas.errors import Conflict
 from schemas.step import Member
@@ -32,6 +33,7 @@ class Crew:
         self.homeless: set[str] = set()
         self.replacement = self
         self.brought: list[str] = []
+        self.sent_away: set[str] = set()
         self.ending = asyncio.Event()
         self.tasks: list[asyncio.Task[Any]] = []
 
@@ -52,6 +54,25 @@ class Crew:
     def bring(self, sid: str, lost: Member | None = None) -> None:
         self.brought.append(sid)
 
+    @property
+    def units(self) -> tuple[TaskUnit, ...]:
+        return self.graph.units
+
+    def may_stay(self, one: TaskUnit) -> bool:
+        return one.sid not in self.sent_away
+
+    def send_away(self, sid: str, agent: str | None) -> None:
+        self.sent_away.add(sid)
+
+    def stay(self, sid: str) -> None:
+        self.sent_away.discard(sid)
+
+    async def unless_failed(self, work: Any) -> Any:
+        return await work
+
+    async def of_this_step(self, step: int, stages: object, reason: str) -> bool:
+        raise MemberLost([member(0)], "no answer to the order of a checkpoint")
+
     def mark_lost(self, gone: Member) -> None:
         self.lost.add(gone)
 
@@ -71,7 +92,7 @@ class Stage:
 
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
-        self.running, self.at_end = True, True
+        self.running, self.at_end, self.step = True, True, 4
 
     @property
     def stages(self) -> tuple[tuple[Member, ...], ...]:
@@ -132,3 +153,14 @@ async def test_a_replica_that_finds_no_room_leaves_first_and_at_once() -> None:
     assert [unit.sid for unit in crew.graph.units] == ["j-s0-r0", "j-s0-r2"]
     assert "j-s0-r1" not in crew.members
     assert changes.leaving == frozenset()
+
+
+async def test_one_that_dies_before_its_checkpoint_is_to_leave_its_slot_no_more() -> None:
+    crew, stay = Crew(1), []
+    changes = crew.changes()
+    changes.on_stay = stay.append
+    assert changes.migrate("j-s0-r0", None) == ""
+    with pytest.raises(MemberLost):
+        await changes.at_rest()
+    assert stay == ["j-s0-r0"]
+    assert (crew.sent_away, changes.departing) == (set(), "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
 from entities.orchestrator.job_state.retry_limits import Unrecoverable
 from entities.orchestrator.membership.job_changes import JobChanges
 from entities.orchestrator.membership.rebalancing import Rebalancing
+from schemas.automation import Automation
 from schemas.changes import ChangeState, Forecast, JobChange
 from schemas.errors import Conflict
 from schemas.step import Member
@@ -112,7 +114,9 @@ def rebalancing(job: Job, tasks: GuardedTasks, *, allowed: bool = True) -> Rebal
     record = job_record("j")
     parallel = record.spec.parallel.model_copy(update={"rebalance": allowed})
     record = record.model_copy(update={"spec": record.spec.model_copy(update={"parallel": parallel})})
-    context = job_context(record, instances=place, events=place, tasks=tasks)
+    mesh = SimpleNamespace(automation=Automation.ACT)
+    queue = SimpleNamespace(again=lambda: job.done.append("the queue decides again"))
+    context = job_context(record, mesh=mesh, queue=queue, instances=place, events=place, tasks=tasks)
     job.changes = JobChanges(context)
     return Rebalancing(context, place, place, job.changes, job.part_with)
 
@@ -201,10 +205,10 @@ async def test_what_has_changed_since_it_was_asked_for_is_looked_at_again(job: J
     moving.ask(A1.sid, 1, "rita")
     job.stages = ((A1,), (B0, STANDBY))
     job.decided(moving)
-    assert job.done == []
+    assert job.done == ["the queue decides again"]
     job.stages = ((A0, A1), (B0, STANDBY))
     job.decided(moving)
-    assert job.done == [], "it is not kept for later"
+    assert job.done == ["the queue decides again"], "it is not kept for later"
 
 
 async def test_why_not(job: Job) -> None:

@@ -80,7 +80,6 @@ def test_they_are_not_judged_beside_another_change() -> None:
 def test_they_end_without_a_verdict_when_they_lapse_or_the_job_does() -> None:
     account = after_steps()
     account.begin(weights(9), "")
-    assert account.ended("weights of stage 1 by m") == []
     [lapsed] = account.ended("weights of stage 0 by m")
     assert lapsed.note == "not judged: it ended"
     decide(account, 8, 0.4)
@@ -88,3 +87,18 @@ def test_they_end_without_a_verdict_when_they_lapse_or_the_job_does() -> None:
     over = account.decided(0.3, last=True)
     assert over is not None
     assert over.note == "not judged: the job ended 1 steps after it"
+
+
+def test_routes_that_end_beside_those_under_judgement_or_after_their_verdict_leave_nothing_to_compare() -> (
+    None
+):
+    account = after_steps()
+    account.begin(weights(9), "")
+    [undone] = account.ended("weights of stage 1 by n")
+    assert undone.note == "not judged: weights of stage 1 by n ended"
+    decide(account, 8, 0.4)
+    account.begin(weights(20), "")
+    decide(account, 10, 0.3)
+    assert account.ended("weights of stage 0 by m") == []
+    [next_] = account.begin(weights(30), "")
+    assert next_.note == "not judged: only 0 steps are known to compare with"

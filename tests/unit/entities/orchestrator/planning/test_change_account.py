@@ -273,3 +273,31 @@ def test_a_slot_that_recovers_meanwhile_leaves_nothing_to_judge_and_nothing_to_w
     assert "only 2 steps" in run.moves.too_soon()
     run.steps(2, 0.3)
     assert run.moves.too_soon() == ""
+
+
+SCALE = JobChange(kind="scale", what="replicas", direction="more", step=8, by="m", forecast=WORTH_IT)
+CUT_ANEW = SCALE.model_copy(update={"kind": "recut", "what": "cut"})
+
+
+@pytest.mark.parametrize(
+    ("change", "speed", "is_judged"),
+    [
+        (SCALE.model_copy(update={"replicas": (1, 3)}), 0.5, True),
+        (SCALE.model_copy(update={"replicas": (1, 3)}), 2.0, False),
+        (SCALE.model_copy(update={"replicas": (3, 1)}), 2.0, True),
+        (SCALE.model_copy(update={"replicas": (3, 1)}), 0.5, False),
+        (CUT_ANEW, 0.5, True),
+        (CUT_ANEW, 2.0, True),
+        (CUT_ANEW, 3.0, False),
+    ],
+)
+def test_what_a_change_does_to_slots_is_a_part_of_its_effect(
+    change: JobChange, speed: float, is_judged: bool
+) -> None:
+    run = Run()
+    run.moves.speeds = {"n/0": 1.0}
+    run.steps(8, 0.4)
+    run.moves.begin(change)
+    run.moves.speeds = {"n/0": speed}
+    news = run.steps(10, 0.4)[-1]
+    assert news.state is (ChangeState.NO_BETTER if is_judged else ChangeState.UNDONE)

@@ -12,6 +12,7 @@ from entities.orchestrator.policy.arbitration_state import (
     ArbitrationState,
     end_automation,
     expired_jobs,
+    free,
     hold,
     knobs,
     not_carried_out,
@@ -227,3 +228,20 @@ def test_the_jobs_objective_and_budget() -> None:
 
 def test_a_module_of_the_loops_name_is_a_stranger() -> None:
     assert "has not registered" in Desk().ask(WINDOW, module=OWN_LOOP).reason
+
+
+def test_what_is_taken_back_frees_the_knob_of_whom_it_was_and_nobody_elses() -> None:
+    desk = Desk()
+    desk.ask(WINDOW)
+    desk.ask(THREE_TO_ONE)
+    of_others = free(
+        free(desk.state, "j", "window of stage 0", "n", 5.0), "j", "weights of stage 0", "n", 5.0
+    )
+    assert of_others == desk.state
+    assert expired_jobs(free(desk.state, "j", "weights of stage 0", "m", 5.0), 5.0) == {"j"}
+    assert "window of stage 0" not in knobs(free(desk.state, "j", "window of stage 0", "m", 5.0), "j")
+    pinned = hold(desk.state, "j", "window of stage 0", set_by_operator("4", "rita", 4.0))
+    assert knobs(free(pinned, "j", "window of stage 0", "m", 5.0), "j").keys() == {
+        "weights of stage 0",
+        "window of stage 0",
+    }

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.policy.arbitration import ArbitrationConfig
@@ -29,19 +31,19 @@ class Job:
     def __init__(self) -> None:
         self.written: asyncio.Queue[tuple[str, ...]] = asyncio.Queue()
         self.store = SimpleNamespace(record=job_record("j"), note=self._note, tell=None)
-        self.instances = SimpleNamespace(graph=None)
+        self.instances = SimpleNamespace(deployed=None)
         self.keep(*UNITS)
 
     def keep(self, *sids: str) -> None:
         places = (placement(sid, slot) for slot, sid in enumerate(sids))
-        self.instances.graph = graph(*map(unit, sids), placements=tuple(places))
+        self.instances.deployed = graph(*map(unit, sids), placements=tuple(places))
 
     async def _note(self, *, now: bool) -> None:
         assert now
         self.written.put_nowait(tuple(pin.knob for pin in self.store.record.pins))
 
-    def desk(self) -> PolicyService:
-        """An orchestrator that has just begun to lead."""
+    def desk(self, leads: Callable[[], Awaitable[None]] = confirmed, beside: Any = None) -> PolicyService:
+        """An orchestrator that has just begun to lead. `beside`: another job's run."""
         tasks: list[asyncio.Task[Any]] = []
 
         def spawn(work: Coroutine[Any, Any, Any]) -> None:
@@ -57,7 +59,8 @@ class Job:
         )
         bus: Any = SimpleNamespace(bucket=lambda _: None)
         queue: Any = SimpleNamespace(waiting=())
-        return PolicyService(bus, {"j": run}, MeshView(), queue, confirmed, ArbitrationConfig(), TIMES)
+        runs = {"j": run} if beside is None else {"i": beside, "j": run}
+        return PolicyService(bus, runs, MeshView(), queue, leads, ArbitrationConfig(), TIMES)
 
 
 def pinned(desk: PolicyService) -> dict[str, str]:
@@ -93,3 +96,42 @@ async def test_what_a_person_set_about_an_instance_ends_when_it_has_left() -> No
         pass
     lapsing.cancel()
     assert pinned(desk) == {"replicas": "2"}
+
+
+class Deposed(Exception):
+    """The term is over."""
+
+
+class Term:
+    """Lasts for so many looks."""
+
+    def __init__(self, looks: int) -> None:
+        self.left = looks
+
+    async def confirmed(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Deposed
+
+
+async def test_a_job_without_instances_keeps_what_a_person_set_and_the_term_goes_on() -> None:
+    job = Job()
+    desk = job.desk(Term(3).confirmed)
+    desk.set_by_person("j", "place of j-s1-r1", "stage 1", "rita")
+    job.instances.deployed = None  # parked, or it waits for slots
+    with pytest.raises(Deposed):
+        await desk.lapses()
+    assert pinned(desk) == {"place of j-s1-r1": "stage 1"}
+
+
+async def test_trouble_with_one_job_holds_up_no_other_one() -> None:
+    def broken() -> list[str]:
+        raise AssertionError("job i is not deployed")
+
+    job = Job()
+    desk = job.desk(Term(2).confirmed, SimpleNamespace(actions=SimpleNamespace(freed=broken)))
+    desk.set_by_person("j", "place of j-s1-r1", "stage 1", "rita")
+    job.keep(*UNITS[:2])
+    with pytest.raises(Deposed):
+        await desk.lapses()
+    assert pinned(desk) == {}

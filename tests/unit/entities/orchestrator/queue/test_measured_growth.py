@@ -43,6 +43,11 @@ def test_growth_that_brought_nothing_is_the_last_one() -> None:
     assert request.larger(2, 0.1) is None
 
 
+def test_replicas_that_were_given_to_others_since_say_nothing_about_growth() -> None:
+    shrunk = growth(0.5, 0.6).model_copy(update={"replicas": (3, 2)})
+    assert as_measured(FORECAST, WITHIN, (growth(0.65, 0.5), shrunk)) == pytest.approx((1.0, 1.3, 1.6))
+
+
 def test_a_range_that_was_changed_since_is_not_corrected() -> None:
     narrow = ReplicaRange(min=3, want=3, max=4)
     assert as_measured((1.0, 1.3), narrow, (growth(0.6, 0.6),)) == (1.0, 1.3)
