@@ -404,8 +404,8 @@ async def test_a_cut_is_judged_from_the_moment_at_which_it_is_in_force_and_taken
 
 
 async def test_a_persons_cut_is_theirs_once_it_is_in_force_and_not_if_it_is_given_up() -> None:
-    job, kept = Job(), []
-    job.actions.on_set = lambda *given: kept.append(given)
+    job, kept = Job(), list[tuple[str, str | None, str]]()
+    job.actions.on_set = lambda knob, value, by: kept.append((knob, value, by))
     job.actions.asked_by_person(3, "rita")
     record = RecutRecord(plan=3, by="rita", before=BEFORE, cuts=AFTER, step=9)
     job.recutting.on_dropped(record)

@@ -156,7 +156,7 @@ async def test_a_replica_that_finds_no_room_leaves_first_and_at_once() -> None:
 
 
 async def test_one_that_dies_before_its_checkpoint_is_to_leave_its_slot_no_more() -> None:
-    crew, stay = Crew(1), []
+    crew, stay = Crew(1), list[str]()
     changes = crew.changes()
     changes.on_stay = stay.append
     assert changes.migrate("j-s0-r0", None) == ""
