@@ -86,10 +86,12 @@ class MindBench:
     scenario: Scenario
     lasts_s: float
     pad_ms: float
+    calm_s: float = CALM_S
+    tail: float = TAIL
 
     @property
     def measured_s(self) -> float:
-        return TAIL * self.lasts_s
+        return self.tail * self.lasts_s
 
     def spec(self, name: str, *, off: bool) -> JobSpec:
         scenario = self.scenario
@@ -139,8 +141,12 @@ class Steps:
         return next((count for count, (a, b) in pairs if IN_A_ROW / (b - a) >= NEAR * optimum), None)
 
 
-async def run_once(bench: MindBench, mode: str, number: int, names: Sequence[str], seed: int) -> MindRun:
+async def run_once(
+    bench: MindBench, mode: str, number: int, names: Sequence[str], seed: int, *, automated: bool = False
+) -> MindRun:
     """Run one job under the script of a seed, with or without modules.
+
+    `automated`: the orchestrator may act also without any.
 
     Raises:
         NothingMeasured: The job did no step before the script, or under it.
@@ -154,12 +160,14 @@ async def run_once(bench: MindBench, mode: str, number: int, names: Sequence[str
         _play(slots, scripts, time.time() + 3600.0, only_before=True)
         if names:
             await stack.enter_async_context(running_modules(mesh, names))
-        name = (await mesh.client.submit(bench.spec(f"mind-{mode.split()[0]}", off=not names))).job
+        name = (
+            await mesh.client.submit(bench.spec(f"mind-{mode.split()[0]}", off=not names and not automated))
+        ).job
         followed = {name: Steps()}
         stack.push_async_callback(_cancelled, mesh, followed)
         stack.enter_context(_beside(_follow(mesh, name, followed[name])))
         await asyncio.wait_for(followed[name].began.wait(), READY_S)
-        await asyncio.sleep(CALM_S)
+        await asyncio.sleep(bench.calm_s)
         record = await mesh.client.job(name)
         assert record.graph is not None
         begins = time.time()
@@ -177,7 +185,7 @@ async def run_once(bench: MindBench, mode: str, number: int, names: Sequence[str
         ends = begins + bench.measured_s
         await asyncio.sleep(max(0.0, ends - time.time()))
         first = followed[name].ended_at
-        calm = [at for at in first if begins - CALM_S / 2 <= at <= begins]
+        calm = [at for at in first if begins - bench.calm_s / 2 <= at <= begins]
         some(calm, f"steps of {name} in its calm", remedy="a shorter --pad-ms makes more", least=2)
         before = (len(calm) - 1) / (calm[-1] - calm[0])
         under = sum(each.rate(begins, ends) for each in followed.values())

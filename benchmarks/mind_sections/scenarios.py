@@ -116,6 +116,14 @@ SCENARIOS: dict[str, Scenario] = {
         blocks=12,
         scripts=_slow,
     ),
+    "lone-device": Scenario(
+        what="the only device of a stage becomes 4× slower, another is free, and it is well again",
+        slots={"a": 5},
+        stages=4,
+        replicas=1,
+        blocks=12,
+        scripts=_slow,
+    ),
     "throttling": Scenario(
         what="a device is throttled in steps, and cools",
         slots={"a": 6},

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from policies.kit.policy import Policy
 
 BUILT_IN = {
+    "change-outcomes": ("policies.built_in.change_outcomes", "ChangeOutcomes"),
     "checkpoint-interval": ("policies.built_in.checkpoint_interval", "CheckpointInterval"),
     "routing-bandit": ("policies.built_in.routing_bandit", "RoutingBandit"),
     "service-time-weights": ("policies.built_in.service_time_weights", "ServiceTimeWeights"),

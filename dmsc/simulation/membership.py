@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from dmsc.simulation.instances import DataInstance, SimulatedInstance, StageInstance
 from dmsc.simulation.kernel import Kernel
@@ -47,6 +48,22 @@ class Place:
     folder: Path
 
 
+class JobWatcher(Protocol):
+    """Gets what telemetry says of a job, as modules would."""
+
+    def sampled(self, samples: Sequence[InstanceSample]) -> None: ...
+    def stepped(self, done: StepDone, shares: Mapping[str, int]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """One committed step."""
+
+    step: int
+    began_s: float
+    ended_s: float
+
+
 class JobMembers(ABC):
     """The instances of one job."""
 
@@ -60,6 +77,7 @@ class JobMembers(ABC):
         self.routes = place.routes
         self.instances: dict[Member, SimulatedInstance] = {}
         self.by_sid: dict[str, SimulatedInstance] = {}
+        self.watcher: JobWatcher | None = None
         self._overheads = place.overheads
         self._hop_s = place.overheads.hop_ms / 1e3
         self._output_bytes = [*(stage.output_bytes for stage in self.stages), 0.0]
@@ -193,7 +211,10 @@ class JobMembers(ABC):
 
     def sample(self) -> None:
         """Give the routers all instances' samples, and let them decide the tables of all stages again."""
-        self.routes.sampled(self._samples(), self._records(0), self.kernel.now)
+        samples = self._samples()
+        self.routes.sampled(samples, self._records(0), self.kernel.now)
+        if self.watcher is not None:
+            self.watcher.sampled(samples)
         for stage in range(len(self.stages)):
             self.reroute(stage)
 
@@ -214,6 +235,7 @@ class JobMembers(ABC):
                 service_ms=instance.measured.service_ms,
                 forward_ms=instance.measured.forward_ms,
                 backward_ms=instance.measured.backward_ms,
+                stage_cost_ms=self.stages[instance.stage].planned_ms,
                 links=instance.take_links(),
             )
             for instance in self.by_sid.values()

@@ -14,7 +14,7 @@ from typing import Any
 
 from dmsc.simulation.instances import DataInstance, SimulatedInstance, StageInstance
 from dmsc.simulation.leader import Answers, SimulatedLeader
-from dmsc.simulation.membership import EPOCH, JobMembers, Place
+from dmsc.simulation.membership import EPOCH, JobMembers, Place, StepDone
 from dmsc.simulation.messages import SimulatedClaim, SimulatedVote, as_claim, as_vote
 from dmsc.simulation.scenarios.scenario import ScenarioJob
 from entities.gateway.dispatch.rules import choose_entries
@@ -28,15 +28,6 @@ from workers.transaction.microbatch import Hop
 
 STATE_COPIES = 3
 """A joining replica gets the weights and AdamW's two moments."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepDone:
-    """One committed step."""
-
-    step: int
-    began_s: float
-    ended_s: float
 
 
 @dataclass
@@ -75,6 +66,8 @@ class SimulatedJob(JobMembers, SimulatedLeader):
         self._lost: set[Member] = set()
         self._step_began: dict[int, float] = {}
         self._started = False
+        self._leaving: dict[str, tuple[float, int | None]] = {}  # instance → its next speed and stage
+        self._homes: dict[str, tuple[str, float]] = {}  # instance that left → its next node and speed
 
     # --- beginning ----------------------------------------------------------------------------------------
     def place(self) -> tuple[list[list[Member]], list[Member]]:
@@ -248,6 +241,9 @@ class SimulatedJob(JobMembers, SimulatedLeader):
         done = StepDone(decision.step, self._step_began.pop(decision.step, now), now)
         self.progress.steps.append(done)
         self.routes.stepped(done.step, done.ended_s - done.began_s, now)
+        if self.watcher is not None:
+            self.watcher.sampled(self._samples())
+            self.watcher.stepped(done, ledger.shares())
         if decision.step >= self.spec.warmup_steps:
             self.progress.shares.update(ledger.shares())
         self._step_began[decision.step + 1] = now
@@ -258,6 +254,9 @@ class SimulatedJob(JobMembers, SimulatedLeader):
                 for sid, instance in self.by_sid.items()
                 if isinstance(instance, StageInstance)
             }
+        for sid, (speed, stage) in self._leaving.items():
+            self.kernel.after(0.0, self._hand_over, sid, speed, stage)
+        self._leaving.clear()
 
     def _admit(self, members: Iterable[Member]) -> None:
         """Activate joining members of a formed group, so that they get work."""
@@ -308,6 +307,36 @@ class SimulatedJob(JobMembers, SimulatedLeader):
         if isinstance(newcomer, StageInstance) and isinstance(lost, StageInstance):
             newcomer.busy_s = lost.busy_s  # figures belong to the SID
         self._arrive(newcomer, lost.speed if isinstance(lost, StageInstance) else None)
+
+    def migrate(self, sid: str, speed: float, stage: int | None = None) -> None:
+        """Have an instance leave its node once the open step is decided, for another one or another stage."""
+        if not self.progress.done and self.by_sid[sid].alive:
+            self._leaving[sid] = speed, stage
+
+    def _hand_over(self, sid: str, speed: float, stage: int | None) -> None:
+        """It owns nothing of the next step yet; the only instance of its stage leaves by a checkpoint."""
+        leaver = self.by_sid[sid]
+        if not leaver.alive or self.progress.done:
+            return
+        self._homes[sid] = self._next_node(leaver.cluster), speed
+        leaver.alive = False
+        self._noticed(leaver, replace=False)
+        self.progress.lost -= 1
+        self.kernel.after(self._overheads.start_s, self._go_on, leaver, stage)
+
+    def _go_on(self, leaver: SimulatedInstance, stage: int | None) -> None:
+        sid = leaver.member.sid
+        if self.progress.done or self.by_sid[sid] is not leaver:
+            return  # a checkpoint has brought it back
+        node, speed = self._homes.pop(sid)
+        if stage is not None and stage != leaver.stage:
+            self.join(stage, leaver.cluster, speed)
+            return
+        if not self.machine.stages[leaver.stage]:
+            self._homes[sid] = node, speed
+            self.kernel.after(self._retry_s, self._go_on, leaver, stage)
+            return
+        self._arrive(self._spawn(sid, leaver.stage, leaver.cluster, node), speed)
 
     def join(self, stage: int, cluster: str | None, speed: float) -> None:
         """Add one replica to a stage."""
@@ -367,8 +396,12 @@ class SimulatedJob(JobMembers, SimulatedLeader):
         if waiting:
             member = waiting[0]
         else:
-            lost = self.by_sid[f"{self.name}-s{stage}-r0"]
-            instance = self._spawn(lost.member.sid, stage, lost.cluster, lost.node)
+            moved = next((sid for sid in self._homes if self.by_sid[sid].stage == stage), None)
+            lost = self.by_sid[moved or f"{self.name}-s{stage}-r0"]
+            node, speed = self._homes.pop(lost.member.sid, (lost.node, 1.0))
+            instance = self._spawn(lost.member.sid, stage, lost.cluster, node)
+            if isinstance(instance, StageInstance):
+                instance.speed = speed
             instance.machine.fence(tuple(self._lost))
             for table in self.routes.tables.values():
                 if table.stage == stage + 1 and table.cluster == instance.cluster:

@@ -14,7 +14,17 @@ from dmsc.simulation.kernel import Kernel
 from dmsc.simulation.membership import Place
 from dmsc.simulation.network import Network
 from dmsc.simulation.routing import JobRoutes, windows
-from dmsc.simulation.scenarios.scenario import Degrade, Event, Join, Kill, Scenario, ScenarioJob, Slow, names
+from dmsc.simulation.scenarios.scenario import (
+    Degrade,
+    Event,
+    Join,
+    Kill,
+    Migration,
+    Scenario,
+    ScenarioJob,
+    Slow,
+    names,
+)
 from dmsc.simulation.scenarios.traces import Traced, read_trace
 from dmsc.simulation.training import SimulatedJob
 from entities.service_registry.core import RegistrationLeaseConfig, RegistryCore
@@ -109,7 +119,7 @@ class World:
         for index, event in enumerate(scenario.events):
             self._check(index, event)
             self.kernel.after(event.at_s, self._happen, event)
-        if any(isinstance(event, Kill | Join) for event in scenario.events):
+        if any(isinstance(event, Kill | Join | Migration) for event in scenario.events):
             self.kernel.after(TICK_S, self._tick)
         self.kernel.after(scenario.routing.every_s, self._sample)
 
@@ -206,9 +216,12 @@ class World:
 
     # --- events -------------------------------------------------------------------------------------------
     def _check(self, index: int, event: Event) -> None:
-        if not isinstance(event, Slow | Kill):
+        if not isinstance(event, Slow | Kill | Migration):
             return
         cluster, slash, node = event.target.partition("/")
+        if isinstance(event, Migration):
+            self._check_migrate(index, event)
+            return
         if slash:
             known = cluster in self._nodes and node in {f"node-{n}" for n in range(self._nodes[cluster])}
         else:
@@ -220,6 +233,21 @@ class World:
                 f"events[{index}].target: {event.target!r} is no instance (such as "
                 f"{next(iter(self.planned))}-s0-r0), no CLUSTER/node-N, and no cluster"
             )
+
+    def _check_migrate(self, index: int, event: Migration) -> None:
+        """Only a stage's instance migrates, and only within its job."""
+        for job in self.planned.values():
+            if event.target in job.planned(self._joins(job.name)) and "-data-" not in event.target:
+                if event.stage is not None and event.stage >= len(job.stages):
+                    raise BadInput(
+                        f"events[{index}].stage: {event.stage} is none of {job.name}'s; they are 0 to "
+                        f"{len(job.stages) - 1}"
+                    )
+                return
+        raise BadInput(
+            f"events[{index}].target: {event.target!r} is no instance of a stage (such as "
+            f"{next(iter(self.planned))}-s0-r0)"
+        )
 
     def _joins(self, job: str) -> Counter[int]:
         """The number of replicas that will join a job, by stage."""
@@ -251,6 +279,10 @@ class World:
             case Join():
                 self._log("join", f"a replica of stage {event.stage} of {event.job}")
                 self.jobs[event.job].join(event.stage, event.cluster, event.speed)
+            case Migration(target=sid):
+                self._log("migrate", f"{sid} leaves its node")
+                for job, _ in self._targets(sid):
+                    job.migrate(sid, event.speed, event.stage)
             case Degrade():
                 one, other = event.between
                 self._log(

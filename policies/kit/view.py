@@ -7,14 +7,16 @@ order and so get the same views.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 
 from policies.numerics.features import Floats, Panel
-from schemas.actions import knob_of
+from schemas.actions import Migrate, knob_of
 from schemas.base import Message
 from schemas.data_plane import MicrobatchNotice
+from schemas.envelope import EntityKind
 from schemas.job import ENDED, JobEvent, JobRecord, JobState
 from schemas.names import agent_name
 from schemas.observation import Observation
@@ -53,6 +55,9 @@ WINDOW = 64
 
 OBSERVED_KEPT = 4096
 """Most outside observations that one view keeps, each the last of its source, what and about."""
+
+OCCUPY = frozenset({InstanceState.PENDING, InstanceState.ACTIVE, InstanceState.DRAINING})
+"""States of an instance that has its slot."""
 
 ENDED_KEPT = 1024
 """Most ended jobs remembered, so that a late sample does not bring one back."""
@@ -109,8 +114,9 @@ class OwnSuggestion:
 class JobView:
     """One job as a policy reads it. Read it, never write to it."""
 
-    def __init__(self, job: str) -> None:
+    def __init__(self, job: str, records: Callable[[], Mapping[str, ServiceRecord]] = dict) -> None:
         self.job = job
+        self._records = records
         self.state: JobState | None = None
         self.step = 0
         self.total_steps = 0
@@ -184,6 +190,26 @@ class JobView:
         own = self.own.get(topic)
         return own is None or now - own.at >= every_s
 
+    def record(self, sid: str) -> ServiceRecord | None:
+        """The registration of any service of the mesh, as last heard of."""
+        return self._records().get(sid)
+
+    def free_slots(self) -> dict[str, int]:
+        """Agent's SID → slots of its node in which the registry shows nobody; nodes without any are left out.
+
+        Slots that the orchestrator keeps for somebody count as free: it declines what needs them.
+        """
+        agents: dict[tuple[str, str], ServiceRecord] = {}
+        taken: Counter[tuple[str, str]] = Counter()
+        for record in self._records().values():
+            place = record.endpoint.cluster, record.endpoint.node
+            if record.kind is EntityKind.CLUSTER and record.state is InstanceState.ACTIVE:
+                agents[place] = record
+            elif record.kind is EntityKind.INSTANCE and record.state in OCCUPY:
+                taken[place] += record.stage is not None and not is_data(record.stage)
+        free = {agent.sid: agent.capability.slots - taken[place] for place, agent in agents.items()}
+        return {sid: count for sid, count in sorted(free.items()) if count > 0}
+
     def claims(self, step: int) -> dict[str, int]:
         """Microbatches claimed per SID in the running step (only if the policy subscribes to claims)."""
         counts: dict[str, int] = {}
@@ -202,7 +228,7 @@ def topic(suggestion: PolicySuggestion) -> str:
             return f"instance {sid}"
         case ExpectFailures():
             return "failures"
-        case MoveInstance():
+        case MoveInstance() | Migrate():
             return "move"
         case NoAction():
             return "note"
@@ -282,7 +308,7 @@ class Observations:
             return None
         view = self.jobs.get(job)
         if view is None:
-            view = self.jobs[job] = JobView(job)
+            view = self.jobs[job] = JobView(job, lambda: self.records)
             view.observed.update(self._for_all_jobs)
             for record in self.records.values():
                 self._record(record)

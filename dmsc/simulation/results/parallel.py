@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bus.parent_death import end_with_parent
 from dmsc.simulation.results.report import SimulationReport, WorldResult, account, put_together
-from dmsc.simulation.scenarios.scenario import Join, Scenario
+from dmsc.simulation.scenarios.scenario import Join, Migration, Scenario
 from dmsc.simulation.world import JobShare, World, are_apart
 
 WORTH_IT = 100_000
@@ -56,8 +56,8 @@ def _carry_out(scenario: Scenario, seed: int, folder: Path, part: JobShare) -> W
 
 def _parts(scenario: Scenario) -> int:
     """The number of processes into which a run can be divided."""
-    if not are_apart(scenario) or any(isinstance(event, Join) for event in scenario.events):
-        return 1  # the place of a joining replica depends on whether its job is done by then
+    if not are_apart(scenario) or any(isinstance(event, Join | Migration) for event in scenario.events):
+        return 1  # the place of a newcomer depends on whether its job is done by then
     return sum(job.count for job in scenario.jobs)
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from dmsc.chaos.report import quantile
 from dmsc.simulation.instances import StageInstance
+from dmsc.simulation.membership import StepDone
 from dmsc.simulation.network import Pair
 from dmsc.simulation.scenarios.scenario import Scenario, names
-from dmsc.simulation.training import SimulatedJob, StepDone
+from dmsc.simulation.training import SimulatedJob
 from dmsc.simulation.world import Happened, World
 
 

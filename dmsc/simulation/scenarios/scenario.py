@@ -187,6 +187,19 @@ class Join(Part):
     speed: float = Field(1.0, gt=0)
 
 
+class Migration(Part):
+    """The target leaves its node once a step is decided, and goes on elsewhere `overheads.start_s` later.
+
+    It goes to the next node of its cluster in turn, at `speed`; with `stage` as a new replica of that one.
+    """
+
+    kind: Literal["migrate"] = "migrate"
+    at_s: float = Field(ge=0)
+    target: Target
+    speed: float = Field(1.0, gt=0)
+    stage: int | None = Field(None, ge=0)
+
+
 class Degrade(Part):
     """A link gets worse for `for_s` seconds, or to the end."""
 
@@ -198,7 +211,7 @@ class Degrade(Part):
     for_s: float | None = Field(None, gt=0)
 
 
-Event = Slow | Kill | Join | Degrade
+Event = Slow | Kill | Join | Migration | Degrade
 
 
 class Routing(Part):
@@ -271,7 +284,7 @@ class Scenario(Part):
             if isinstance(event, Degrade):
                 named += [(f"events[{index}].between", cluster) for cluster in event.between]
             if isinstance(event, Join):
-                self._check_join(index, event)
+                self._check_stage(f"events[{index}]", event.job, event.stage)
                 named += [(f"events[{index}].cluster", event.cluster)] if event.cluster else []
         for place, cluster in named:
             if cluster not in clusters:
@@ -281,17 +294,12 @@ class Scenario(Part):
             raise ValueError(f"jobs: {total} instances; at most {MAX_INSTANCES} are simulated")
         return self
 
-    def _check_join(self, index: int, event: Join) -> None:
-        stages = {name: len(job.all_stages()) for job in self.jobs for name in names(job)}
-        if event.job not in stages:
-            raise ValueError(
-                f"events[{index}].job: no job {event.job!r}; there are {', '.join(sorted(stages))}"
-            )
-        if event.stage >= stages[event.job]:
-            raise ValueError(
-                f"events[{index}].stage: {event.stage} is none of {event.job}'s; "
-                f"they are 0 to {stages[event.job] - 1}"
-            )
+    def _check_stage(self, where: str, job: str, stage: int) -> None:
+        stages = {name: len(spec.all_stages()) for spec in self.jobs for name in names(spec)}
+        if job not in stages:
+            raise ValueError(f"{where}.job: no job {job!r}; there are {', '.join(sorted(stages))}")
+        if stage >= stages[job]:
+            raise ValueError(f"{where}.stage: {stage} is none of {job}'s; they are 0 to {stages[job] - 1}")
 
 
 def names(job: ScenarioJob) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.harness.emptiness import NothingMeasured
+from benchmarks.mind_sections.learnt import LEARNT, holm, learnt_figures, signed_rank_p
 from benchmarks.mind_sections.oracle import (
     PaddedJob,
     Span,
@@ -155,3 +156,42 @@ def test_how_soon_a_job_is_near_the_new_optimum() -> None:
     scripts = {("a", 0): (SlotPhase(speed=0.25), SlotPhase(at_s=20.0))}
     gain = gain_at(JOB, GRAPH, scripts, Span(from_s=0.0, slots=slots, instances=4), 0.0)
     assert 0.3 < gain < 1.0
+
+
+def test_the_exact_p_of_signed_ranks() -> None:
+    """Ten pairs, all better: 2 of 1,024 outcomes are as extreme (Wilcoxon 1945, table)."""
+    assert signed_rank_p([0.01 * each for each in range(1, 11)]) == pytest.approx(2 / 1024)
+    assert signed_rank_p([0.1, -0.1]) == 1.0
+    assert signed_rank_p([0.1, 0.2, 0.3, -0.05]) == pytest.approx(4 / 16)
+    assert signed_rank_p([0.1, 0.0, 0.1, 0.1]) == pytest.approx(
+        2 / 8
+    )  # ties share ranks, zeros count nothing
+    with pytest.raises(NothingMeasured):
+        signed_rank_p([0.0])
+
+
+def test_p_is_corrected_for_the_number_of_scenarios() -> None:
+    assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx({"a": 0.03, "c": 0.06, "b": 0.06})
+
+
+def test_learnt_is_faster_where_gain_and_p_are_both_good_enough() -> None:
+    def pairs(gains: list[float]) -> list[MindRun]:
+        return [
+            mind_run(mode, number, under)
+            for number, gain in enumerate(gains)
+            for mode, under in ((OFF, 2.0), (LEARNT, 2.0 * gain))
+        ]
+
+    steady, wild = [1.1 + 0.01 * each for each in range(10)], [0.7, 1.5] * 5
+    found = {
+        (figure.section, figure.name): figure
+        for figure in learnt_figures({"slow-device": pairs(steady), "throttling": pairs(wild)})
+    }
+    assert found["slow-device", "learnt ÷ off"].kept
+    assert found["slow-device", "p after Holm"].value == pytest.approx(4 / 1024)
+    assert not found["throttling", "p after Holm"].kept
+    assert found["learnt", "scenarios in which it is faster"].value == 1.0
+
+
+def mind_run(mode: str, number: int, under: float) -> MindRun:
+    return MindRun(mode=mode, number=number, before=2.0, under=under, possible=3.0, by_routes=2.0)

@@ -91,6 +91,38 @@ def test_every_microbatch_counts_once_whatever_happens() -> None:
     assert sorted(event.kind for event in report.happened) == ["join", *["kill"] * 3, *["slow"] * 2]
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_instance_that_migrates_leaves_a_slow_node_behind(replicas: int) -> None:
+    one = job(steps=80, microbatches=12, stages=[stage(replicas=replicas, repeat=2)])
+    slow = {"kind": "slow", "at_s": 1.0, "target": "a/node-0", "factor": 4}
+    back = {"kind": "migrate", "at_s": 3.0, "target": "gpt-s0-r0"}
+    clusters = [{"name": "a", "nodes": 9}]
+    left = run(body(jobs=[one], clusters=clusters, events=[slow]))
+    moved = run(body(jobs=[one], clusters=clusters, events=[slow, back]))
+    (found,) = moved.jobs
+    assert (found.done, found.steps, found.lost, found.joined) == (True, 80, 0, 1)
+    assert moved.simulated_s < 0.8 * left.simulated_s
+    assert [event.kind for event in moved.happened] == ["slow", "migrate"]
+
+
+def test_an_instance_can_migrate_to_another_stage() -> None:
+    one = job(steps=40, microbatches=12, stages=[stage(replicas=3), stage(backward_ms=50)])
+    move = {"kind": "migrate", "at_s": 1.0, "target": "gpt-s0-r2", "stage": 1}
+    (found,) = run(body(jobs=[one], events=[move])).jobs
+    assert sum(share.stage == 1 and share.share > 0.2 for share in found.shares) == 3
+    assert found.done
+
+
+def test_who_cannot_migrate_is_named() -> None:
+    for target, stage_number, told in (
+        ("gpt-data-r0", 0, "events\\[0\\].target: 'gpt-data-r0' is no instance of a stage"),
+        ("gpt-s0-r0", 7, "events\\[0\\].stage: 7 is none of gpt's; they are 0 to 1"),
+    ):
+        move = {"kind": "migrate", "at_s": 1.0, "target": target, "stage": stage_number}
+        with pytest.raises(BadInput, match=told):
+            run(body(events=[move]))
+
+
 def test_a_stage_that_loses_everyone_comes_back() -> None:
     one = job(steps=20, stages=[stage(replicas=1, repeat=2)])
     events = [{"kind": "kill", "at_s": 0.5, "target": "gpt-s1-r0"}]

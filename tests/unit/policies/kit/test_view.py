@@ -6,11 +6,12 @@ import numpy as np
 
 from policies.kit.policy import Policy
 from policies.kit.view import JobView, Observations
+from schemas.envelope import EntityKind
 from schemas.job import JobState
-from schemas.registry import InstanceState
+from schemas.registry import Capability, Endpoint, InstanceState
 from tests.builders.jobs import state_event
 from tests.builders.policies import decision
-from tests.builders.records import advertisement, instance
+from tests.builders.records import advertisement, instance, service
 from tests.builders.steps import claim
 from tests.builders.telemetry import sample
 
@@ -102,3 +103,27 @@ def test_claims_of_the_running_step_are_counted_by_owner():
     view: JobView = observations.jobs["j"]
     assert view.claims(2) == {"a": 1, "b": 1}  # repeated ones count once, late ones not at all
     assert view.claims(1) == {}
+
+
+def test_free_slots_are_those_in_which_the_registry_shows_nobody() -> None:
+    def agent(node: str, slots: int, **more):
+        place = Endpoint(cluster="east", node=node)
+        capability = Capability(slots=slots)
+        fields = {"kind": EntityKind.CLUSTER, "endpoint": place, "capability": capability} | more
+        return service(f"agent-{node}", **fields)
+
+    observations = seen(
+        sample(),
+        advertisement(
+            *(agent("east-n1", 4), agent("full", 1), agent("away", 3, state=InstanceState.DRAINING)),
+            *(instance("j-s0-r0"), instance("j-data-r0"), instance("other-s1-r0")),
+            instance("j-s0-r1", state=InstanceState.GONE),
+            instance("other-s0-r0", endpoint=Endpoint(cluster="east", node="full")),
+        ),
+    )
+    view = observations.jobs["j"]
+    assert view.free_slots() == {"agent-east-n1": 2}
+    record = view.record("agent-full")
+    assert record is not None
+    assert record.capability.slots == 1
+    assert view.record("nobody") is None
