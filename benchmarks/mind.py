@@ -93,7 +93,7 @@ async def of_scenario(name: str, options: argparse.Namespace) -> list[MindRun]:
 
 
 async def pairs_of(name: str, options: argparse.Namespace) -> list[MindRun]:
-    """All pairs of one scenario: the module and none where the own loop is off, and the own loop elsewhere."""
+    """All pairs of one scenario: the module and none in a mesh without own loop, the loop in another one."""
     runs = []
     modes = (OFF, LEARNT, *(mode for mode in options.against if mode != RULES))
     for own_loop, sides in ((False, modes), (True, (OFF_BESIDE_RULES, RULES))):
