@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 import typer
 import yaml
 
+from bus.security.credentials import Credential
+from deploy import make_secrets
 from dmsc.cli import app
 from dmsc.process.composition import ENTITIES
 from dmsc.state import identities
@@ -112,3 +115,21 @@ def test_the_server_shows_its_pages_to_its_own_container_alone() -> None:
     lines = (ROOT / "deploy" / "nats.conf").read_text().splitlines()
     (pages,) = [line for line in lines if line.startswith("http")]
     assert pages.startswith('http: "127.0.0.1:')
+
+
+def test_secrets_stay_over_restarts_unless_they_are_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made() -> dict[str, str]:
+        make_secrets.main()
+        return {str(path): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+
+    monkeypatch.setattr(sys, "argv", ["make_secrets.py", str(tmp_path)])
+    first = made()
+    assert made() == first
+    monkeypatch.setattr(make_secrets, "DEFAULT_POLICIES", ("link-trend", "path-faults"))
+    after = made()
+    changed = {path for path in first if after[path] != first[path]}
+    assert changed == {str(tmp_path / "modules" / "policy")}
+    credentials = [Credential.parse(text) for text in after[changed.pop()].split()]
+    assert [one.identity.module for one in credentials] == ["link-trend", "path-faults"]
