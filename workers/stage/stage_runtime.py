@@ -111,7 +111,7 @@ class StageRuntime(HopRuntime):
         device: torch.device,
         thread: ComputeThread,
         admitted: Callable[[], None],
-        cut_anew: Callable[[TaskUnit], None],
+        cut_anew: Callable[[TaskUnit], object],
         times: StageTimes = StageTimes(),
     ) -> None:
         super().__init__(context)
