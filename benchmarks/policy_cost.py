@@ -202,7 +202,7 @@ class Journal:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self.record = SimpleNamespace(user="", automated=Automation.ACT, usage=JobUsage())
+        self.record = SimpleNamespace(user="", automated=Automation.ACT, usage=JobUsage(), pins=())
 
     async def tell(self, kind: str, text: str) -> None:
         event = JobEvent.model_validate({"job": "bench", "kind": kind, "at": time.time(), "text": text})
@@ -234,10 +234,19 @@ async def orchestrate(bus: Bus, living: list[ServiceRecord]) -> tuple[PolicyServ
             policies=communication,
             instances=SimpleNamespace(deployed=True, lost=set(), stages=lambda: stages),
             store=Journal(bus),
-            spec=SimpleNamespace(parallel=ParallelSpec(), automation=AutomationSpec()),
+            spec=SimpleNamespace(
+                parallel=ParallelSpec(),
+                automation=AutomationSpec(),
+                training=SimpleNamespace(microbatches=4),
+            ),
         ),
         holding=SimpleNamespace(replicas=1),
-        actions=SimpleNamespace(freed=list),
+        actions=SimpleNamespace(
+            freed=list,
+            routes_objection=lambda action, by: "",
+            routed=lambda action, by: None,
+            unrouted=lambda knob, by: None,
+        ),
         placements=(),
         training=SimpleNamespace(standbys=SimpleNamespace(revise=lambda: None)),
         step=0,
