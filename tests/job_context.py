@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from entities.orchestrator.job_state.context import JobTimes
+from entities.orchestrator.job_state.context import JobContext, JobTimes
 from schemas.job import JobRecord
 from tests.builders.jobs import job
 
@@ -13,5 +14,8 @@ from tests.builders.jobs import job
 def job_context(record: JobRecord | None = None, **parts: Any) -> Any:
     """The context of job `j`, or of the job that `record` names, with these parts and no others."""
     record = record or job("j")
-    given = {"name": record.job, "spec": record.spec, "epoch": record.epoch}
-    return SimpleNamespace(**given | {"store": SimpleNamespace(record=record), "times": JobTimes()} | parts)
+    given: dict[str, Any] = {"name": record.job, "spec": record.spec, "epoch": record.epoch}
+    given |= {"store": SimpleNamespace(record=record), "times": JobTimes()}
+    context: Any = SimpleNamespace(**given | parts)
+    context.eligible_nodes = partial(JobContext.eligible_nodes, context)
+    return context

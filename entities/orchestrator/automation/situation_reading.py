@@ -19,7 +19,6 @@ from entities.orchestrator.automation.situation import (
     model_ms,
 )
 from entities.orchestrator.job.job_run import JobRun
-from entities.orchestrator.job_state.context import eligible_nodes
 from entities.orchestrator.membership.measured_speeds import MeasuredStep
 from entities.orchestrator.membership.recut_plan import InstancePace, RecutQuestion, recut_proposal
 from entities.orchestrator.mesh.mesh_view import MeshView
@@ -304,7 +303,7 @@ def free_slots(run: JobRun, mesh: MeshView, queue: JobQueue, idle: Sequence[Free
     wanted, affordable = run.job.spec.parallel.clusters, _affordable(run, mesh)
     open_slots = {
         (node.sid, slot.index)
-        for node in eligible_nodes(run.job, nodes)
+        for node in run.job.eligible_nodes(nodes)
         if not wanted or node.cluster in wanted
         for slot in node.slots
         if affordable(slot)

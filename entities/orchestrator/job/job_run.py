@@ -21,7 +21,7 @@ from entities.orchestrator.job.takeover_service import TakeoverService
 from entities.orchestrator.job.teardown import Teardown
 from entities.orchestrator.job.term import TermContext
 from entities.orchestrator.job.training import Training
-from entities.orchestrator.job_state.context import JobContext, eligible_nodes, settle
+from entities.orchestrator.job_state.context import JobContext, settle
 from entities.orchestrator.job_state.decision_record import DecisionRecord
 from entities.orchestrator.job_state.event_writer import EventWriter
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
@@ -214,18 +214,14 @@ class JobRun:
         state = self.job.store.record.state
         if state is not JobState.RUNNING or topology is None:
             raise Conflict(f"job {self.job.name} is {state}; only a running one can be cut anew")
-        self._check_nobody_moves()
+        self.training.rebalancing.check_nobody_moves()
         question = self.training.recutting.question(message, topology)
         proposal = await beside_the_loop(recut_proposal, question)
-        self._check_nobody_moves()
+        self.training.rebalancing.check_nobody_moves()
         answer = self.training.recutting.begin(message, proposal)
         if message.cuts is not None and not message.dry_run:  # not one that is left to the planner
             self.actions.asked_by_person(answer.plan, message.user)
         return answer
-
-    def _check_nobody_moves(self) -> None:
-        if moving := self.training.rebalancing.under_way:
-            raise Conflict(f"{moving} is changing its stage: ask again in a moment")
 
     def present_record(self) -> JobRecord:
         """The job's record, with a changed graph that is not written yet."""
@@ -422,13 +418,13 @@ class JobRun:
     async def _choose_shape(self, topology: ModelTopology) -> None:
         """Replaces `auto` stages and replicas by the planner's choice; the record keeps it."""
         job = self.job
-        chosen, because = await with_shape(job.spec, topology, eligible_nodes(job), job.planning)
+        chosen, because = await with_shape(job.spec, topology, job.eligible_nodes(), job.planning)
         await settle(job, chosen)
         await self.job.store.reason(because)
 
     async def _fix_by_memory(self, topology: ModelTopology) -> None:
         """Replaces what says `auto` by values; the record keeps them, for whoever goes on with the job."""
-        fixed, because = fixed_by_memory(self.job.spec, topology, eligible_nodes(self.job))
+        fixed, because = fixed_by_memory(self.job.spec, topology, self.job.eligible_nodes())
         await settle(self.job, fixed)
         await self.job.store.reason(because)
 

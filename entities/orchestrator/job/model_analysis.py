@@ -7,7 +7,7 @@ import asyncio
 from bus.logs import get_logger
 from bus.subjects import ANALYSE, WRITE_SAMPLE
 from entities.orchestrator.job.shared_analyses import SharedAnalyses, analysis_key
-from entities.orchestrator.job_state.context import JobContext, eligible_nodes
+from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.job_secrets import secrets_for
 from entities.orchestrator.planning.eligible_slots import refusal
 from schemas.cluster import Analyse, AnalysisFailed, SampleWritten, WriteSample
@@ -196,6 +196,6 @@ class ModelAnalysis:
     def _agents(self) -> list[str]:
         clusters = self._job.spec.parallel.clusters
         return sorted(
-            (node.sid for node in eligible_nodes(self._job) if not clusters or node.cluster in clusters),
+            (node.sid for node in self._job.eligible_nodes() if not clusters or node.cluster in clusters),
             key=lambda sid: (self._job.mesh.cordons.whole(sid), not self._job.mesh.nodes[sid].warm, sid),
         )

@@ -233,6 +233,15 @@ class JobContext:
     times: JobTimes = JobTimes()
     planning: PlanningConfig = field(default_factory=PlanningConfig)
 
+    def eligible_nodes(self, among: Sequence[NodeStatus] | None = None) -> list[NodeStatus]:
+        """The nodes with the slots that the job may use: one class of bits, once it was planned.
+
+        `among`: of these; None: of all.
+        """
+        query = query_of(self.spec, self.store.record.bits_class)
+        nodes = self.mesh.open_nodes() if among is None else among
+        return open_to(self.spec, eligible(nodes, query, self.mesh.records))
+
 
 async def settle(job: JobContext, spec: JobSpec, **figures: Any) -> None:
     """From now on this is the job, for instances that start and for whoever goes on with it.
@@ -242,16 +251,6 @@ async def settle(job: JobContext, spec: JobSpec, **figures: Any) -> None:
     job.spec = spec
     job.instances.settle(spec)
     await job.store.note(now=True, spec=spec, **figures)
-
-
-def eligible_nodes(job: JobContext, among: Sequence[NodeStatus] | None = None) -> list[NodeStatus]:
-    """The nodes with the slots that a job may use: one class of bits, once it was planned.
-
-    `among`: of these; None: of all.
-    """
-    query = query_of(job.spec, job.store.record.bits_class)
-    nodes = job.mesh.open_nodes() if among is None else among
-    return open_to(job.spec, eligible(nodes, query, job.mesh.records))
 
 
 def why_not_eligible(job: JobContext) -> str:

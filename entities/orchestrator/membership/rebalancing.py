@@ -70,6 +70,11 @@ class Rebalancing:
         """Who changes its stage, from the request until the newcomer is one of the units; else ''."""
         return self._changing or ("" if self._request is None else self._request.sid)
 
+    def check_nobody_moves(self) -> None:
+        """Raises `Conflict` while an instance changes its stage."""
+        if self.under_way:
+            raise Conflict(f"{self.under_way} is changing its stage: ask again in a moment")
+
     def ask(self, sid: str, stage: int, by: str, forecast: Forecast | None = None) -> str:
         """Has an instance change its stage once the open step is decided; returns that in words.
 

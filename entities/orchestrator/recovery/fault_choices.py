@@ -18,7 +18,7 @@ from statistics import median
 
 from bus.logs import get_logger
 from bus.subjects import FAULT_VERDICT
-from entities.orchestrator.job_state.context import JobContext, eligible_nodes
+from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.recovery.joining import JoiningMembers
 from entities.orchestrator.step.step_owner import StepOwner
 from entities.orchestrator.transaction.step_events import Stalled
@@ -269,7 +269,7 @@ class FaultChoices:
         free = self._job.mesh.open_places() - taken
         return sum(
             slot.busy_with is None and (node.sid, slot.index) in free
-            for node in eligible_nodes(self._job)
+            for node in self._job.eligible_nodes()
             for slot in node.slots
         )
 

@@ -10,7 +10,7 @@ from functools import partial
 
 from bus.logs import get_logger
 from bus.subjects import STOP_INSTANCE
-from entities.orchestrator.job_state.context import JobContext, eligible_nodes, why_not_eligible
+from entities.orchestrator.job_state.context import JobContext, why_not_eligible
 from entities.orchestrator.job_state.instances import NodeLost, NotReady, StartFailed
 from entities.orchestrator.job_state.retry_limits import Unrecoverable
 from entities.orchestrator.planning.kept_apart import has_rules, nodes_for, unfit_for
@@ -266,7 +266,7 @@ class Replacement:
             others=[*others],
             cordoned=self._closed([*left_out, *([without] if without else [])]),
         )
-        placed = placing(eligible_nodes(self._job))
+        placed = placing(self._job.eligible_nodes())
         if isinstance(placed, NoRoom) and not isinstance(placing([*self._job.mesh.nodes.values()]), NoRoom):
             return NoRoom(f"{placed.reason}; there is room, but {why_not_eligible(self._job)}")
         if not isinstance(placed, NoRoom) or not left_out:
@@ -320,7 +320,7 @@ class Replacement:
             for other in others
         ):
             return False
-        slots = (node.slot(where.slot) for node in eligible_nodes(self._job) if node.sid == agent)
+        slots = (node.slot(where.slot) for node in self._job.eligible_nodes() if node.sid == agent)
         return any(slot is not None and slot.busy_with in (None, unit.sid) for slot in slots)
 
     def _taken(self, own: Iterable[Placement]) -> dict[str, tuple[Placement, ...]]:
