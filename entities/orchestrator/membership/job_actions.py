@@ -54,10 +54,6 @@ from schemas.task_graph import ModelTopology, TaskGraph, slot_in_words
 log = get_logger("orchestrator")
 
 
-Proposed = RecutProposal | str
-"""What a re-cut would be, or why there is none; empty: nobody has looked."""
-
-
 class ChangesTraining(Protocol):
     """A job's training, as far as it can be changed while it runs."""
 
@@ -118,6 +114,7 @@ class JobActions:
         self._propose = propose
         self._former: dict[str, Callable[[], None]] = {}  # knob → what sets it as it was before
         self._leaving: dict[str, tuple[str, Forecast]] = {}  # instance that migrates → by whom
+        self._looked: tuple[Recut | None, RecutProposal | str] = None, ""  # what it would be, or why none
         self._freed: list[tuple[str, str]] = []  # knob, and who had it changed
         self._cutting: dict[int, _AskedRecut] = {}  # by the plan's revision
         self.on_set: Callable[[str, str | None, str], None] = lambda knob, value, by: None
@@ -143,19 +140,20 @@ class JobActions:
         """Who is about to leave its slot for another one, in words."""
         return "" if not self._leaving else f"{', '.join(sorted(self._leaving))} is about to leave its slot"
 
-    async def proposed(self, action: Action) -> Proposed:
-        """What a suggested re-cut would be, for `objection` and `carry_out`, which may not wait."""
+    async def look(self, action: Action) -> None:
+        """Finds what a suggested re-cut would be, for `objection` and `carry_out`, which may not wait."""
         if not isinstance(action, Recut) or self._declined(action):
-            return ""
+            return
         message = self._recut_message(action.cuts, action.revision, "", dry_run=True)
         try:
-            return await self._propose(self._training.recutting.question(message, self._known_topology()))
+            question = self._training.recutting.question(message, self._known_topology())
+            self._looked = action, await self._propose(question)
         except (BadInput, Conflict) as refused:
-            return refused.text
+            self._looked = action, refused.text
 
-    def objection(self, action: Action, proposed: Proposed = "") -> str:
-        """Why the job does not do this now; empty if it does. Nothing is changed."""
-        return self._declined(action) or self._impossible(action, proposed)
+    def objection(self, action: Action) -> str:
+        """Why the job does not do this now; empty if it does. Nothing is changed. `look` comes first."""
+        return self._declined(action) or self._impossible(action)
 
     def _declined(self, action: Action) -> str:
         """Why the job does not want this now, as far as that is known without a look at what it takes."""
@@ -179,7 +177,7 @@ class JobActions:
         account = self._changes.account
         return account.obstacle() or account.unwise(kind, direction, reverse, promised)
 
-    def _impossible(self, action: Action, proposed: Proposed) -> str:
+    def _impossible(self, action: Action) -> str:
         match action:
             case SetWindow(stage=stage, in_flight=in_flight):
                 most = self._largest_windows().get(stage, 0)
@@ -192,21 +190,22 @@ class JobActions:
                 return self._job.queue.no_growth(self._job.name)
             case Recut():
                 try:
-                    self._begin_recut(action, "", proposed, dry_run=True)
+                    self._begin_recut(action, "", dry_run=True)
                 except Conflict as refused:
                     return refused.text
         return ""
 
-    def _begin_recut(self, action: Recut, by: str, proposed: Proposed, *, dry_run: bool) -> int:
+    def _begin_recut(self, action: Recut, by: str, *, dry_run: bool) -> int:
         """Has the job cut as was proposed, or tries whether it can be; returns the revision of the plan.
 
         Raises:
             Conflict: it is impossible now.
         """
-        if isinstance(proposed, str):
-            raise Conflict(proposed or "the job has just changed: look again")
+        looked_at, found = self._looked
+        if looked_at is not action or isinstance(found, str):
+            raise Conflict(f"{found}" if looked_at is action else "the job has just changed: look again")
         message = self._recut_message(action.cuts, action.revision, by, dry_run=dry_run)
-        return self._training.recutting.begin(message, proposed).plan
+        return self._training.recutting.begin(message, found).plan
 
     def _recut_message(self, cuts: Cuts | None, revision: int | None, by: str, *, dry_run: bool) -> RecutJob:
         return RecutJob(job=self._job.name, user=by, cuts=cuts, revision=revision, dry_run=dry_run)
@@ -246,15 +245,13 @@ class JobActions:
         raise AssertionError(f"{action.action} is no change")
 
     # --- carrying it out ------------------------------------------------------------------------------
-    def carry_out(
-        self, action: Action, by: str, valid_s: float, reason: str = "", proposed: Proposed = ""
-    ) -> int | None:
+    def carry_out(self, action: Action, by: str, valid_s: float, reason: str = "") -> int | None:
         """Does what was adopted; returns the revision of the policy that says so, if there is one.
 
         Raises:
             Conflict: the job declines it now; the text says why.
         """
-        if why := self.objection(action, proposed):
+        if why := self.objection(action):
             raise Conflict(why)
         match action:
             case MoveInstance(sid=sid, stage=stage, forecast=forecast):
@@ -268,7 +265,7 @@ class JobActions:
             case Scale(replicas=replicas, forecast=forecast):
                 self._scale(replicas, by, forecast, reason)
             case Recut(forecast=forecast):
-                plan = self._begin_recut(action, by, proposed, dry_run=False)
+                plan = self._begin_recut(action, by, dry_run=False)
                 self._cutting[plan] = _AskedRecut(by=by, forecast=forecast)
             case Migrate(sid=sid, node=node, forecast=forecast):
                 if why := self._membership.migrate(sid, node):

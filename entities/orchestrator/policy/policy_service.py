@@ -12,7 +12,6 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from entities.metrics import MODULE_DRIFT, MetricReading
 from entities.orchestrator.job.job_run import JobRun
-from entities.orchestrator.membership.job_actions import Proposed
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.policy import arbitration_state as in_force
 from entities.orchestrator.policy import module_reputation, personal_pins
@@ -350,7 +349,7 @@ class PolicyService:
         self, message: PolicySuggestion, *, sid: str | None = None, own: bool = False
     ) -> tuple[Outcome, int | None]:
         """The outcome of a suggestion that was carried out, and the revision of the policy that says so."""
-        proposed = await self._proposed(message, sid=sid, own=own)
+        await self._look(message, sid=sid, own=own)
         async with self._revising:
             self._recall(message.job)
             run, before, revision = self._runs.get(message.job), self._state, None
@@ -360,10 +359,10 @@ class PolicyService:
                 before, message, facts, time.monotonic(), sid=sid, config=self._config, own=own
             )
             if run is not None and outcome.passed_on is not None and not outcome.adopted:  # only judged
-                why = run.actions.objection(outcome.passed_on, proposed)
+                why = run.actions.objection(outcome.passed_on)
                 outcome = replace(outcome, reason=why or outcome.reason)
             if outcome.adopted and run is not None:
-                outcome, revision = self._carry_out(run, message, outcome, proposed)
+                outcome, revision = self._carry_out(run, message, outcome)
                 if not outcome.adopted:
                     self._state = in_force.not_carried_out(self._state, message, before)
                 else:
@@ -371,15 +370,16 @@ class PolicyService:
                     await run.job.store.tell("policy", text=text)
         return outcome, revision
 
-    async def _proposed(self, message: PolicySuggestion, *, sid: str | None, own: bool) -> Proposed:
-        """What a re-cut would be that arbitration passes on. It is found while others are judged."""
+    async def _look(self, message: PolicySuggestion, *, sid: str | None, own: bool) -> None:
+        """Has the job look at a re-cut that arbitration would pass on, while others are judged."""
         run = self._runs.get(message.job)
         if run is None or not isinstance(message.action, Recut):
-            return ""
+            return
         self._recall(message.job)
         facts, now = job_facts(run, self._mesh), time.monotonic()
         outcome, _ = arbitrate(self._state, message, facts, now, sid=sid, config=self._config, own=own)
-        return "" if outcome.passed_on is None else await run.actions.proposed(message.action)
+        if outcome.passed_on is not None:
+            await run.actions.look(message.action)
 
     async def _answer(
         self,
@@ -401,7 +401,7 @@ class PolicyService:
         await self._bus.publish(subjects.POLICY_DECISION, decision, cause=cause, module=message.module)
 
     def _carry_out(
-        self, run: JobRun, suggestion: PolicySuggestion, outcome: Outcome, proposed: Proposed
+        self, run: JobRun, suggestion: PolicySuggestion, outcome: Outcome
     ) -> tuple[Outcome, int | None]:
         """Carries an adopted suggestion out; the run may decline it. Returns the policy's new revision."""
         action: Action = suggestion.action
@@ -420,7 +420,7 @@ class PolicyService:
             return outcome, None
         try:
             by = suggestion.module
-            return outcome, run.actions.carry_out(action, by, outcome.valid_s, suggestion.reason, proposed)
+            return outcome, run.actions.carry_out(action, by, outcome.valid_s, suggestion.reason)
         except Conflict as error:
             return replace(outcome, adopted=False, reason=error.text), None
 

@@ -154,8 +154,8 @@ class Job:
             self.job_changes.decided(result, last=False)
 
     async def cut(self, action: Recut) -> int | None:
-        proposed = await self.actions.proposed(action)
-        return self.actions.carry_out(action, "m", 60.0, "why", proposed)
+        await self.actions.look(action)
+        return self.do(action)
 
     def do(self, action: Action) -> int | None:
         return self.actions.carry_out(action, "m", 60.0, "why")
