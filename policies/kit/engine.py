@@ -6,6 +6,7 @@ Both pass the time in.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -131,7 +132,7 @@ class Engine:
         self.folded_until = 0.0
         """When the last event was received that was taken in; seconds since the epoch."""
         self._forecasts = ForecastWatch(policy.name)
-        self._empty = self._packed() if policy.state_version else ""
+        self._empty = self._empty_state() if policy.state_version else ""
 
     def rows(self) -> tuple[Subject, ...]:
         """All rows to subscribe to, each once."""
@@ -160,10 +161,13 @@ class Engine:
 
     # --- what it has learnt ---------------------------------------------------------------------------
     def learnt(self, *, into: list[PolicyProblem]) -> str | None:
-        """The learnt state's JSON text; None if the policy keeps none, or an error of its was contained."""
+        """The learnt state's JSON text; None if the policy keeps none, or an error of its was contained.
+
+        Such an error suspends nothing: the policy suggests as before, and forgets at its end.
+        """
         if not self.policy.state_version:
             return None
-        packed: str | None = self._contain("learnt_state", self._packed, into=into)
+        packed: str | None = self._contain("learnt_state", self._packed, into=into, suspends=False)
         return packed
 
     def restore(self, data: str) -> None:
@@ -175,9 +179,25 @@ class Engine:
         try:
             self.policy.restore(parsed_json(data or self._empty))
         except Exception as error:  # a user's policy may raise anything
-            self.policy.restore(parsed_json(self._empty))
+            with contextlib.suppress(Exception):
+                self.policy.restore(parsed_json(self._empty))
             text = " ".join(str(error).split())[:300]
             raise ValueError(f"{type(error).__name__}: {text}" if text else type(error).__name__) from None
+
+    def _empty_state(self) -> str:
+        """The state before anything is learnt, which the policy must be able to go on from.
+
+        Raises:
+            BadInput: It can't.
+        """
+        try:
+            empty = self._packed()
+            self.policy.restore(parsed_json(empty))
+        except Exception as error:  # a user's policy may raise anything
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            name = self.policy.name
+            raise BadInput(f"{name}: learnt_state and restore do not fit together: {text}") from None
+        return empty
 
     def _packed(self) -> str:
         packed = canonical_json(self.policy.learnt_state())
@@ -336,18 +356,25 @@ class Engine:
         self.counters.held_back += len(suggestions) - len(allowed)
         return allowed
 
-    def _contain(self, where: str, call: Callable[..., Any], *args: Any, into: list[PolicyProblem]) -> Any:
+    def _contain(
+        self,
+        where: str,
+        call: Callable[..., Any],
+        *args: Any,
+        into: list[PolicyProblem],
+        suspends: bool = True,
+    ) -> Any:
         """The call's result; an exception is counted, reported once per place and text, and contained."""
         try:
             return call(*args)
         except Exception as error:  # errors of a user's policy affect only that policy
             self.counters.errors += 1
-            self._errors_in_a_row += 1
+            self._errors_in_a_row += suspends
             text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             if (where, text) not in self._reported and len(self._reported) < 1000:
                 self._reported.add((where, text))
                 into.append(PolicyProblem(where=where, text=f"{text} ({_place(error)})"))
-            if self._errors_in_a_row >= self.config.max_errors:
+            if suspends and self._errors_in_a_row >= self.config.max_errors:
                 last = f"the last in {where}: {text}"
                 self.suspended = f"suspended after {self._errors_in_a_row} errors in a row, {last}"
             return None

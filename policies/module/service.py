@@ -367,7 +367,8 @@ class FunctionalModule:
         output = self.engine.decide(now)
         if output.learnt is None and now - self._learnt_at >= self.config.learnt.every_s:
             output.learnt = self.engine.learnt(into=output.problems)
-        if output.learnt is not None:
+            self._learnt_at = now  # also where it failed
+        elif output.learnt is not None:
             self._learnt_at = now
         self._scores = self._scoreboard.settle(now, shadow=self.state is ModuleState.SHADOW)
         output.drift = self.engine.drift(into=output.problems)
