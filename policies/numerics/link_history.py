@@ -74,7 +74,7 @@ class LinkHistory:
         self._incarnations.pop(job, None)
 
     def as_data(self, most: int) -> dict[str, LinksOfJob]:
-        """All series of the last hour as plain data; of more than `most` figures those of the slowest links."""
+        """All series of the last hour as plain data; of more than `most` figures the slowest links'."""
         lasts = [values[-1][0] for links in self._jobs.values() for values in links.values()]
         newest = max(lasts, default=0)
         series = [

@@ -218,7 +218,7 @@ async def test_of_two_processes_one_writes_and_the_other_takes_over_what_it_lear
 
     async def keeper(name: str) -> StateKeeper:
         bus = await mesh.bus(name, EntityKind.FUNCTIONAL_MODULE)
-        times = StateTimes(takeover_s=0.0)
+        times = StateTimes(takeover_s=0.0, retry_s=0.0)
         return StateKeeper(bus, policy, MESH, times, answer_s=PATIENCE_S, hurry=lambda: hurried.append(None))
 
     one, two = await keeper("counting"), await keeper("counting-shadow-1")
@@ -239,6 +239,12 @@ async def test_of_two_processes_one_writes_and_the_other_takes_over_what_it_lear
     pending = one.take_pending()
     assert pending is not None
     assert (pending.revision, pending.data) == (2, '{"count":3}')
+    bucket = mesh.arbiter.bus.bucket(subjects.LEARNT_RECORD)
+    await bucket.delete(owner=MESH, module="counting", version="1", place="current")
+    await two.keep('{"count":5}', 4.0)  # it finds that nothing is kept any more
+    await two.keep('{"count":5}', 4.0)
+    state = await kept(service)
+    assert (state.revision, state.data) == (1, '{"count":5}')
 
 
 @pytest.mark.parametrize(

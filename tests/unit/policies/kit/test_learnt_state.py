@@ -309,12 +309,14 @@ def test_a_replay_goes_on_from_recorded_states_and_gives_the_same_bytes() -> Non
         if second == 10:
             data = live.learnt(into=[])
             assert data is not None
-            record.append(recorded(second - 0.5, kept(data, revision=2)))
+            record.append(recorded(second - 0.5, kept(data, revision=2, through=BEGAN + second - 0.5)))
             live = Engine(Counting(), EngineConfig())
             live.restore(data)
         if second == 20:
             live.restore("")
-            record.append(recorded(second - 0.5, kept("", revision=3, source="reset")))
+            record.append(
+                recorded(second - 0.5, kept("", revision=3, source="reset", through=BEGAN + second - 0.5))
+            )
         record.append(event(float(second), step=second))
         live.take([record[-1]])
         said += live.decide(BEGAN + second).suggestions
@@ -344,6 +346,30 @@ def test_a_replay_of_another_version_begins_with_what_was_learnt_and_learns_by_i
     replay = PolicyReplay(Other())
     assert [one.suggestion.reason for one in replay.run(record)] == ["1", "2"]
     assert replay.problems[0].text.startswith("recorded state 1 of version 1 does not fit: schema version 2")
+
+
+def test_events_that_a_recorded_state_lacks_are_folded_again() -> None:
+    """The module wrote what it knew at 5 s, and the state is in the record half a second later."""
+    record = [event(float(second), step=second) for second in range(1, 6)]
+    record += [event(5.2), recorded(5.5, kept('{"j-s0-r0":40}', through=BEGAN + 5.0)), event(8.0, step=8)]
+    replay = PolicyReplay(Counting())
+    assert replay.run(record)[-1].suggestion.reason == "42"
+    assert replay.problems == []
+    engine = Engine(Counting(), EngineConfig())
+    engine.take([event(float(second)) for second in range(0, 300, 10)])
+    assert engine.restore('{"j-s0-r0":40}', BEGAN) == []
+    assert engine.learnt(into=[]) == '{"j-s0-r0":47}', "those of the last minute"
+
+
+def test_a_replay_goes_on_from_no_other_user_s_states() -> None:
+    record = [
+        recorded(0.0, kept('{"j-s0-r0":40}', through=BEGAN)),
+        recorded(0.1, kept('{"j-s0-r0":900}', owner="eve", through=BEGAN)),
+        event(1.0),
+    ]
+    assert [one.suggestion.reason for one in PolicyReplay(Counting()).run(record)] == ["41"]
+    mine = [recorded(0.0, kept('{"j-s0-r0":40}', owner="ada", through=BEGAN)), event(1.0)]
+    assert [one.suggestion.reason for one in PolicyReplay(Counting()).run(mine)] == ["41"], "one's own"
 
 
 def test_the_text_of_a_state_is_canonical() -> None:
