@@ -43,8 +43,6 @@ THROTTLED = 0.7
 MOST_READINGS = 64
 MOST_SUSPECTS = 16
 """Most suspicious devices whose readings are kept on the bus."""
-MOST_SILENT_S = 3600.0
-"""Seconds that a device's last reading may lie behind the newest of all for that."""
 
 
 def history(times_days: Sequence[float], now_day: float) -> Floats:
@@ -188,6 +186,8 @@ class DeviceRisk(Policy):
     every_s: ClassVar[float] = 5.0
     state_version: ClassVar[int] = 1
     valid_s: ClassVar[float] = 120.0
+    remembered_s: ClassVar[float] = 3600.0
+    """Seconds that a device's last reading may lie behind the newest of all to be kept on the bus."""
 
     def __init__(self) -> None:
         self._readings: dict[str, dict[str, tuple[str, deque[DeviceReading]]]] = {}
@@ -205,7 +205,7 @@ class DeviceRisk(Policy):
             for sid, (_, readings) in devices.items()
             if readings
         }
-        since = max(lasts.values(), default=0.0) - MOST_SILENT_S
+        since = max(lasts.values(), default=0.0) - self.remembered_s
         suspects = [
             (job, sid)
             for job, sids in sorted(self._suspects.items())

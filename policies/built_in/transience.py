@@ -29,8 +29,6 @@ WORTH_KEEPING = 0.1
 """Penalty from which an instance is remembered over a restart of the module."""
 MOST_FLAPPING = 500
 """Most instances that are remembered so, those with the highest penalties; some 100 bytes each."""
-MOST_SILENT_S = 3600.0
-"""Seconds that an instance's last sample may lie behind the newest of all for that: its job has ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +43,10 @@ class TransienceConfig:
 
     half_life_s: float = 120.0
     """Seconds in which the penalty of an outage fades by half."""
+
+    remembered_s: float = 3600.0
+    """Seconds that an instance's last sample may lie behind the newest of all to be remembered over a restart
+    of the module. After a longer silence its job has ended."""
 
     valid_s: float = 15.0
     """Seconds for which a suggestion holds; it is renewed after half of that while its reason lasts."""
@@ -90,7 +92,7 @@ class Transience(Policy):
         flapping = [
             (record.flapping.penalty(record.at), key)
             for key, record in self._records.items()
-            if record.at >= newest - MOST_SILENT_S
+            if record.at >= newest - self.config.remembered_s
         ]
         worst = sorted(item for item in flapping if item[0] >= WORTH_KEEPING)[-MOST_FLAPPING:]
         records = {key: self._records[key] for _, key in worst}

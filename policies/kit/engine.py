@@ -31,10 +31,8 @@ from schemas.observation import Observation
 from schemas.policy import PolicySuggestion
 
 _Request = TypeVar("_Request")
-RECENT_S = 60.0
-"""Seconds of events that are passed on again after a state was restored that lacks them."""
 MOST_RECENT = 20_000
-"""Most such events: of more instances than some hundred, less than a minute."""
+"""Most events that are passed on again: of more instances than some hundred, less than `recent_s`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +53,9 @@ class EngineConfig:
 
     max_errors: int = 5
     """Errors in a row after which the policy is suspended: no calls until the module is started again."""
+
+    recent_s: float = 60.0
+    """Seconds of events that are passed on again after a state was restored that lacks them."""
 
     def __post_init__(self) -> None:
         if not (self.max_per_s > 0 and self.burst >= 1 and self.max_errors >= 1):
@@ -251,7 +252,7 @@ class Engine:
         if isinstance(event, Event) and self._handler(event.row) is None:
             return
         self._recent.append(event)
-        while self._recent[0].at < self.folded_until - RECENT_S:
+        while self._recent[0].at < self.folded_until - self.config.recent_s:
             self._recent.popleft()
 
     def _handler(self, row: Subject) -> Callable[[Any, float], None] | None:
@@ -261,13 +262,16 @@ class Engine:
 
     def _pass_on(self, event: Event | Result, *, into: list[PolicyProblem]) -> None:
         """Passes an event or result to the policy's method for it, if it has one."""
+        if self.suspended:
+            return
         if isinstance(event, Result):
-            name, handler, message = INFERENCE, getattr(self.policy, INFERENCE, None), event.inferred
-        else:
-            name, handler = f"on_{event.row.name.replace(' ', '_')}", self._handler(event.row)
-            message = event.message
-        if handler is not None and not self.suspended:
-            self._contain(name, handler, message, event.at, into=into)
+            on_inference = getattr(self.policy, INFERENCE, None)
+            if on_inference is not None:
+                self._contain(INFERENCE, on_inference, event.inferred, event.at, into=into)
+            return
+        handler, name = self._handler(event.row), f"on_{event.row.name.replace(' ', '_')}"
+        if handler is not None:
+            self._contain(name, handler, event.message, event.at, into=into)
 
     def _take_result(self, result: Result, *, into: list[PolicyProblem]) -> None:
         """Passes a result to the policy and marks its job as changed, so that the policy decides again."""

@@ -258,7 +258,7 @@ class LearntStateService:
 
     async def _make_room(self, state: LearntState) -> None:
         """Forgets what was written longest ago: nobody fills the disk by naming modules and versions."""
-        of_module = {"module": state.module} if state.owner == names.MESH else {}
+        of_module: dict[str, Any] = {"module": state.module} if state.owner == names.MESH else {}
         entries = await self._bucket.entries(owner=state.owner, place=CURRENT, **of_module)
         keys = {id(entry.message): entry.key.split(".") for entry in entries}
         states = [entry.message for entry in entries]
