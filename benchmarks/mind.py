@@ -47,6 +47,7 @@ from benchmarks.mind_sections.learnt import (
     LEARNT,
     LEARNT_SCENARIOS,
     MODULES,
+    MOST_EXACT,
     OFF_BESIDE_RULES,
     PAD_MS,
     PAIRS,
@@ -178,6 +179,8 @@ def main() -> None:
     parser.add_argument("--learnt-in", type=some_of(SCENARIOS), default=LEARNT_SCENARIOS, metavar="NAMES")
     parser.add_argument("--against", type=some_of(AGAINST), default=(), metavar="MODES")
     options = parser.parse_args()
+    if options.pairs > MOST_EXACT:
+        parser.error(f"--pairs {options.pairs}: the test is exact, and takes at most {MOST_EXACT}")
     configure_logging(level="error")
     with measuring():
         asyncio.run(measure(options))

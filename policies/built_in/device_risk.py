@@ -43,6 +43,8 @@ THROTTLED = 0.7
 MOST_READINGS = 64
 MOST_SUSPECTS = 16
 """Most suspicious devices whose readings are kept on the bus."""
+MOST_SILENT_S = 3600.0
+"""Seconds that a device's last reading may lie behind the newest of all for that."""
 
 
 def history(times_days: Sequence[float], now_day: float) -> Floats:
@@ -193,8 +195,23 @@ class DeviceRisk(Policy):
         self._model: RiskModel | None = None
 
     def learnt_state(self) -> DeviceRiskState:
-        """The model, if it is not the one that it comes with, and what suspicious devices reported so far."""
-        suspects = [(job, sid) for job, sids in sorted(self._suspects.items()) for sid in sorted(sids)]
+        """The model, if it is not the one that it comes with, and what suspicious devices reported so far.
+
+        Not of those that have reported nothing for an hour: their job has ended.
+        """
+        lasts = {
+            (job, sid): readings[-1].at
+            for job, devices in self._readings.items()
+            for sid, (_, readings) in devices.items()
+            if readings
+        }
+        since = max(lasts.values(), default=0.0) - MOST_SILENT_S
+        suspects = [
+            (job, sid)
+            for job, sids in sorted(self._suspects.items())
+            for sid in sorted(sids)
+            if (job, sid) in lasts and lasts[job, sid] >= since
+        ]
         return DeviceRiskState(
             model=self._model,
             suspects=[

@@ -24,9 +24,10 @@ from policies.kit.view import JobView
 from policies.numerics.drift import ErrorDrift, ErrorDriftState
 from policies.numerics.features import Floats
 from policies.numerics.forecasting import ForecastConfig, Trend, fit
-from policies.numerics.link_history import Link, LinkHistory, LinksOfJob
+from policies.numerics.link_history import MOST_SILENT_STEPS, Link, LinkHistory, LinksOfJob
 from policies.numerics.serial_correlation import serial_correlation
 from schemas.job import ENDED, JobEvent
+from schemas.learnt_state import MOST_LEARNT_BYTES, canonical_json
 from schemas.policy import PolicySuggestion
 from schemas.telemetry import InstanceSample
 
@@ -53,8 +54,8 @@ class LinkTrendState(TypedDict):
 
 
 _STATE = TypeAdapter(LinkTrendState)
-MOST_FIGURES = 20_000
-"""Most figures that are kept on the bus, some 200 KiB: of 130 links."""
+MOST_FIGURES = 12_000
+"""Most figures that are kept on the bus, some 210 KiB: of 81 links with 12 minutes each."""
 COVERAGE = 0.9
 """Coverage of a forecast's interval."""
 
@@ -116,12 +117,24 @@ class LinkTrend(Policy):
         self._expected: dict[str, ExpectedLinks] = {}
 
     def learnt_state(self) -> LinkTrendState:
-        """The figures of the last minutes, more than the streams bring back, and errors of forecasts."""
+        """The figures of the last minutes, more than the streams bring back, and errors of forecasts.
+
+        Of more links than fit, those of the slowest.
+        """
+        for most in (MOST_FIGURES, MOST_FIGURES // 2, MOST_FIGURES // 4):
+            state = self._state(most)
+            if len(canonical_json(state).encode()) <= MOST_LEARNT_BYTES:
+                return state
+        return self._state(0)
+
+    def _state(self, most: int) -> LinkTrendState:
+        newest = max(self._slots.values(), default=0)
+        slots = {job: slot for job, slot in self._slots.items() if slot >= newest - MOST_SILENT_STEPS}
         return LinkTrendState(
-            links=self.history.as_data(MOST_FIGURES),
+            links=self.history.as_data(most),
             errors=self._errors.as_data(),
-            expected=self._expected,
-            slots=self._slots,
+            expected={job: links for job, links in self._expected.items() if most and job in slots},
+            slots=slots,
         )
 
     def restore(self, state: Any) -> None:

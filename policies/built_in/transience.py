@@ -27,6 +27,10 @@ from schemas.telemetry import InstanceSample
 KIND = "silence"
 WORTH_KEEPING = 0.1
 """Penalty from which an instance is remembered over a restart of the module."""
+MOST_FLAPPING = 500
+"""Most instances that are remembered so, those with the highest penalties; some 100 bytes each."""
+MOST_SILENT_S = 3600.0
+"""Seconds that an instance's last sample may lie behind the newest of all for that: its job has ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,13 +86,20 @@ class Transience(Policy):
 
     def learnt_state(self) -> TransienceState:
         """How long outages lasted, and which instances fell silent again and again."""
+        newest = max((record.at for record in self._records.values()), default=0.0)
+        flapping = [
+            (record.flapping.penalty(record.at), key)
+            for key, record in self._records.items()
+            if record.at >= newest - MOST_SILENT_S
+        ]
+        worst = sorted(item for item in flapping if item[0] >= WORTH_KEEPING)[-MOST_FLAPPING:]
+        records = {key: self._records[key] for _, key in worst}
         return TransienceState(
             outages=self.outages.as_data(),
             errors=self._lengths.as_data(),
             flapping=[
-                (job, sid, record.incarnation, record.at, *record.flapping.as_data())
-                for (job, sid), record in sorted(self._records.items())
-                if record.flapping.penalty(record.at) >= WORTH_KEEPING
+                (*key, record.incarnation, record.at, *record.flapping.as_data())
+                for key, record in sorted(records.items())
             ],
         )
 

@@ -6,8 +6,10 @@ Both pass the time in.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +31,10 @@ from schemas.observation import Observation
 from schemas.policy import PolicySuggestion
 
 _Request = TypeVar("_Request")
+RECENT_S = 60.0
+"""Seconds of events that are passed on again after a state was restored that lacks them."""
+MOST_RECENT = 20_000
+"""Most such events: of more instances than some hundred, less than a minute."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,6 +109,8 @@ class Output:
     problems: list[PolicyProblem] = field(default_factory=list)
     learnt: str | None = None
     """The learnt state's JSON text, of which the suggestions name the digest; None: not asked for."""
+    through: float = 0.0
+    """When the last event was received that is in `learnt`; seconds since the epoch."""
     drift: str = ""
     """Why what the policy learnt no longer fits what happens; empty while it does."""
 
@@ -130,8 +138,9 @@ class Engine:
         self._allowance_at = float("-inf")
         self.folded_until = 0.0
         """When the last event was received that was taken in; seconds since the epoch."""
+        self._recent: deque[Event | Result] = deque(maxlen=MOST_RECENT)
         self._forecasts = ForecastWatch(policy.name)
-        self._empty = self._packed() if policy.state_version else ""
+        self._empty = self._empty_state() if policy.state_version else ""
 
     def rows(self) -> tuple[Subject, ...]:
         """All rows to subscribe to, each once."""
@@ -160,14 +169,22 @@ class Engine:
 
     # --- what it has learnt ---------------------------------------------------------------------------
     def learnt(self, *, into: list[PolicyProblem]) -> str | None:
-        """The learnt state's JSON text; None if the policy keeps none, or an error of its was contained."""
+        """The learnt state's JSON text; None if the policy keeps none, or an error of its was contained.
+
+        Such an error suspends nothing: the policy suggests as before, and forgets at its end.
+        """
         if not self.policy.state_version:
             return None
-        packed: str | None = self._contain("learnt_state", self._packed, into=into)
+        packed: str | None = self._contain("learnt_state", self._packed, into=into, suspends=False)
         return packed
 
-    def restore(self, data: str) -> None:
+    def restore(self, data: str, through: float = math.inf) -> list[PolicyProblem]:
         """Goes on from a learnt state; an empty text stands for nothing learnt.
+
+        Args:
+            data: The state's JSON text.
+            through: What was received until then is in it; events since, of the last minute, are passed to
+                the policy again.
 
         Raises:
             ValueError: It does not fit, in one line. Nothing is learnt then.
@@ -175,9 +192,30 @@ class Engine:
         try:
             self.policy.restore(parsed_json(data or self._empty))
         except Exception as error:  # a user's policy may raise anything
-            self.policy.restore(parsed_json(self._empty))
+            with contextlib.suppress(Exception):
+                self.policy.restore(parsed_json(self._empty))
             text = " ".join(str(error).split())[:300]
             raise ValueError(f"{type(error).__name__}: {text}" if text else type(error).__name__) from None
+        problems: list[PolicyProblem] = []
+        for event in self._recent:
+            if event.at > through:
+                self._pass_on(event, into=problems)
+        return problems
+
+    def _empty_state(self) -> str:
+        """The state before anything is learnt, which the policy must be able to go on from.
+
+        Raises:
+            BadInput: It can't.
+        """
+        try:
+            empty = self._packed()
+            self.policy.restore(parsed_json(empty))
+        except Exception as error:  # a user's policy may raise anything
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            name = self.policy.name
+            raise BadInput(f"{name}: learnt_state and restore do not fit together: {text}") from None
+        return empty
 
     def _packed(self) -> str:
         packed = canonical_json(self.policy.learnt_state())
@@ -192,6 +230,7 @@ class Engine:
         for event in events:
             self.counters.events += 1
             self.folded_until = max(self.folded_until, event.at)
+            self._remember(event)
             if isinstance(event, Result):
                 self._take_result(event, into=problems)
                 continue
@@ -202,23 +241,39 @@ class Engine:
                 self._changed.add(view.job)
             elif isinstance(event.message, Observation) and event.message.job is None:
                 self._changed.update(self.observations.jobs)
-            name = event.row.name
-            if name not in self._handlers:
-                self._handlers[name] = self.policy.handler(event.row)
-            handler = self._handlers[name]
-            if handler is not None and not self.suspended:
-                self._contain(
-                    f"on_{event.row.name.replace(' ', '_')}", handler, event.message, event.at, into=problems
-                )
+            self._pass_on(event, into=problems)
         return problems
+
+    def _remember(self, event: Event | Result) -> None:
+        """Keeps the last minute of what the policy learns from, for a state that comes later (`restore`)."""
+        if not self.policy.state_version:
+            return
+        if isinstance(event, Event) and self._handler(event.row) is None:
+            return
+        self._recent.append(event)
+        while self._recent[0].at < self.folded_until - RECENT_S:
+            self._recent.popleft()
+
+    def _handler(self, row: Subject) -> Callable[[Any, float], None] | None:
+        if row.name not in self._handlers:
+            self._handlers[row.name] = self.policy.handler(row)
+        return self._handlers[row.name]
+
+    def _pass_on(self, event: Event | Result, *, into: list[PolicyProblem]) -> None:
+        """Passes an event or result to the policy's method for it, if it has one."""
+        if isinstance(event, Result):
+            name, handler, message = INFERENCE, getattr(self.policy, INFERENCE, None), event.inferred
+        else:
+            name, handler = f"on_{event.row.name.replace(' ', '_')}", self._handler(event.row)
+            message = event.message
+        if handler is not None and not self.suspended:
+            self._contain(name, handler, message, event.at, into=into)
 
     def _take_result(self, result: Result, *, into: list[PolicyProblem]) -> None:
         """Passes a result to the policy and marks its job as changed, so that the policy decides again."""
         if result.inferred.job in self.observations.jobs:
             self._changed.add(result.inferred.job)
-        handler = getattr(self.policy, INFERENCE, None)
-        if handler is not None and not self.suspended:
-            self._contain(INFERENCE, handler, result.inferred, result.at, into=into)
+        self._pass_on(result, into=into)
 
     def due(self, now: float) -> float | None:
         """Seconds until a decision is due for some job (0: now), or None if nothing new was seen."""
@@ -250,16 +305,24 @@ class Engine:
             elif now - self._decided_at.get(job, float("-inf")) >= self._every_s:
                 self._changed.discard(job)
                 self._decided_at[job] = now
-                output.suggestions += self._within_rate(self.ask(view, now, into=output.problems), now)
+                suggestions = self._within_rate(self._asked(view, now, into=output.problems), now)
+                output.suggestions += suggestions
                 output.reads += self._requests("reads", StoreRead, view, now, into=output.problems)
                 if self.policy.has_model:
                     output.inferences += self._requests("infers", Inference, view, now, into=output.problems)
         if output.suggestions:
             output.learnt = self.learnt(into=output.problems)
+            output.suggestions = self._completed(output.suggestions, output.learnt, into=output.problems)
         return output
 
     def ask(self, view: JobView, now: float, *, into: list[PolicyProblem]) -> list[PolicySuggestion]:
         """Calls `decide` once, contained and checked; empty if the policy is suspended or disabled."""
+        suggestions = self._asked(view, now, into=into)
+        if not suggestions:
+            return []
+        return self._completed(suggestions, self.learnt(into=into), into=into)
+
+    def _asked(self, view: JobView, now: float, *, into: list[PolicyProblem]) -> list[PolicySuggestion]:
         if self.suspended or view.job in self._disabled:
             return []
         self.counters.decisions += 1
@@ -267,21 +330,16 @@ class Engine:
         if suggestions is None:
             return []
         self._errors_in_a_row = 0
-        return self._completed(list(suggestions), into=into)
+        return list(suggestions)
 
     def _completed(
-        self, suggestions: list[PolicySuggestion], *, into: list[PolicyProblem]
+        self, suggestions: list[PolicySuggestion], learnt: str | None, *, into: list[PolicyProblem]
     ) -> list[PolicySuggestion]:
         """The suggestions with the digest of the learnt state, less sure if that no longer fits."""
-        if not suggestions:
-            return suggestions
-        learnt = self._learnt_and_drift(into)
-        return [suggestion.model_copy(update=_stamped(suggestion, *learnt)) for suggestion in suggestions]
-
-    def _learnt_and_drift(self, into: list[PolicyProblem]) -> tuple[str, str]:
-        """The digest of the learnt state, and why it no longer fits; both may be empty."""
-        packed = self.learnt(into=into)
-        return "" if packed is None else digest_of(packed), self.drift(into=into)
+        digest, drift = "" if learnt is None else digest_of(learnt), self.drift(into=into)
+        return [
+            suggestion.model_copy(update=_stamped(suggestion, digest, drift)) for suggestion in suggestions
+        ]
 
     def drift(self, *, into: list[PolicyProblem]) -> str:
         """Why what the policy learnt or forecasts no longer fits what happens; empty while it does."""
@@ -307,7 +365,9 @@ class Engine:
             if self.counters.errors == errors:
                 self._errors_in_a_row = 0
             if answer is not None:
-                answer = answer.model_copy(update=_stamped(answer, *self._learnt_and_drift(into)))
+                packed = self.learnt(into=into)
+                digest = "" if packed is None else digest_of(packed)
+                answer = answer.model_copy(update=_stamped(answer, digest, self.drift(into=into)))
         self.observations.take(question, now)
         return answer
 
@@ -336,18 +396,25 @@ class Engine:
         self.counters.held_back += len(suggestions) - len(allowed)
         return allowed
 
-    def _contain(self, where: str, call: Callable[..., Any], *args: Any, into: list[PolicyProblem]) -> Any:
+    def _contain(
+        self,
+        where: str,
+        call: Callable[..., Any],
+        *args: Any,
+        into: list[PolicyProblem],
+        suspends: bool = True,
+    ) -> Any:
         """The call's result; an exception is counted, reported once per place and text, and contained."""
         try:
             return call(*args)
         except Exception as error:  # errors of a user's policy affect only that policy
             self.counters.errors += 1
-            self._errors_in_a_row += 1
+            self._errors_in_a_row += suspends
             text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             if (where, text) not in self._reported and len(self._reported) < 1000:
                 self._reported.add((where, text))
                 into.append(PolicyProblem(where=where, text=f"{text} ({_place(error)})"))
-            if self._errors_in_a_row >= self.config.max_errors:
+            if suspends and self._errors_in_a_row >= self.config.max_errors:
                 last = f"the last in {where}: {text}"
                 self.suspended = f"suspended after {self._errors_in_a_row} errors in a row, {last}"
             return None

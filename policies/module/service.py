@@ -12,6 +12,7 @@ import math
 import re
 import socket
 import time
+from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 
@@ -84,7 +85,8 @@ class ModuleConfig:
     """Seconds to wait for the orchestrator's acknowledgement of a state before going on without."""
 
     drain_s: float = 1.0
-    """Seconds that the module's end may take, with or without the orchestrator's acknowledgement."""
+    """Seconds that the module's end may take, with or without the orchestrator's acknowledgement; a third
+    more before it for what it has learnt."""
 
     cluster: str = "mesh"
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -136,8 +138,9 @@ class FunctionalModule:
             policy,
             self._owner,
             self._about_fault,
-            lambda answer, id: self._scoreboard.follow_answer(answer, id, time.time()),
+            lambda answer, id: self._answers.append((answer, id, time.time())),
         )
+        self._answers: deque[tuple[FaultAnswer, str, float]] = deque()
         self._model = InferenceProcess(
             type(policy), self.config.inference, self._take_inference, self._inference_failed
         )
@@ -241,7 +244,7 @@ class FunctionalModule:
         problems: list[PolicyProblem] = []
 
         def ask(events: list[Event | Result]) -> FaultAnswer | None:
-            self._scoreboard.take(events)
+            self._take_up(events)
             problems.extend(self.engine.take(events))
             return self.engine.fault(question, question.at, into=problems)
 
@@ -254,13 +257,19 @@ class FunctionalModule:
         self._log(Output(problems=problems))
         return answer
 
+    def _take_up(self, events: list[Event | Result]) -> None:
+        """Tells the scoreboard, which only the policy's thread changes, of answers sent, and of events."""
+        while self._answers:
+            self._scoreboard.follow_answer(*self._answers.popleft())
+        self._scoreboard.take(events)
+
     def _answer_now(self, question: ModuleQuestion, events: list[Event | Result]) -> Output:
         now = time.time()
         inputs: list[Event | Result] = [
             Event(row=subjects.OBSERVATION, message=observation, id=f"input {index}", at=now)
             for index, observation in enumerate(question.inputs)
         ]
-        self._scoreboard.take(events)
+        self._take_up(events)
         output = Output(problems=self.engine.take([*events, *inputs]))
         view = self.engine.observations.jobs.get(question.job)
         if view is not None:
@@ -316,10 +325,11 @@ class FunctionalModule:
     def _restore(self, state: LearntState) -> bool:
         """Has the policy go on from a kept state; False if it does not fit."""
         try:
-            self.engine.restore(state.data)
+            problems = self.engine.restore(state.data, state.through)
         except ValueError as error:
             self._keeper.refuse(state, str(error))
             return False
+        self._log(Output(problems=problems))
         return True
 
     # --- decisions ------------------------------------------------------------------------------------
@@ -342,8 +352,9 @@ class FunctionalModule:
                     self._suspend(f"suspended: {self._orders.hang}")
                     await asyncio.get_running_loop().create_future()  # waits for the end: the thread is lost
                 self._log(output)
-                if output.learnt is not None:  # before the suggestions that name its digest
-                    await self._keeper.keep(output.learnt, self.engine.folded_until)
+            if output.learnt is not None:  # before the suggestions that name its digest
+                await self._keeper.keep(output.learnt, output.through)
+            async with self._policy_lock:
                 for suggestion in output.suggestions:
                     await self._publish(suggestion)
                 await self._publish_scores()
@@ -362,14 +373,16 @@ class FunctionalModule:
     def _round(self, events: list[Event | Result], replaced: LearntState | None, now: float) -> Output:
         if replaced is not None and self._restore(replaced):
             self._keeper.restored(replaced)
-        self._scoreboard.take(events)
+        self._take_up(events)
         problems = self.engine.take(events)
         output = self.engine.decide(now)
         if output.learnt is None and now - self._learnt_at >= self.config.learnt.every_s:
             output.learnt = self.engine.learnt(into=output.problems)
-        if output.learnt is not None:
+            self._learnt_at = now  # also where it failed
+        elif output.learnt is not None:
             self._learnt_at = now
         self._scores = self._scoreboard.settle(now, shadow=self.state is ModuleState.SHADOW)
+        output.through = self.engine.folded_until
         output.drift = self.engine.drift(into=output.problems)
         return replace(output, problems=problems + output.problems)
 
@@ -449,12 +462,14 @@ class FunctionalModule:
         return (("shadow",) if shadow else ()) + owner
 
     async def _drain(self, subscriptions: list[Subscription], thread: PolicyThread) -> None:
-        with contextlib.suppress(TimeoutError, DmscError):
-            async with asyncio.timeout(self.config.drain_s):
-                if self._keeper.enabled and not self._orders.hang:
+        if self._keeper.enabled and not self._orders.hang:
+            with contextlib.suppress(TimeoutError, DmscError):
+                async with asyncio.timeout(self.config.drain_s / 3):
                     learnt = await thread.run(lambda: self.engine.learnt(into=[]))
                     if learnt is not None:
                         await self._keeper.keep(learnt, self.engine.folded_until)
+        with contextlib.suppress(TimeoutError, DmscError):
+            async with asyncio.timeout(self.config.drain_s):
                 if self.state is not ModuleState.DRAINING:
                     self._lifecycle.move(ModuleState.DRAINING)
                 await self._questions.stop()

@@ -119,10 +119,12 @@ class StateKeeper:
             return None
         self._known = True
         state = reply.states[0] if reply.states else None
+        if state is None or state.version != policy.version:
+            self.revision, self._kept = 0, ""  # none of this version is kept (any more)
+        else:
+            self.revision = state.revision
         if state is None:
             return None
-        if state.version == policy.version:
-            self.revision = state.revision
         if state.schema_version != policy.state_version:
             self.refuse(
                 state, f"schema version {state.schema_version}, this module reads {policy.state_version}"

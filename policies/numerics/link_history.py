@@ -19,6 +19,8 @@ from schemas.telemetry import InstanceSample
 
 SILENT_STEPS = 12
 """Steps without a report after which a link is left out."""
+MOST_SILENT_STEPS = 720
+"""Steps, an hour, that a link may lie behind the newest of all to be kept: nobody heard its job's end."""
 DIGITS = 4
 """Decimals of the milliseconds that are remembered: a tenth of a microsecond, far below what clocks tell."""
 Link = tuple[str, str]
@@ -72,25 +74,28 @@ class LinkHistory:
         self._incarnations.pop(job, None)
 
     def as_data(self, most: int) -> dict[str, LinksOfJob]:
-        """All series, as plain data; of more than `most` figures those of the slowest links."""
+        """All series of the last hour as plain data; of more than `most` figures the slowest links'."""
+        lasts = [values[-1][0] for links in self._jobs.values() for values in links.values()]
+        newest = max(lasts, default=0)
         series = [
             (-values[-1][1], job, link, values)
             for job, links in self._jobs.items()
             for link, values in links.items()
+            if values[-1][0] >= newest - MOST_SILENT_STEPS
         ]
-        state: dict[str, LinksOfJob] = {
-            job: LinksOfJob(incarnations=dict(incarnations), links=[])
-            for job, incarnations in self._incarnations.items()
-        }
+        state: dict[str, LinksOfJob] = {}
         count = 0
         for _, job, link, values in sorted(series, key=lambda item: item[:3]):
             count += len(values)
             if count > most:
                 break
             slots, times = zip(*values, strict=True)
-            state[job]["links"].append((*link, list(slots), list(times)))
-        for links in state.values():
-            links["links"].sort()
+            of_job = state.setdefault(job, LinksOfJob(incarnations={}, links=[]))
+            of_job["links"].append((*link, list(slots), list(times)))
+            known = self._incarnations[job]
+            of_job["incarnations"].update((sid, known[sid]) for sid in link if sid in known)
+        for of_job in state.values():
+            of_job["links"].sort()
         return state
 
     def restore(self, state: Mapping[str, LinksOfJob]) -> None:

@@ -10,7 +10,8 @@ the decisions of the recorded run.
 
 What the policy had learnt is in the record as well: each recorded state of its version replaces what the
 replay folded until then, so that a module's restart, or a state that a person published, has the effect that
-it had. Another version of the same schema begins with the first recorded state, and learns on by itself.
+it had; events of the last minute that are not in it are folded again. Another version of the same schema
+begins with the first recorded state, and learns on by itself.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from policies.kit.engine import Engine, EngineConfig, Event, PolicyProblem, Resu
 from policies.kit.inference import Inference, Inferred
 from policies.kit.policy import Policy
 from policies.kit.view import JobView
+from schemas import names
 from schemas.fault_choices import FaultAnswer, FaultQuestion
 from schemas.learnt_state import LearntState
 from schemas.policy import PolicyDecision, PolicySuggestion
@@ -63,6 +65,7 @@ class PolicyReplay:
         self.problems: list[PolicyProblem] = []
         self.unanswered_reads = 0
         self._has_state = False
+        self._owner = ""
         self._answer = answer
         self._now = -math.inf
         self._inference_count = 0
@@ -89,7 +92,7 @@ class PolicyReplay:
             if event.row is FAULT_QUESTION and isinstance(event.message, FaultQuestion):
                 answer = self.engine.fault(event.message, event.at, into=self.problems)
                 self.answers += [] if answer is None else [answer]
-                return []
+                return self.suggestions[count:]
             self.problems += self.engine.take([event])
             if self.engine.due(self._now) == 0:
                 self._decide(self._now)
@@ -101,15 +104,17 @@ class PolicyReplay:
         own = state.version == policy.version
         if state.module != policy.name or (self._has_state and not own):
             return
+        if self._owner not in ("", state.owner) and state.owner != names.MESH:
+            return  # another user's module that has this one's name
         try:
             if state.damage or state.schema_version != policy.state_version:
                 raise ValueError(state.damage or f"schema version {state.schema_version}")
-            self.engine.restore(state.data)
+            self.problems += self.engine.restore(state.data, state.through)
         except ValueError as error:
             text = f"recorded state {state.revision} of version {state.version} does not fit: {error}"
             self.problems.append(PolicyProblem(where="restore", text=text))
             return
-        self._has_state = True
+        self._has_state, self._owner = True, state.owner
 
     def _decide_until(self, at: float) -> None:
         """Makes the decisions that fell due between the previous event and this one."""

@@ -8,13 +8,15 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from policies.built_in.routing_bandit import TILTS, RoutingBandit
-from policies.training.trainer import Run, Trainer
+from policies.training.trainer import HELD_OUT, Run, Trainer, examples_of
+from schemas import names
 from schemas.learnt_state import LearntState, parsed_json
 
 
 class ArmCost(NamedTuple):
     """The cost of an arm ÷ that of the algorithm alone, in one job and context, and its observations."""
 
+    job: str
     context: str
     arm: int
     ratio: float
@@ -36,9 +38,25 @@ class ArmTrainer(Trainer[ArmCost]):
             state = event.message
             if not isinstance(state, LearntState) or state.module != self.policy.name or not state.data:
                 continue
+            if state.owner != names.MESH:
+                continue  # a user's module of the same name
             if state.schema_version == self.policy.state_version and not state.damage:
                 jobs |= parsed_json(state.data)["jobs"]
-        return [cost for _, trial in sorted(jobs.items()) for cost in _costs(trial)]
+        return [cost for job, trial in sorted(jobs.items()) for cost in _costs(job, trial)]
+
+    def parted(self, runs: Sequence[Run], rng: np.random.Generator) -> tuple[list[ArmCost], list[ArmCost]]:
+        """Whole jobs are held out: a later state of a job holds what an earlier one showed."""
+        jobs: dict[tuple[int, str], list[ArmCost]] = {}
+        for number, run in enumerate(runs):
+            for cost in examples_of(self, run):
+                jobs.setdefault((number, cost.job), []).append(cost)
+        each = [list(jobs[key]) for key in sorted(jobs)]
+        order = [each[int(at)] for at in rng.permutation(len(each))]
+        held = max(1, round(HELD_OUT * len(order)))
+        return (
+            [cost for costs in order[held:] for cost in costs],
+            [cost for costs in order[:held] for cost in costs],
+        )
 
     def learn(self, examples: Sequence[ArmCost], now: Any, rng: np.random.Generator) -> Any:
         if not all(np.isfinite(one.ratio) and one.weight > 0 for one in examples):
@@ -64,12 +82,12 @@ class ArmTrainer(Trainer[ArmCost]):
         return float(np.average(errors, weights=weights))
 
 
-def _costs(trial: Any) -> list[ArmCost]:
+def _costs(job: str, trial: Any) -> list[ArmCost]:
     found = []
     for context, bandit in sorted(trial["bandits"].items()):
         safe_weight, safe_total, _, safe_seen = bandit["arms"][0]
         for arm, (weight, total, _, seen) in enumerate(bandit["arms"]):
             if arm and seen and safe_seen:
                 ratio = (total / weight) / (safe_total / safe_weight)
-                found.append(ArmCost(context, arm, ratio, min(weight, safe_weight)))
+                found.append(ArmCost(job, context, arm, ratio, min(weight, safe_weight)))
     return found

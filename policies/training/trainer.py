@@ -75,6 +75,18 @@ class Trainer(ABC, Generic[Example]):
     def examples(self, run: Run) -> list[Example]:
         """The examples in a run, in order of time."""
 
+    def parted(self, runs: Sequence[Run], rng: np.random.Generator) -> tuple[list[Example], list[Example]]:
+        """The examples to learn from, and the held-out ones.
+
+        Raises:
+            BadInput: A run holds what is no example.
+        """
+        learning, held = _split(runs, rng)
+        return (
+            [example for run in learning for example in examples_of(self, run)],
+            [example for run in held for example in examples_of(self, run)],
+        )
+
     @abstractmethod
     def learn(self, examples: Sequence[Example], now: Any, rng: np.random.Generator) -> Any:
         """The trained state, from the present one. Raises `BadInput` if the examples can't teach it."""
@@ -98,16 +110,18 @@ def train(trainer: Trainer[Any], runs: Sequence[Run], now: str, *, seed: int = 0
     """
     rng = np.random.default_rng(seed)
     name = trainer.policy.name
-    learning, held = _split(runs, rng)
-    learn_from = [example for run in learning for example in _examples(trainer, run)]
-    hold_out = [example for run in held for example in _examples(trainer, run)]
+    learn_from, hold_out = trainer.parted(runs, rng)
     least_held = max(1, trainer.least // 3)
     if len(learn_from) < trainer.least or len(hold_out) < least_held:
         raise BadInput(
             f"{name}: {len(learn_from)} {trainer.what} to learn from and {len(hold_out)} held out; it takes "
             f"{trainer.least} and {least_held}: give more or longer records"
         )
-    present = _restored(trainer.policy, now)
+    try:
+        present = _restored(trainer.policy, now)
+    except Exception as error:  # a state of any form
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise BadInput(f"{name}: the present state does not fit: {text}; --reset it") from None
     try:
         state = trainer.learn(learn_from, present, rng)
         data = canonical_json(state)
@@ -132,10 +146,11 @@ def train(trainer: Trainer[Any], runs: Sequence[Run], now: str, *, seed: int = 0
     )
 
 
-def _examples(trainer: Trainer[Any], run: Run) -> list[Any]:
+def examples_of(trainer: Trainer[Example], run: Run) -> list[Example]:
+    """The examples in a run. Raises `BadInput` if it holds a state that is none."""
     try:
         return trainer.examples(run)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:  # a state that is not one
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise BadInput(f"{trainer.policy.name}: {run.name}: {type(error).__name__}: {error}") from None
 
 

@@ -8,7 +8,7 @@ were made from, and a running module learns there that a person has replaced its
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from bus import subjects
@@ -16,8 +16,9 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.messaging.key_value import KeyValueEntry
 from entities.orchestrator.policy.module_reputation import Key
+from schemas import names
 from schemas.envelope import Envelope
-from schemas.errors import BadInput, Conflict, NotFound
+from schemas.errors import BadInput, Conflict, NotFound, Overloaded, OverQuota
 from schemas.learnt_state import (
     DirectLearnt,
     KeepLearnt,
@@ -36,7 +37,59 @@ log = get_logger("orchestrator")
 
 CURRENT, ASIDE = "current", "aside"
 MOST_VERSIONS = 16
-"""Versions of a module whose states are kept: the last that wrote."""
+"""Versions of a module whose states are kept: the last that wrote, and those that run."""
+MOST_OF_OWNER = 64
+"""States that are kept of all modules of one user; of the mesh's own, any number."""
+KEEPS_PER_S = 4.0
+"""Most states a second that are kept of one module, over a long time: it suggests twice a second at most."""
+KEEPS_AT_ONCE = 8
+
+
+class KeepRates:
+    """How often each module may still have its state kept (token bucket). Pure."""
+
+    def __init__(self) -> None:
+        self._levels: dict[tuple[str, str], tuple[float, float]] = {}
+
+    def wait_s(self, owner: str, module: str, now: float) -> float:
+        """Seconds until it may; 0: now, and that is counted."""
+        level, at = self._levels.get((owner, module), (float(KEEPS_AT_ONCE), now))
+        level = min(float(KEEPS_AT_ONCE), level + max(0.0, now - at) * KEEPS_PER_S)
+        wait_s = 0.0 if level >= 1 else (1 - level) / KEEPS_PER_S
+        self._levels[owner, module] = (level if wait_s else level - 1, now)
+        return wait_s
+
+
+def entries_to_forget(
+    states: Sequence[LearntState], state: LearntState, running: Container[Key]
+) -> list[LearntState]:
+    """The states that make room for one more: those written longest ago, of versions that do not run. Pure.
+
+    Args:
+        states: All that are kept of the owner, current ones.
+        state: The one more.
+        running: The versions that run, by module and version.
+
+    Raises:
+        OverQuota: There is no room, since all others run.
+    """
+    forgotten: list[LearntState] = []
+
+    def make_room(among: Sequence[LearntState], most: int, whose: str) -> None:
+        excess = len(among) + 1 - most
+        idle = [one for one in among if (one.module, one.version) not in running]
+        if excess > len(idle):
+            raise OverQuota(
+                f"{state.module} {state.version}: {len(among) - len(idle)} running versions of {whose} "
+                f"have a state, {most} are allowed; end some"
+            )
+        forgotten.extend(sorted(idle, key=lambda one: one.at)[: max(0, excess)])
+
+    make_room([one for one in states if one.module == state.module], MOST_VERSIONS, state.module)
+    if state.owner != names.MESH:
+        rest = [one for one in states if one not in forgotten]
+        make_room(rest, MOST_OF_OWNER, f"{state.owner}'s modules")
+    return forgotten
 
 
 class LearntStateService:
@@ -55,6 +108,7 @@ class LearntStateService:
         self._standings = standings
         self._owner_of = owner_of
         self._bucket = bus.bucket(subjects.LEARNT_RECORD)
+        self._rates = KeepRates()
 
     async def query(self, message: LearntQuery, envelope: Envelope) -> LearntStates:
         """The state that a starting module goes on with; none if nothing is kept.
@@ -79,6 +133,9 @@ class LearntStateService:
 
         Raises:
             BadInput: It is damaged, too large, or not the revision after the expected one.
+            NotFound: No such version of the owner's is registered (yet).
+            Overloaded: It comes too often; try again after `retry_after_s`.
+            OverQuota: The owner has too many states of running versions.
             Conflict: Another revision is kept than the expected one.
         """
         state = message.state
@@ -86,6 +143,19 @@ class LearntStateService:
             raise BadInput(f"{state.module} {state.version}: {state.damage}", module=state.module)
         if state.revision != message.expected + 1:
             raise BadInput(f"{state.module}: revision {state.revision} does not follow {message.expected}")
+        known = (state.module, state.version) in self._standings()
+        if not known or self._owner_of(state.module, state.version) != state.owner:
+            raise NotFound(
+                f"{state.module} {state.version}: no such module of {state.owner}'s is registered",
+                module=state.module,
+            )
+        wait_s = self._rates.wait_s(state.owner, state.module, time.monotonic())
+        if wait_s:
+            raise Overloaded(
+                f"{state.module}: its state is kept at most {KEEPS_PER_S:g} times a second",
+                module=state.module,
+                retry_after_s=wait_s,
+            )
         present = await self._current(state.owner, state.module, state.version)
         if present is not None and present.message == state:
             return state  # asked again
@@ -187,15 +257,15 @@ class LearntStateService:
         await self._bus.publish(subjects.LEARNT_STATE, state, owner=state.owner, module=state.module)
 
     async def _make_room(self, state: LearntState) -> None:
-        """Forgets versions of a module that wrote longest ago: nobody fills the disk by naming versions."""
-        entries = await self._bucket.entries(owner=state.owner, module=state.module, place=CURRENT)
-        oldest = sorted(entries, key=lambda entry: (entry.message.at, entry.revision))
-        for entry in oldest[: max(0, len(entries) + 1 - MOST_VERSIONS)]:
-            version = entry.key.split(".")[2]
+        """Forgets what was written longest ago: nobody fills the disk by naming modules and versions."""
+        of_module = {"module": state.module} if state.owner == names.MESH else {}
+        entries = await self._bucket.entries(owner=state.owner, place=CURRENT, **of_module)
+        keys = {id(entry.message): entry.key.split(".") for entry in entries}
+        states = [entry.message for entry in entries]
+        for former in entries_to_forget(states, state, self._standings()):
+            owner, module, version, _ = keys[id(former)]
             for place in (CURRENT, ASIDE):
-                await self._bucket.delete(
-                    owner=state.owner, module=state.module, version=version, place=place
-                )
+                await self._bucket.delete(owner=owner, module=module, version=version, place=place)
 
 
 def _tokens(state: LearntState) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Conflict, NotFound
 from schemas.learnt_state import DirectLearnt, KeepLearnt, LearntState, LearntStates, digest_of
 from schemas.names import MESH
-from schemas.policy import PolicySuggestion
+from schemas.policy import ModuleState, PolicySuggestion
 from tests.integration.policies.test_module import Mesh, end, mesh
 from tests.patience import PATIENCE_S
 from tests.waiting import eventually
@@ -65,10 +65,16 @@ def counting(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def service(mesh: Mesh) -> LearntStateService:
+def running() -> dict[tuple[str, str], ModuleState]:
+    """The registered versions, as the orchestrator's part is told."""
+    return {("counting", "1"): ModuleState.ACTIVE}
+
+
+@pytest.fixture
+async def service(mesh: Mesh, running: dict[tuple[str, str], ModuleState]) -> LearntStateService:
     """The orchestrator's part, at the arbiter's door."""
     bus = mesh.arbiter.bus
-    service = LearntStateService(bus, dict, lambda module, version: MESH)
+    service = LearntStateService(bus, lambda: running, lambda module, version: MESH)
     await bus.serve(subjects.LEARNT_QUERY, service.query)
     await bus.serve(subjects.KEEP_LEARNT, service.keep)
     return service
@@ -155,7 +161,9 @@ async def test_a_reset_module_forgets_and_a_misfit_is_kept_aside(
     ]
 
 
-async def test_one_writer_per_state(mesh: Mesh, service: LearntStateService) -> None:
+async def test_one_writer_per_state(
+    mesh: Mesh, service: LearntStateService, running: dict[tuple[str, str], ModuleState]
+) -> None:
     def state(revision: int, count: int, by: str, **more: object) -> KeepLearnt:
         data = f'{{"count":{count}}}'
         fields = {
@@ -185,14 +193,21 @@ async def test_one_writer_per_state(mesh: Mesh, service: LearntStateService) -> 
         await ask(service, data='{"count": 7}')
     with pytest.raises(NotFound, match="no module strange runs, and nothing that it learnt is kept"):
         await service.direct(DirectLearnt(module="strange", user="ada", reset=True), None)
+    with pytest.raises(NotFound, match="counting 2: no such module of system's is registered"):
+        await service.keep(state(1, 9, "i3", version="2"), None)
+    running["counting", "2"] = ModuleState.SHADOW
     await service.keep(state(1, 9, "i3", version="2"), None)
     with pytest.raises(BadInput, match="counting: which version\\? there are 1, 2"):
         await ask(service, reset=True)
     assert [one.version for one in (await ask(service)).states] == ["1", "2"]
-    for version in range(3, MOST_VERSIONS + 3):
-        await service.keep(state(1, 9 + version, "i3", version=str(version)), None)
+    bucket = mesh.arbiter.bus.bucket(subjects.LEARNT_RECORD)
+    for version in range(3, MOST_VERSIONS + 1):
+        former = state(1, 9 + version, "i3", version=str(version)).state
+        await bucket.put(former, owner=MESH, module="counting", version=str(version), place="current")
+    running["counting", "last"] = ModuleState.ACTIVE
+    await service.keep(state(1, 99, "i3", version="last"), None)
     versions = {one.version for one in (await ask(service)).states}
-    assert versions == {str(version) for version in range(3, MOST_VERSIONS + 3)}, "the last that wrote"
+    assert versions == {"1", "2", "last"} | {str(version) for version in range(4, MOST_VERSIONS + 1)}
 
 
 async def test_of_two_processes_one_writes_and_the_other_takes_over_what_it_learnt(
@@ -203,7 +218,7 @@ async def test_of_two_processes_one_writes_and_the_other_takes_over_what_it_lear
 
     async def keeper(name: str) -> StateKeeper:
         bus = await mesh.bus(name, EntityKind.FUNCTIONAL_MODULE)
-        times = StateTimes(takeover_s=0.0)
+        times = StateTimes(takeover_s=0.0, retry_s=0.0)
         return StateKeeper(bus, policy, MESH, times, answer_s=PATIENCE_S, hurry=lambda: hurried.append(None))
 
     one, two = await keeper("counting"), await keeper("counting-shadow-1")
@@ -224,6 +239,12 @@ async def test_of_two_processes_one_writes_and_the_other_takes_over_what_it_lear
     pending = one.take_pending()
     assert pending is not None
     assert (pending.revision, pending.data) == (2, '{"count":3}')
+    bucket = mesh.arbiter.bus.bucket(subjects.LEARNT_RECORD)
+    await bucket.delete(owner=MESH, module="counting", version="1", place="current")
+    await two.keep('{"count":5}', 4.0)  # it finds that nothing is kept any more
+    await two.keep('{"count":5}', 4.0)
+    state = await kept(service)
+    assert (state.revision, state.data) == (1, '{"count":5}')
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,15 @@ import pytest
 
 from bus import subjects
 from dmsc.process.policy_loading import BUILT_IN, load_policy
+from policies.built_in.device_risk import DeviceRisk
+from policies.built_in.link_trend import LinkTrend
 from policies.built_in.routing_bandit import TILTS, RoutingBandit
+from policies.built_in.transience import Transience
 from policies.kit.engine import Engine, EngineConfig, Event
 from policies.kit.policy import Policy
 from policies.numerics.conservative_bandit import ArmPrior, ConservativeBandit
 from policies.scoring.replay import PolicyReplay
+from schemas.errors import BadInput
 from schemas.job import JobEvent, JobState
 from schemas.learnt_state import (
     MOST_LEARNT_BYTES,
@@ -188,6 +192,89 @@ def test_a_state_that_can_t_be_kept_is_an_error_of_the_policy_and_its_suggestion
     assert {problem.where for problem in output.problems} == {"learnt_state"}
 
 
+def test_a_state_that_can_t_be_kept_is_said_once_and_suspends_nothing() -> None:
+    class Growing(Counting):
+        def learnt_state(self) -> Any:
+            return {"a": "x" * MOST_LEARNT_BYTES} if self.counts else {}
+
+    engine, problems = Engine(Growing(), EngineConfig(max_errors=2)), []
+    engine.take([event(0.0)])
+    assert [engine.learnt(into=problems) for _ in range(9)] == [None] * 9
+    assert (len(problems), engine.suspended) == (1, "")
+    assert len(engine.decide(BEGAN).suggestions) == 1
+
+
+def test_a_policy_that_can_t_go_on_from_nothing_is_refused_before_it_starts() -> None:
+    class Strict(Counting):
+        def restore(self, state: Any) -> None:
+            self.counts = {"j-s0-r0": state["j-s0-r0"]}
+
+    with pytest.raises(
+        BadInput, match=r"^counting: learnt_state and restore do not fit together: KeyError: 'j"
+    ):
+        Engine(Strict(), EngineConfig())
+
+
+def test_a_policy_whose_restore_fails_again_says_so_and_goes_on() -> None:
+    class Once(Counting):
+        failing = False
+
+        def restore(self, state: Any) -> None:
+            if self.failing:
+                raise RuntimeError("never again")
+            super().restore(state)
+
+    policy = Once()
+    engine = Engine(policy, EngineConfig())
+    policy.failing = True
+    with pytest.raises(ValueError, match=r"^RuntimeError: never again$"):
+        engine.restore('{"a":1}')
+
+
+def test_link_trend_keeps_the_slowest_of_more_links_than_fit() -> None:
+    """200 links of 12 minutes; those of a job that nobody heard of for an hour are left out."""
+    policy = LinkTrend()
+    ended = (LinkSample(peer="k-s1-r0", transfers=1, figures=LinkFigures(transfer_ms=5.0)),)
+    policy.on_instance_sample(sample("k-s0-r0", job="k", links=ended), BEGAN - 4000.0)
+    for slot in range(148):
+        for sender in range(10):
+            links = tuple(
+                LinkSample(
+                    peer=f"j-stage1-replica{peer:04}",
+                    transfers=1,
+                    figures=LinkFigures(transfer_ms=100 + sender * 20 + peer + slot / 1e4 + 0.1234),
+                )
+                for peer in range(20)
+            )
+            policy.on_instance_sample(sample(f"j-s0-r{sender}", links=links), BEGAN + 5.0 * slot)
+    state = policy.learnt_state()
+    text = canonical_json(state)
+    assert len(text.encode()) <= MOST_LEARNT_BYTES
+    assert state["links"].keys() == state["slots"].keys() == {"j"}
+    kept = [(sender, receiver) for sender, receiver, _, _ in state["links"]["j"]["links"]]
+    assert len(kept) >= 80
+    assert {sender for sender, _ in kept} <= {f"j-s0-r{sender}" for sender in range(5, 10)}, "the slowest"
+    again = LinkTrend()
+    again.restore(parsed_json(text))
+    assert canonical_json(again.learnt_state()) == text
+
+
+def test_transience_and_device_risk_forget_what_nobody_has_heard_of_for_an_hour() -> None:
+    flaps, risk = Transience(), DeviceRisk()
+    for job, began in (("old", BEGAN - 4000.0), ("j", BEGAN)):
+        for at in (0.0, 10.0, 20.0):
+            device = DeviceSample(device="cuda:0", ecc_errors=int(at))
+            told = sample(f"{job}-s0-r0", job=job, device=device)
+            flaps.on_instance_sample(told, began + at)
+            risk.on_instance_sample(told, began + at)
+    assert [job for job, *_ in flaps.learnt_state()["flapping"]] == ["j"]
+    assert [suspect["job"] for suspect in risk.learnt_state()["suspects"]] == ["j"]
+    for number in range(900):
+        for at in (0.0, 10.0):
+            flaps.on_instance_sample(sample(f"j-s0-r{number}", incarnation="i2"), BEGAN + at)
+    assert len(flaps.learnt_state()["flapping"]) == 500
+
+
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
 def test_a_built_in_policy_goes_on_from_its_state_with_the_same_bytes(name: str) -> None:
     """A kill of its process at any time: the rest of the events gives the state of a life without it."""
@@ -222,12 +309,14 @@ def test_a_replay_goes_on_from_recorded_states_and_gives_the_same_bytes() -> Non
         if second == 10:
             data = live.learnt(into=[])
             assert data is not None
-            record.append(recorded(second - 0.5, kept(data, revision=2)))
+            record.append(recorded(second - 0.5, kept(data, revision=2, through=BEGAN + second - 0.5)))
             live = Engine(Counting(), EngineConfig())
             live.restore(data)
         if second == 20:
             live.restore("")
-            record.append(recorded(second - 0.5, kept("", revision=3, source="reset")))
+            record.append(
+                recorded(second - 0.5, kept("", revision=3, source="reset", through=BEGAN + second - 0.5))
+            )
         record.append(event(float(second), step=second))
         live.take([record[-1]])
         said += live.decide(BEGAN + second).suggestions
@@ -257,6 +346,30 @@ def test_a_replay_of_another_version_begins_with_what_was_learnt_and_learns_by_i
     replay = PolicyReplay(Other())
     assert [one.suggestion.reason for one in replay.run(record)] == ["1", "2"]
     assert replay.problems[0].text.startswith("recorded state 1 of version 1 does not fit: schema version 2")
+
+
+def test_events_that_a_recorded_state_lacks_are_folded_again() -> None:
+    """The module wrote what it knew at 5 s, and the state is in the record half a second later."""
+    record = [event(float(second), step=second) for second in range(1, 6)]
+    record += [event(5.2), recorded(5.5, kept('{"j-s0-r0":40}', through=BEGAN + 5.0)), event(8.0, step=8)]
+    replay = PolicyReplay(Counting())
+    assert replay.run(record)[-1].suggestion.reason == "42"
+    assert replay.problems == []
+    engine = Engine(Counting(), EngineConfig())
+    engine.take([event(float(second)) for second in range(0, 300, 10)])
+    assert engine.restore('{"j-s0-r0":40}', BEGAN) == []
+    assert engine.learnt(into=[]) == '{"j-s0-r0":47}', "those of the last minute"
+
+
+def test_a_replay_goes_on_from_no_other_user_s_states() -> None:
+    record = [
+        recorded(0.0, kept('{"j-s0-r0":40}', through=BEGAN)),
+        recorded(0.1, kept('{"j-s0-r0":900}', owner="eve", through=BEGAN)),
+        event(1.0),
+    ]
+    assert [one.suggestion.reason for one in PolicyReplay(Counting()).run(record)] == ["41"]
+    mine = [recorded(0.0, kept('{"j-s0-r0":40}', owner="ada", through=BEGAN)), event(1.0)]
+    assert [one.suggestion.reason for one in PolicyReplay(Counting()).run(mine)] == ["41"], "one's own"
 
 
 def test_the_text_of_a_state_is_canonical() -> None:

@@ -11,8 +11,9 @@ from policies.kit.inference import Inference, Inferred
 from policies.kit.policy import Policy, Suggestions
 from policies.kit.view import JobView
 from policies.scoring.replay import PolicyReplay
+from schemas.fault_choices import FaultAnswer, FaultQuestion
 from schemas.policy import PolicyDecision, PolicySuggestion
-from tests.builders.policies import decision
+from tests.builders.policies import decision, fault_question
 from tests.builders.telemetry import sample
 
 SIDS = ("j-s0-r0", "j-s0-r1")
@@ -72,6 +73,22 @@ def test_an_answer_reaches_the_policy() -> None:
     said = PolicyReplay(policy, answer=refuse).run(events(0.0, 3.0))
     assert policy.declined == [False, True]
     assert [one.decision is not None and one.decision.reason for one in said] == ["no", "no"]
+
+
+def test_what_it_said_before_a_fault_was_at_hand_is_returned_with_it() -> None:
+    class Firm(Asked):
+        name = "firm"
+
+        def on_fault(self, fault: FaultQuestion, view: JobView) -> FaultAnswer:
+            return self.replace(fault, reason="because")
+
+    replay = PolicyReplay(Firm())
+    for event in events(0.0, 1.0):
+        replay.feed(event)
+    question = fault_question(answer_ms=50.0)
+    said = replay.feed(Event(row=subjects.FAULT_QUESTION, message=question, id="q", at=EPOCH + 3.0))
+    assert [one.at - EPOCH for one in said] == [2.0]
+    assert len(replay.answers) == 1
 
 
 def test_messages_that_the_policy_does_not_take_do_not_wake_it() -> None:

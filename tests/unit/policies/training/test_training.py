@@ -169,6 +169,28 @@ def test_too_little_is_refused_in_one_line() -> None:
         train(DeviceFailureTrainer(), healthy, "")
 
 
+def test_what_one_job_showed_of_arms_is_not_held_out_from_itself() -> None:
+    """Both parts of one run have a state of the same job: the later one holds the earlier one."""
+    early, late = arms(1).events[0], replace(arms(1).events[0], at=BEGAN + 100.0)
+    with pytest.raises(BadInput, match=r"^routing-bandit: 0 tried arms of routing-bandit to learn from "):
+        train(ArmTrainer(), [Run(name="one job", events=[early, late])], "")
+    foreign = replace(early, message=early.message.model_copy(update={"owner": "eve"}))
+    assert ArmTrainer().examples(Run(name="another user's", events=[foreign])) == []
+
+
+def test_damaged_states_are_named_in_one_line() -> None:
+    with pytest.raises(BadInput, match=r"^transience: the present state does not fit: [^\n]*; --reset it$"):
+        train(OutageTrainer(), [silences(seed) for seed in range(3)], '{"outages":3}')
+    kept = arms(1).events[0]
+    data = json.loads(kept.message.data)
+    data["jobs"]["j"]["bandits"]["0"]["arms"][0][:2] = [0.0, 0.0]
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    empty = kept.message.model_copy(update={"data": text, "digest": digest_of(text)})
+    run = Run(name="empty", events=[replace(kept, message=empty)])
+    with pytest.raises(BadInput, match=r"^routing-bandit: empty: ZeroDivisionError: "):
+        train(ArmTrainer(), [run], "")
+
+
 def test_what_is_not_finite_teaches_nothing() -> None:
     timeless = [
         Run(name="timeless", events=[replace(one, at=math.nan) for one in devices(seed).events])
