@@ -16,6 +16,7 @@ from entities.orchestrator.planning.placement import NoRoom
 from entities.orchestrator.queue.granted_plan import GrantFacts, plan_granted
 from entities.orchestrator.queue.mesh_slots import reshaped, slots_of
 from entities.planner.planning_process import beside_the_loop
+from schemas.actions import CUT, REPLICAS
 from schemas.automation import OWN_LOOP, Automation, lower
 from schemas.changes import Forecast, JobChange
 from schemas.cluster import NodeStatus
@@ -87,7 +88,8 @@ class FewerStages:
         former = record.former_shape
         if former is None and not (unstaffed and self._may_shrink(present)):
             return
-        self._left_at = None if former is None else former.left_at
+        goes_back = (change := self._changes.account.open) and change.direction.endswith(STAGES)
+        self._left_at = former.left_at if former is not None and goes_back else None
         await self._until_left()
         whole = present if former is None else _in_shape(present, former)
         chosen, graph = await self._largest(whole, topology)
@@ -96,7 +98,7 @@ class FewerStages:
             return
         await settle(self._job, chosen, former_shape=kept)
         if kept is not None and self._left_at is not None:
-            self._changes.fail()  # the room was taken meanwhile
+            self._changes.disturbed()  # the room was taken meanwhile, which says nothing of that shape
         now, before = chosen.parallel.stages, present.parallel.stages
         if chosen.parallel != present.parallel:
             step_ms = graph.forecast.step_ms if isinstance(graph, TaskGraph) and graph.forecast else None
@@ -174,15 +176,15 @@ class FewerStages:
             self._changes.account.lost(time.time() - self._left_at)
             self._left_at = None
         if former is not None:
-            self._job.tasks.spawn(self._until_back(former))
+            self._job.tasks.spawn(self._until_back())
 
-    async def _until_back(self, former: FormerShape) -> None:
+    async def _until_back(self) -> None:
         """Waits for room for the former shape, and has the job go back to it, if that is worth it."""
         job = self._job
-        whole = _in_shape(job.spec, former)
-        needed = slots_of(whole.parallel)
-        while job.store.record.former_shape is not None:
-            if not await job.mesh.until(lambda: self._free() >= needed, self._times.look_s):
+        while (former := job.store.record.former_shape) is not None:
+            whole = _in_shape(job.spec, former)
+            needed = slots_of(whole.parallel)
+            if not await job.mesh.until(lambda needed=needed: self._free() >= needed, self._times.look_s):  # type: ignore[misc]
                 continue
             try:
                 if await self._goes_back(whole):
@@ -225,6 +227,12 @@ class FewerStages:
 
     async def _goes_back(self, whole: JobSpec) -> bool:
         job, account = self._job, self._changes.account
+        before, after = job.spec.parallel.stages, whole.parallel.stages
+        what, reverse = f"{before} → {after}{STAGES}", f"{after} → {before}{STAGES}"
+        pinned = [pin.knob for pin in job.store.record.pins if pin.knob in (REPLICAS, CUT)]
+        if pinned:  # what a person has set holds for the shape that it has
+            await self._tell(f"{what} are possible again, but a person has set: {', '.join(pinned)}")
+            return False
         topology = await self._model()
         present, now_s = job.instances.graph.forecast, account.step_s
         known = job.store.record.step - self._began_at >= account.rules.min_steps
@@ -240,8 +248,6 @@ class FewerStages:
             steps_left=job.store.record.last_step - job.store.record.step,
         )
         present_sids = {unit.sid for unit in job.instances.graph.units}
-        before, after = job.spec.parallel.stages, whole.parallel.stages
-        what, reverse = f"{before} → {after}{STAGES}", f"{after} → {before}{STAGES}"
         why = account.obstacle() or account.unwise("scale", what, reverse, forecast)
         if not why and self._mode is not Automation.ACT:
             why = "would have been done" if self._mode is Automation.ADVISE else "automation is off"
@@ -266,7 +272,8 @@ class FewerStages:
         await job.store.note(now=True, former_shape=former.model_copy(update={"left_at": time.time()}))
         if self._give_way(f"{what}: a step is expected to take {forecast.step_after_s:.3f} s"):
             return True
-        self._changes.fail()
+        await job.store.note(now=True, former_shape=former)  # it does not go back now
+        self._changes.disturbed()
         return False
 
     async def _tell(self, text: str) -> None:
