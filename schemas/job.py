@@ -401,7 +401,7 @@ class JobRecord(Message, wire="job.record", version=(1, 24)):
         (), description="what was done about faults that modules were asked about, the last 16"
     )
     former_shape: FormerShape | None = Field(
-        None, description="of one that has fewer stages, because a loss could not be staffed"
+        None, description="of one that has fewer stages, or parks, because a loss could not be staffed"
     )
     cuts: tuple[NodeCut, ...] = Field((), description="cuts between nodes that the job met, oldest first")
     alerts: tuple[Alert, ...] = Field((), description="those that are not over; `step` says since when")

@@ -128,7 +128,6 @@ class JobRun:
         self.shape = JobShape(job, self.training.scale, lambda: self._deployment.forget_shape())
         give_way = lambda why: self.parking.give_way(why, held=False)  # noqa: E731
         self.fewer_stages = FewerStages(job, self.training.job_changes, self.model_analysis.present, give_way)
-        self._unstaffed = parked is not None and parked.unstaffed
         self._reported: set[tuple[str, str, str]] = set()
         self._cancelled: str | None = None
         self._cancelling = asyncio.Lock()
@@ -372,6 +371,8 @@ class JobRun:
         changes = self.training.failures.counts
         if self.parked is not None and self.parked.by_person:
             changes["held"] = reason
+        if self.parked is not None and self.parked.unstaffed:
+            changes["former_shape"] = self.fewer_stages.kept_shape()
         await self.job.store.move(JobState.PARKED, reason, **changes)
         await self.job.store.tell("recovery", text=f"parked at its last checkpoint: {reason}")
 
@@ -402,7 +403,7 @@ class JobRun:
         if self.job.spec.training.auto:
             await self._fix_by_memory(topology)
             topology = await self._outages.outlast("having the model analysed", self.model_analysis.analyse)
-        await self.fewer_stages.settle(topology, unstaffed=self._unstaffed)
+        await self.fewer_stages.settle(topology)
         await self.job.gateway.until_routed()
         await self._deployment.deploy(topology)
         await self.training.begin()

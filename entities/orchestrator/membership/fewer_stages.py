@@ -16,6 +16,7 @@ from entities.orchestrator.planning.placement import NoRoom
 from entities.orchestrator.queue.granted_plan import GrantFacts, plan_granted
 from entities.orchestrator.queue.mesh_slots import reshaped, slots_of
 from entities.planner.planning_process import beside_the_loop
+from schemas.actions import CUT, REPLICAS
 from schemas.automation import OWN_LOOP, Automation, lower
 from schemas.changes import Forecast, JobChange
 from schemas.cluster import NodeStatus
@@ -76,30 +77,47 @@ class FewerStages:
         return lower(self._job.mesh.automation, self._job.store.record.automated)
 
     # --- before it is placed ------------------------------------------------------------------------------
-    async def settle(self, topology: ModelTopology, *, unstaffed: bool) -> None:
+    def kept_shape(self) -> FormerShape | None:
+        """What the record of a job keeps that parks because a loss could not be staffed.
+
+        With it the next run looks for a smaller shape, under another orchestrator, too.
+        """
+        present, former = self._job.spec, self._job.store.record.former_shape
+        if former is None and self._may_shrink(present):
+            return FormerShape(parallel=present.parallel)
+        return former
+
+    async def settle(self, topology: ModelTopology) -> None:
         """Gives the job the largest shape that there is room for now, up to the one that it had.
+
+        If there is room for none, it waits for room in the shape that it has.
 
         Args:
             topology: its analysed model.
-            unstaffed: it was parked because a loss could not be staffed.
         """
         record, present = self._job.store.record, self._job.spec
         former = record.former_shape
-        if former is None and not (unstaffed and self._may_shrink(present)):
+        if former is None:
             return
-        self._left_at = None if former is None else former.left_at
+        if former.parallel == present.parallel and not self._may_shrink(present):
+            await self._job.store.note(former_shape=None)  # a person has switched automation meanwhile
+            return
+        change = self._changes.account.open
+        goes_back = change is not None and change.direction.endswith(STAGES)
+        self._left_at = former.left_at if goes_back else None
         await self._until_left()
-        whole = present if former is None else _in_shape(present, former)
-        chosen, graph = await self._largest(whole, topology)
+        whole = _in_shape(present, former)
+        found = await self._largest(whole, topology)
+        chosen, graph = (present, None) if found is None else found
         kept = None if chosen is whole else FormerShape(parallel=whole.parallel)
+        if kept is not None and self._left_at is not None:
+            self._changes.disturbed()  # the room was taken meanwhile, which says nothing of that shape
         if chosen.parallel == present.parallel and kept == former:
             return
         await settle(self._job, chosen, former_shape=kept)
-        if kept is not None and self._left_at is not None:
-            self._changes.fail()  # the room was taken meanwhile
         now, before = chosen.parallel.stages, present.parallel.stages
         if chosen.parallel != present.parallel:
-            step_ms = graph.forecast.step_ms if isinstance(graph, TaskGraph) and graph.forecast else None
+            step_ms = graph.forecast.step_ms if graph is not None and graph.forecast else None
             expected = "" if step_ms is None else f"; a step is expected to take {step_ms:.0f} ms"
             because = f"for {record.reason}" if kept else "there is room again"
             each = chosen.parallel.replicas_per_stage()[0]
@@ -115,16 +133,15 @@ class FewerStages:
         fixed = spec.plan.cuts is not None or not spec.parallel.rebalance
         return self._job.store.record.exact and not fixed and slots_of(spec.parallel) > 1
 
-    async def _largest(self, whole: JobSpec, topology: ModelTopology) -> tuple[JobSpec, TaskGraph | NoRoom]:
+    async def _largest(self, whole: JobSpec, topology: ModelTopology) -> tuple[JobSpec, TaskGraph] | None:
         nodes = self._job.mesh.open_nodes()
         free = sum(slot.busy_with is None for node in nodes for slot in node.slots)
-        unplanned = NoRoom("")
         for spec in (whole, *smaller_shapes(whole)):
             if slots_of(spec.parallel) <= free:
                 graph = await self._planned(spec, topology, nodes)
                 if isinstance(graph, TaskGraph):
                     return spec, graph
-        return whole, unplanned  # it waits for its own shape
+        return None
 
     async def _planned(
         self, spec: JobSpec, topology: ModelTopology, nodes: list[NodeStatus]
@@ -173,16 +190,20 @@ class FewerStages:
         if self._left_at is not None:
             self._changes.account.lost(time.time() - self._left_at)
             self._left_at = None
-        if former is not None:
-            self._job.tasks.spawn(self._until_back(former))
+        if former is None:
+            return
+        if former.parallel == self._job.spec.parallel:  # no other was found, and room for this one came
+            self._job.tasks.spawn(self._job.store.note(former_shape=None))
+        else:
+            self._job.tasks.spawn(self._until_back())
 
-    async def _until_back(self, former: FormerShape) -> None:
+    async def _until_back(self) -> None:
         """Waits for room for the former shape, and has the job go back to it, if that is worth it."""
         job = self._job
-        whole = _in_shape(job.spec, former)
-        needed = slots_of(whole.parallel)
-        while job.store.record.former_shape is not None:
-            if not await job.mesh.until(lambda: self._free() >= needed, self._times.look_s):
+        while (former := job.store.record.former_shape) is not None:
+            whole = _in_shape(job.spec, former)
+            needed = slots_of(whole.parallel)
+            if not await job.mesh.until(lambda needed=needed: self._free() >= needed, self._times.look_s):  # type: ignore[misc]
                 continue
             try:
                 if await self._goes_back(whole):
@@ -225,6 +246,12 @@ class FewerStages:
 
     async def _goes_back(self, whole: JobSpec) -> bool:
         job, account = self._job, self._changes.account
+        before, after = job.spec.parallel.stages, whole.parallel.stages
+        what, reverse = f"{before} → {after}{STAGES}", f"{after} → {before}{STAGES}"
+        pinned = [pin.knob for pin in job.store.record.pins if pin.knob in (REPLICAS, CUT)]
+        if pinned:  # what a person has set holds for the shape that it has
+            await self._tell(f"{what} are possible again, but a person has set: {', '.join(pinned)}")
+            return False
         topology = await self._model()
         present, now_s = job.instances.graph.forecast, account.step_s
         known = job.store.record.step - self._began_at >= account.rules.min_steps
@@ -240,8 +267,6 @@ class FewerStages:
             steps_left=job.store.record.last_step - job.store.record.step,
         )
         present_sids = {unit.sid for unit in job.instances.graph.units}
-        before, after = job.spec.parallel.stages, whole.parallel.stages
-        what, reverse = f"{before} → {after}{STAGES}", f"{after} → {before}{STAGES}"
         why = account.obstacle() or account.unwise("scale", what, reverse, forecast)
         if not why and self._mode is not Automation.ACT:
             why = "would have been done" if self._mode is Automation.ADVISE else "automation is off"
@@ -266,7 +291,8 @@ class FewerStages:
         await job.store.note(now=True, former_shape=former.model_copy(update={"left_at": time.time()}))
         if self._give_way(f"{what}: a step is expected to take {forecast.step_after_s:.3f} s"):
             return True
-        self._changes.fail()
+        await job.store.note(now=True, former_shape=former)  # it does not go back now
+        self._changes.disturbed()
         return False
 
     async def _tell(self, text: str) -> None:

@@ -47,10 +47,16 @@ class JobShape:
         return self._scale(stages, replicas)
 
     async def prefer(self, replicas: int) -> None:
-        """What a person scales a job to whose size the queue chooses is what it wants from now on."""
-        within = self._job.spec.parallel.replica_range
+        """What a person scales a job to whose size the queue chooses is what it wants from now on.
+
+        So does the shape that it goes back to, if it has fewer stages for want of room.
+        """
+        job, former = self._job, self._job.store.record.former_shape
+        within = job.spec.parallel.replica_range
         if within is not None and within.want != replicas:
-            await settle(self._job, shaped(self._job.spec, replicas))
+            if former is not None:
+                former = former.model_copy(update={"parallel": former.parallel.with_replicas(replicas)})
+            await settle(job, shaped(job.spec, replicas), former_shape=former)
 
     async def reshape(self, spec: JobSpec) -> None:
         """Has a parked job go on in another shape.

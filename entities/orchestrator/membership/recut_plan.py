@@ -240,7 +240,8 @@ def check_room(
     """Raises `Conflict` if an instance lacks the memory for it, or its place a label.
 
     Until the switch an instance has its present stage and what it takes. The stage that it will be shares the
-    weights and AdamW's moments of both, and has sums of its own.
+    weights and AdamW's moments of both, and has sums of its own; with another optimizer, or quantized, it has
+    all of its state beside them.
 
     Args:
         graph: the present graph.
@@ -256,6 +257,9 @@ def check_room(
     # each range that it takes is a stage of its own until the switch: with sums, and gradients of a redo
     work_bytes = sum_bytes + GRADIENT_BYTES[False]
     own_bytes = sum_bytes + max(0, topology.optimizer_bytes - MOMENT_BYTES)  # masters, averages
+    optimizer = spec.training.optimizer
+    shares = optimizer.is_adamw and not spec.model.quantize
+    shares = shares and all(group.name in (None, "adamw") and not group.factory for group in optimizer.groups)
     for unit in recut.units:
         node = node_of.get(unit.sid)
         if unit.kind is not UnitKind.STAGE or node is None:
@@ -271,7 +275,7 @@ def check_room(
             if not own.first_layer <= layer < own.last_layer
         )
         trained = sum(_trained(topology, layer) for layer in range(unit.first_layer, unit.last_layer))
-        built = then.state if spec.model.quantize else int(trained * own_bytes)
+        built = int(trained * own_bytes) if shares else then.state
         needs = max(now.state + taken + built, then.state) + max(now.activations, then.activations)
         where = graph.placement(unit.sid)
         slot = node.slot(where.slot)

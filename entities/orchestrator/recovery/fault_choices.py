@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
+from weakref import WeakValueDictionary
 
 from bus.logs import get_logger
 from bus.subjects import FAULT_VERDICT
@@ -91,14 +92,21 @@ class FaultChoices:
         )
         self._open: dict[Member, _OpenChoice] = {}
         self._asked: dict[tuple[Member, FaultWay], float] = {}
+        self._weighing: WeakValueDictionary[Member, asyncio.Lock] = WeakValueDictionary()
         self._gave_up_at = float("-inf")
 
     # --- before an instance is given up ---------------------------------------------------------------
     async def weigh(self, member: Member, report: FaultReport, verdict: FaultVerdict) -> FaultVerdict:
         """The verdict on an instance after modules have had their say; that on one that has ended stands.
 
-        A verdict that they change is published as well.
+        A verdict that they change is published as well. Several neighbours may report the same fault at once:
+        modules are asked about it once.
         """
+        lock = self._weighing.setdefault(member, asyncio.Lock())
+        async with lock:
+            return await self._weigh(member, report, verdict)
+
+    async def _weigh(self, member: Member, report: FaultReport, verdict: FaultVerdict) -> FaultVerdict:
         instances, held = self._job.instances, self._open.get(member)
         if verdict.verdict == "unfounded" or verdict.ended or not self._step_owner.running:
             return verdict

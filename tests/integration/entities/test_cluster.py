@@ -393,7 +393,8 @@ async def test_an_agent_that_ends_leaves_nothing(
     assert not any(map(alive, pids))
     assert not os.listdir(tmp_path)
     after = set(os.listdir("/proc/self/fd")), {p.pid for p in psutil.Process().children(recursive=True)}
-    assert after == before
+    # what an earlier test left to the garbage collector may be gone
+    assert all(now <= then for now, then in zip(after, before, strict=True)), (after, before)
     for order in orders:
         assert "as ordered" in (await mesh.srd.state(order.unit.sid, InstanceState.GONE)).reason
     await mesh.srd.state("c-n", InstanceState.GONE)

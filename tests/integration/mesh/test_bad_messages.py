@@ -65,6 +65,9 @@ UNHEARD = {
     "blocks kept",
     "build event",
     "unit commit",
+    "learnt state",
+    "fault question",
+    "module drift",
 }
 """For people, functional modules and data instances that stream from a store, none of which are here; and
 keys that are read, not watched."""

@@ -362,25 +362,23 @@ async def test_a_living_instance_is_waited_for_because_a_module_says_so(
     follow: Following, witness: Witness
 ) -> None:
     """Its link is cut and its node's agent is silent: by itself the orchestrator replaces it (ADR-0099)."""
-    async with (
-        follow("waited-for") as followed,
-        Bus.connect(witness.mesh.urls, name=Patient.name, kind=EntityKind.FUNCTIONAL_MODULE) as bus,
-    ):
+    async with Bus.connect(witness.mesh.urls, name=Patient.name, kind=EntityKind.FUNCTIONAL_MODULE) as bus:
         ready = asyncio.Event()
         async with beside(FunctionalModule(bus, Patient()).run(ready)):
-            await asyncio.wait_for(ready.wait(), PATIENCE_S)
-            hold = followed.hold("s1-r0", direction="forward", step=STRUCK_AT)
-            microbatch = await hold.reached()
-            await followed.until(
-                lambda: bool(hops(followed, "s1-r0", microbatch)), "the offer that is computed now"
-            )
-            sender = hops(followed, "s1-r0", microbatch)[0].sender.sid.removeprefix(f"{followed.job}-")
-            with followed.frozen(followed.agent("s1-r0")):
-                await sockets.until_cut(followed.pid(sender), followed.pid("s1-r0"))
-                await followed.until_said(subjects.FAULT_ANSWER)
-                hold.open()
-                await followed.until_said(subjects.STEP_DECISION, step=STRUCK_AT)
-            record = await followed.check()
+            await asyncio.wait_for(ready.wait(), PATIENCE_S)  # before a job could be past the struck step
+            async with follow("waited-for") as followed:
+                hold = followed.hold("s1-r0", direction="forward", step=STRUCK_AT)
+                microbatch = await hold.reached()
+                await followed.until(
+                    lambda: bool(hops(followed, "s1-r0", microbatch)), "the offer that is computed now"
+                )
+                sender = hops(followed, "s1-r0", microbatch)[0].sender.sid.removeprefix(f"{followed.job}-")
+                with followed.frozen(followed.agent("s1-r0")):
+                    await sockets.until_cut(followed.pid(sender), followed.pid("s1-r0"))
+                    await followed.until_said(subjects.FAULT_ANSWER)
+                    hold.open()
+                    await followed.until_said(subjects.STEP_DECISION, step=STRUCK_AT)
+                record = await followed.check()
         choices = [one for one in record.fault_choices if one.usual == "replace"]
         assert choices
         assert {(one.way, one.by, one.lost) for one in choices} == {("wait", "patient", False)}

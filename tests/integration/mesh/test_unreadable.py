@@ -29,6 +29,8 @@ from schemas.errors import Ack, BadMessage, Conflict, Unavailable
 from schemas.feeds import FeedPiece, FeedPieceData, FeedRecord, FeedSegment
 from schemas.gateway_api import DatasetOwner, KeptAnswer, MeshStatus, UserUploads
 from schemas.job import JobSpec, JobState
+from schemas.learnt_state import LearntState, digest_of
+from schemas.names import MESH
 from schemas.policy import ModuleRecord
 from schemas.queue import ReservationSpec, SlotsReserved
 from schemas.secrets import StoredSecret
@@ -92,6 +94,19 @@ async def seed(client: Witness) -> None:
     await bus.bucket(subjects.MESH_AUTOMATION).put(automation, scope="mesh")
     module = ModuleRecord(module="mod", active="2", previous="1", by="ada", reason="better", since=now)
     await bus.bucket(subjects.MODULE_RECORD).put(module, module="mod")
+    learnt = LearntState(
+        module="mod",
+        version="2",
+        schema_version=1,
+        revision=1,
+        digest=digest_of("{}"),
+        data="{}",
+        at=now,
+        by="i",
+    )
+    await bus.bucket(subjects.LEARNT_RECORD).put(
+        learnt, owner=MESH, module="mod", version="2", place="current"
+    )
     secret = StoredSecret(user="uma", name="store", sealed="nothing that opens", stored_at=now)
     await bus.bucket(subjects.SECRET).put(secret, user="uma", name="store")
     owner = DatasetOwner(name="words", user="uma")

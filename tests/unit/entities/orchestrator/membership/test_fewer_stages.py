@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from entities.orchestrator.membership.fewer_stages import smaller_shapes
+from entities.orchestrator.membership.fewer_stages import FewerStages, smaller_shapes
+from schemas.automation import Automation, PinnedKnob
+from schemas.cluster import NodeStatus
+from schemas.job import FormerShape, JobRecord, JobState
+from tests.builders.graphs import node, topology
+from tests.builders.jobs import job as job_record
 from tests.builders.jobs import spec
+from tests.job_context import job_context
 
 
 def shapes(**parallel: Any) -> list[tuple[int, Any]]:
@@ -31,3 +40,86 @@ def test_a_range_of_replicas_stays_one() -> None:
 @pytest.mark.parametrize("replicas", [[2, 1, 1], [1, 3, 2]])
 def test_unequal_stages_count_by_the_smallest(replicas: list[int]) -> None:
     assert shapes(stages=3, replicas=replicas) == [(3, 1), (2, 1), (1, 1)]
+
+
+class Job:
+    """A job's record, its mesh with these nodes, and what its stages are to become."""
+
+    def __init__(
+        self, record: JobRecord, *nodes: NodeStatus, automation: Automation = Automation.ACT
+    ) -> None:
+        self.store = Store(record)
+        self.looks: list[asyncio.Task[None]] = []
+        self.automation = automation
+        self.open_nodes = lambda: list(nodes)
+        one: Any = self
+        context = job_context(
+            record,
+            store=self.store,
+            mesh=one,
+            instances=SimpleNamespace(placements=(), settle=lambda spec: None),
+            tasks=SimpleNamespace(spawn=lambda work: self.looks.append(asyncio.create_task(work))),
+        )
+        changes: Any = SimpleNamespace(account=SimpleNamespace(open=None))
+        self.stages = FewerStages(
+            context, changes, lambda: pytest.fail("planned"), lambda why: pytest.fail("parked")
+        )
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        if self.store.told:
+            self.store.record = self.store.record.model_copy(update={"former_shape": None})
+        return condition()
+
+
+def shape(stages: int, replicas: int = 1) -> FormerShape:
+    return FormerShape(parallel=spec(parallel={"stages": stages, "replicas": replicas}).parallel)
+
+
+async def test_what_a_person_has_set_is_not_overridden_by_stages_that_are_possible_again() -> None:
+    pin = PinnedKnob(knob="replicas", value="2", by="ada", at=1.0)
+    record = job_record("j", spec=spec(parallel={"stages": 1, "replicas": 2}))
+    job = Job(record.model_copy(update={"former_shape": shape(2), "pins": (pin,)}), node(slots=2))
+    job.stages.began()
+    await job.looks[0]
+    assert job.store.told == ["1 → 2 stages are possible again, but a person has set: replicas"]
+
+
+async def test_that_a_loss_could_not_be_staffed_is_in_the_record_until_there_is_room() -> None:
+    record = job_record("j", JobState.PARKED, spec=spec(parallel={"stages": 3, "replicas": 1}))
+    kept = Job(record).stages.kept_shape()
+    assert kept == shape(3)
+    job = Job(
+        record.model_copy(update={"former_shape": kept})
+    )  # of the next orchestrator, or of the next run
+    await job.stages.settle(topology())
+    assert job.store.record.former_shape == kept, "there is no room for any shape"
+    job.stages.began()
+    await job.looks[0]
+    assert job.store.record.former_shape is None, "it got room for the whole shape"
+
+
+@pytest.mark.parametrize("automation", [Automation.OFF, Automation.ADVISE])
+async def test_where_only_persons_act_no_shape_is_looked_for(automation: Automation) -> None:
+    record = job_record("j", JobState.PARKED, spec=spec(parallel={"stages": 3, "replicas": 1}))
+    assert Job(record, automation=automation).stages.kept_shape() is None
+    switched = Job(record.model_copy(update={"former_shape": shape(3)}), node(), automation=automation)
+    await switched.stages.settle(topology())
+    assert switched.store.record.former_shape is None
+    assert switched.store.record.spec == record.spec
+
+
+class Store:
+    """A record, and what is told of it."""
+
+    def __init__(self, record: JobRecord) -> None:
+        self.record = record
+        self.told: list[str] = []
+
+    async def reason(self, text: str) -> None:
+        self.told.append(text)
+
+    async def note(self, *, now: bool = False, **figures: Any) -> None:
+        self.record = self.record.model_copy(update=figures)
+
+    async def tell(self, kind: str, *, text: str) -> None:
+        self.told.append(text)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from entities.orchestrator.membership.job_shape import JobShape
 from schemas.errors import BadInput, Conflict
-from schemas.job import JobState
+from schemas.job import FormerShape, JobState
 from tests.builders.jobs import job, spec
 from tests.job_context import job_context
 
@@ -47,3 +48,20 @@ def test_a_range_that_would_be_too_wide_is_refused_before_anything_changes() -> 
     with pytest.raises(Conflict, match="job j is parked; only a running one can be scaled"):
         parked.scale(None, 2)
     assert told == []
+
+
+async def test_what_a_person_wants_holds_for_the_shape_that_the_job_goes_back_to() -> None:
+    parallel = {"replicas": {"min": 1, "want": 2, "max": 4}}
+    record = job("j", JobState.RUNNING, spec=spec(parallel={"stages": 1, **parallel}))
+    former = FormerShape(parallel=spec(parallel={"stages": 2, **parallel}).parallel)
+    record = record.model_copy(update={"former_shape": former})
+    noted: dict[str, Any] = {}
+
+    async def note(*, now: bool, **figures: Any) -> None:
+        noted.update(figures)
+
+    store, instances = SimpleNamespace(record=record, note=note), SimpleNamespace(settle=lambda spec: None)
+    context = job_context(record, store=store, instances=instances)
+    await JobShape(context, lambda stages, replicas: "", lambda: None).prefer(3)
+    for shape, stages in ((noted["spec"].parallel, 1), (noted["former_shape"].parallel, 2)):
+        assert (shape.stages, shape.replica_range.want) == (stages, 3)

@@ -89,6 +89,7 @@ class Job:
         if self.answer is None:
             return None
         self.asked.append(question := question_of())
+        await asyncio.sleep(0)
         return FaultRuling(
             question=question.id, action=self.answer, by="m", reason="why", costs=question.costs, asked=1
         )
@@ -140,6 +141,16 @@ async def test_an_instance_that_goes_on_in_time_is_not_given_up():
     assert (done.lost, done.way, done.by, job.given_up) == (False, "wait", "m", [])
     assert done.took_s is not None
     assert done.took_s == done.back_s
+
+
+async def test_neighbours_that_report_a_fault_at_once_make_one_question():
+    job = Job(Wait(for_s=PATIENCE_S))
+    verdicts = await asyncio.gather(job.weigh(), job.weigh(), job.weigh())
+    assert [each.verdict for each in verdicts] == ["transient"] * 3
+    assert (len(job.asked), len(job.told), len(job.tasks)) == (1, 1, 1)
+    job.choices.committed(3)
+    await asyncio.wait_for(job.tasks[0], PATIENCE_S)
+    assert job.given_up == []
 
 
 async def test_an_instance_that_does_not_is_given_up_at_the_limit():
