@@ -177,10 +177,12 @@ class StepOrders:
                 if isinstance(error, MemberLost):
                     lost.extend(error.members)
                 log.info("group not formed", job=self._job.name, stage=effect.stage, reason=str(error))
+                reasons.append(f"{member.sid}: {error}")
                 return self._silent_edges(member, effect.members, error)
             return None
 
         lost: list[Member] = []
+        reasons: list[str] = []
         answers = await asyncio.gather(*(form_at(member) for member in effect.members))
         if lost:
             self._observer.losing(lost, f"no answer to group form of stage {effect.stage}")
@@ -189,7 +191,7 @@ class StepOrders:
             self._post(ev.ReductionGroupFormed(effect.stage, effect.generation))
         else:
             failed = tuple(edge for edges in answers for edge in edges or ())
-            self._post(ev.ReductionGroupFailed(effect.stage, effect.generation, failed))
+            self._post(ev.ReductionGroupFailed(effect.stage, effect.generation, failed, reasons[0]))
 
     def _silent_edges(
         self, witness: Member, members: Iterable[Member], error: DmscError
@@ -221,7 +223,8 @@ class StepOrders:
         except DmscError as error:
             log.info("not prepared", job=self._job.name, sid=member.sid, reason=str(error))
             edges = self._silent_edges(member, effect.members, error)
-            self._post(ev.ReductionGroupFailed(effect.stage, effect.generation, edges))
+            why = f"{member.sid}: {error}"
+            self._post(ev.ReductionGroupFailed(effect.stage, effect.generation, edges, why))
         else:
             vote = answers[member.sid]
             self._post(ev.Voted(effect.stage, vote))

@@ -70,7 +70,9 @@ class StageGroup(GroupLifecycle):
         """The order to build the group; `answered`: the step's last round that all members have answered."""
         return FormGroup(self.stage, step, attempt, answered, self.generation, self.members, in_order(dead))
 
-    def note_failure(self, edges: Iterable[tuple[Member, Member]], now: float) -> Condemn | None:
+    def note_failure(
+        self, edges: Iterable[tuple[Member, Member]], now: float, why: str = ""
+    ) -> Condemn | None:
         """Notes that the present generation could not be built, or that its reduction broke.
 
         Of two members that find each other silent, the last by name is condemned, in every stage. If a
@@ -79,6 +81,7 @@ class StageGroup(GroupLifecycle):
         Args:
             edges: (witness, silent peer), as named by the members' errors.
             now: seconds.
+            why: what the member said that reports it.
 
         Returns:
             The member that can't stay, if there is one.
@@ -92,7 +95,8 @@ class StageGroup(GroupLifecycle):
             self.condemn()
             silences = Counter(peer for _, peer in self._silent)
             worst = max(self.members, key=lambda member: (silences[member], member.sid, member.incarnation))
-            return Condemn(worst, f"stage {self.stage}: {self._failures} groups failed with the same members")
+            failed = f"stage {self.stage}: {self._failures} groups failed with the same members"
+            return Condemn(worst, f"{failed}: {why}" if why else failed)
         self.fail()
         self._failed_at = now
         return None

@@ -68,11 +68,13 @@ class ReductionGroupFormed:
 
 @dataclass(frozen=True, slots=True)
 class ReductionGroupFailed:
-    """A group could not be built, or its reduction broke. `edges`: (witness, silent peer), by the errors."""
+    """A group could not be built, or its reduction broke. `edges`: (witness, silent peer), by the errors;
+    `why`: the first of the errors, with its member."""
 
     stage: int
     generation: int
     edges: tuple[tuple[Member, Member], ...] = ()
+    why: str = ""
 
 
 @dataclass(slots=True)  # as `Claimed`

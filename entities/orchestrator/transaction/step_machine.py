@@ -151,8 +151,8 @@ class StepMachine:
                 return self._assigned(number)
             case ev.ReductionGroupFormed(stage, generation):
                 return self._formed(stage, generation)
-            case ev.ReductionGroupFailed(stage, generation, edges):
-                return self._failed(stage, generation, edges, now)
+            case ev.ReductionGroupFailed() as failure:
+                return self._failed(failure, now)
             case ev.DecisionRecorded(decision):
                 return self._recorded(decision)
             case ev.Committed(step, silent):
@@ -415,14 +415,12 @@ class StepMachine:
         group.complete()
         return self._prepare_ready()
 
-    def _failed(
-        self, stage: int, generation: int, edges: tuple[tuple[Member, Member], ...], now: float
-    ) -> list[ev.Effect]:
-        group = self._groups[stage]
-        if generation != group.generation or self.phase is Phase.DECIDING:
+    def _failed(self, failure: ev.ReductionGroupFailed, now: float) -> list[ev.Effect]:
+        group = self._groups[failure.stage]
+        if failure.generation != group.generation or self.phase is Phase.DECIDING:
             return []
-        self.ledger.votes.pop(stage, None)
-        condemned = group.note_failure(edges, now)
+        self.ledger.votes.pop(failure.stage, None)
+        condemned = group.note_failure(failure.edges, now, failure.why)
         return [] if condemned is None else [condemned]
 
     def _tick(self, now: float) -> list[ev.Effect]:
