@@ -259,6 +259,7 @@ class FaultChoices:
             usual=usual,
             spares=self._spares(),
             replicas=self._others(member),
+            may_replace=lost or self._may_give_up(member),
             past=sum(one.sid == member.sid for one in self._recorded),
             past_of_node=sum(one.node == place.node for one in self._recorded),
             step=self._step_owner.step,

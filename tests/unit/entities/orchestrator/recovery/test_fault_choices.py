@@ -109,13 +109,12 @@ class Job:
         return self.back
 
     async def weigh(
-        self, kind: Any = "unreachable", verdict: Any = "structural", **more: Any
+        self, kind: Any = "unreachable", verdict: Any = "structural", member: Member = SICK, **more: Any
     ) -> FaultVerdict:
-        report = FaultReport(reporter="r", job="j", kind=kind, evidence="e", **SICK.model_dump())
-        said = FaultVerdict(
-            job="j", verdict=verdict, scope="instance", action="a", reason="r", **SICK.model_dump(), **more
-        )
-        return await self.choices.weigh(SICK, report, said)
+        who = member.model_dump()
+        report = FaultReport(reporter="r", job="j", kind=kind, evidence="e", **who)
+        said = FaultVerdict(job="j", verdict=verdict, scope="instance", action="a", reason="r", **who, **more)
+        return await self.choices.weigh(member, report, said)
 
     def newcomer(self) -> None:
         self.instances.members[SICK.sid] = Member(sid=SICK.sid, incarnation="i2")
@@ -185,7 +184,9 @@ async def test_a_working_instance_is_given_up_only_where_another_one_works_and_s
     job.newcomer()
     job.choices.committed(3)
     assert job.told[-1].outcome is FaultOutcome.MEASURED
-    assert not job.choices._may_give_up(SICK), "not twice within a minute"
+    again = await job.weigh("slow", "transient", member=job.instances.members[SICK.sid])
+    assert again.verdict == "transient", "not twice within a minute"
+    assert [each.may_replace for each in job.asked] == [True, False]
     alone = Job(Replace())
     alone.instances.gone.add(Member(sid="j-s0-r0", incarnation="i1"))
     assert (await alone.weigh("slow", "transient")).verdict == "transient"
