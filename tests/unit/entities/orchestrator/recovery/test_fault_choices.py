@@ -176,6 +176,16 @@ async def test_a_retry_ends_when_the_fault_is_reported_again():
     assert "reported again" in job.given_up[0]
 
 
+async def test_a_loss_long_after_its_instance_was_asked_about_is_asked_about():
+    job = Job(Wait(for_s=PATIENCE_S), asked_again_s=0.0)
+    await job.weigh()
+    job.choices.committed(3)
+    await asyncio.wait_for(job.tasks[0], PATIENCE_S)
+    job.instances.gone.add(SICK)
+    await job.choices.replacing(SICK, "gone")
+    assert [each.lost for each in job.asked] == [False, True]
+
+
 async def test_a_working_instance_is_given_up_only_where_another_one_works_and_seldom():
     job = Job(Replace(avoid=("a-n",)))
     assert (await job.weigh("slow", "transient")).verdict == "structural"
