@@ -19,7 +19,7 @@ from schemas.recut import MOST_REVISION, Cuts, cuts_text
 MOST_IN_FLIGHT = 1024
 MOST_REPLICAS = 4096
 LEAST_RATE_PER_S = 0.1
-"""A step whose microbatches come more slowly would count as stalled."""
+"""Of each sender: a step whose microbatches come more slowly would count as stalled."""
 QUEUE_ORDER, REPLICAS, RATE, CUT = "order of the queue", "replicas", "admission rate", "cut"
 """Knobs that a mesh or a job has once; those of stages and instances are named below."""
 

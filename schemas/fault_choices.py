@@ -93,6 +93,10 @@ class FaultQuestion(Message, wire="fault.question"):
     usual: FaultWay
     spares: int = Field(description="free slots that the job may use")
     replicas: int = Field(description="others of its stage that work")
+    may_replace: bool = Field(
+        True,
+        description="whether one that works may be given up now, while nobody else is on the way",
+    )
     past: int = Field(description="faults of this unit before, that anybody was asked about")
     past_of_node: int = Field(description="those of all the job's instances on its node")
     step: int

@@ -17,6 +17,12 @@ class AdmissionPace:
         self.per_s = per_s
         self._due = now
 
+    def change(self, per_s: float, now: float) -> None:
+        """Another rate, from now on: a higher one shortens the present pause."""
+        if per_s > self.per_s:
+            self._due = min(self._due, now + 1.0 / per_s)
+        self.per_s = per_s
+
     def pause_s(self, now: float) -> float:
         """How long the next microbatch has to wait; 0: it may go."""
         return max(0.0, self._due - now)

@@ -141,7 +141,7 @@ class Binder:
         elif pace is None:
             self._paces[stage] = AdmissionPace(per_s, self._clock())
         else:
-            pace.per_s = per_s
+            pace.change(per_s, self._clock())
 
     def pause_s(self, stage: int) -> float:
         """How long the stage's admission rate holds the next microbatch back; 0: it does not."""

@@ -186,8 +186,14 @@ class EntryRuntime(HopRuntime):
     def run(self, effects: Iterable[Send]) -> None:
         for effect in effects:
             self.track(self._send(effect))
-        if self._paused is None and (pause_s := self.binder.pause_s(0)) > 0:
-            self._paused = asyncio.get_running_loop().call_later(pause_s, self._go_on)
+        if (pause_s := self.binder.pause_s(0)) <= 0:
+            return
+        loop = asyncio.get_running_loop()
+        if self._paused is not None:
+            if self._paused.when() <= loop.time() + pause_s:
+                return
+            self._paused.cancel()  # the rate was raised meanwhile
+        self._paused = loop.call_later(pause_s, self._go_on)
 
     def _go_on(self) -> None:
         """The admission rate lets the next microbatch go."""

@@ -10,6 +10,7 @@ from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.policy.suggestion_rules import JobFacts
 from schemas.automation import lower
 from schemas.changes import JobObjective
+from schemas.task_graph import ENTRY
 from schemas.usage import HOUR_S, JOULES_PER_KWH, JobUsage
 
 
@@ -36,6 +37,7 @@ def job_facts(run: JobRun, mesh: MeshView, waiting: Collection[str] | None = Non
         windows={stage: window for stage, window in job.policies.windows().items() if stage >= 0},
         admitted_per_s=job.policies.admitted_per_s,
         microbatches=job.spec.training.microbatches,
+        senders=sum(unit.stage == ENTRY for unit in job.instances.units),
         exact=job.spec.training.exact_accumulation,
         algorithm=policy.algorithm,
         replicas=replicas,

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from schemas.actions import (
+    LEAST_RATE_PER_S,
     AvoidInstance,
     ExpectFailures,
     Migrate,
@@ -47,6 +48,8 @@ class JobFacts:
     """The admission rate; 0: no limit."""
     microbatches: int | None = None
     """Of a step; None: not known."""
+    senders: int = 1
+    """Who sends to the first stage, and shares the admission rate."""
     exact: bool = True
     """Whether its sums are of integers, so that their order changes no bit."""
     algorithm: str = ""
@@ -104,6 +107,9 @@ def nonsense_in(suggestion: PolicySuggestion, facts: JobFacts | None) -> str:
             if stage not in facts.active:
                 return f"unknown stage {stage}"
         case SetRate(per_s=per_s, forecast=promised):
+            least_per_s = LEAST_RATE_PER_S * facts.senders
+            if per_s < least_per_s:
+                return f"{per_s:g} a second: for {facts.senders} senders give {least_per_s:g} at least"
             least_s = (facts.microbatches or 0) / per_s
             if promised.step_after_s < 0.95 * least_s:  # the first of a step may come early
                 return (

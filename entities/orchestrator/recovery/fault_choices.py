@@ -117,7 +117,7 @@ class FaultChoices:
         usual: FaultWay = "replace"
         if verdict.verdict == "transient":
             usual = "retry" if report.kind == "link" else "wait"
-        if time.monotonic() - self._asked.get((member, usual), float("-inf")) < self._times.asked_again_s:
+        if self._was_asked(member, usual):
             return verdict
         ruling = await self._ask(member, report.kind, verdict, usual, lost=False)
         if ruling is None or not instances.is_present(member):
@@ -200,7 +200,7 @@ class FaultChoices:
     async def replacing(self, lost: Member, why: str) -> None:
         """Returns once the replacement may begin: at once, or when its slot is back, if modules say so."""
         opened = self._open.get(lost)
-        if opened is None and (lost, "replace") not in self._asked and self._step_owner.running:
+        if opened is None and not self._was_asked(lost, "replace") and self._step_owner.running:
             verdict = FaultVerdict(
                 job=self._job.name,
                 sid=lost.sid,
@@ -221,6 +221,10 @@ class FaultChoices:
             opened.choice = opened.choice.model_copy(update={"lost": True})
 
     # --- asking ---------------------------------------------------------------------------------------
+    def _was_asked(self, member: Member, usual: FaultWay) -> bool:
+        """Whether modules were asked so lately that they would say the same."""
+        return time.monotonic() - self._asked.get((member, usual), float("-inf")) < self._times.asked_again_s
+
     async def _ask(
         self, member: Member, kind: FaultKind, verdict: FaultVerdict, usual: FaultWay, *, lost: bool
     ) -> FaultRuling | None:
@@ -259,6 +263,7 @@ class FaultChoices:
             usual=usual,
             spares=self._spares(),
             replicas=self._others(member),
+            may_replace=lost or self._may_give_up(member),
             past=sum(one.sid == member.sid for one in self._recorded),
             past_of_node=sum(one.node == place.node for one in self._recorded),
             step=self._step_owner.step,

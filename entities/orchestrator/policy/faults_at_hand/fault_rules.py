@@ -145,6 +145,8 @@ def _objection(
     else:
         alone = action.action == "replace" and question.replicas < 1
         why = f"{question.sid} works, and nobody else of its stage does" if alone else ""
+        if action.action == "replace" and not question.may_replace and not alone:
+            why = f"{question.sid} works: another was given up just now, or somebody is still on the way"
     if why:
         return why
     costs = answer.costs.over(question.costs)

@@ -188,7 +188,9 @@ def test_a_rate_admits_evenly_and_an_idle_time_earns_one_at_most() -> None:
     assert binder.pause_s(1) == 0
     assert len(bind(binder, 9)) == 2
     binder.update(table(entry("r", window=99), admitted_per_s=8.0, revision=2))
-    assert binder.pause_s(1) == pytest.approx(0.25), "what is due stays due"
-    binder.update(table(entry("r", window=99), revision=3))
+    assert binder.pause_s(1) == pytest.approx(0.125), "a higher rate holds at once"
+    binder.update(table(entry("r", window=99), admitted_per_s=1.0, revision=3))
+    assert binder.pause_s(1) == pytest.approx(0.125), "what is due stays due"
+    binder.update(table(entry("r", window=99), revision=4))
     assert binder.pause_s(1) == 0
     assert len(bind(binder, 9)) == 9

@@ -45,6 +45,7 @@ FACTS = JobFacts(
     windows={0: 4, 1: 4},
     admitted_per_s=30.0,
     microbatches=8,
+    senders=2,
     algorithm="expected-completion",
     replicas=2,
     replica_range=(1, 4),
@@ -169,6 +170,7 @@ def test_what_is_so_already_changes_nothing(action: Action, said: str) -> None:
             SetRate(per_s=4.0, forecast=FASTER),
             "a step of 8 microbatches takes at least 2.000 s at 4 a second, and not 0.300 s",
         ),
+        (SetRate(per_s=0.15, forecast=FASTER), "0.15 a second: for 2 senders give 0.2 at least"),
         (SetQueueOrder(jobs=("k", "x")), "job x does not wait for slots"),
         (SetQueueOrder(jobs=("k", "k")), "the order names a job twice"),
         (

@@ -109,13 +109,12 @@ class Job:
         return self.back
 
     async def weigh(
-        self, kind: Any = "unreachable", verdict: Any = "structural", **more: Any
+        self, kind: Any = "unreachable", verdict: Any = "structural", member: Member = SICK, **more: Any
     ) -> FaultVerdict:
-        report = FaultReport(reporter="r", job="j", kind=kind, evidence="e", **SICK.model_dump())
-        said = FaultVerdict(
-            job="j", verdict=verdict, scope="instance", action="a", reason="r", **SICK.model_dump(), **more
-        )
-        return await self.choices.weigh(SICK, report, said)
+        who = member.model_dump()
+        report = FaultReport(reporter="r", job="j", kind=kind, evidence="e", **who)
+        said = FaultVerdict(job="j", verdict=verdict, scope="instance", action="a", reason="r", **who, **more)
+        return await self.choices.weigh(member, report, said)
 
     def newcomer(self) -> None:
         self.instances.members[SICK.sid] = Member(sid=SICK.sid, incarnation="i2")
@@ -177,6 +176,16 @@ async def test_a_retry_ends_when_the_fault_is_reported_again():
     assert "reported again" in job.given_up[0]
 
 
+async def test_a_loss_long_after_its_instance_was_asked_about_is_asked_about():
+    job = Job(Wait(for_s=PATIENCE_S), asked_again_s=0.0)
+    await job.weigh()
+    job.choices.committed(3)
+    await asyncio.wait_for(job.tasks[0], PATIENCE_S)
+    job.instances.gone.add(SICK)
+    await job.choices.replacing(SICK, "gone")
+    assert [each.lost for each in job.asked] == [False, True]
+
+
 async def test_a_working_instance_is_given_up_only_where_another_one_works_and_seldom():
     job = Job(Replace(avoid=("a-n",)))
     assert (await job.weigh("slow", "transient")).verdict == "structural"
@@ -185,7 +194,9 @@ async def test_a_working_instance_is_given_up_only_where_another_one_works_and_s
     job.newcomer()
     job.choices.committed(3)
     assert job.told[-1].outcome is FaultOutcome.MEASURED
-    assert not job.choices._may_give_up(SICK), "not twice within a minute"
+    again = await job.weigh("slow", "transient", member=job.instances.members[SICK.sid])
+    assert again.verdict == "transient", "not twice within a minute"
+    assert [each.may_replace for each in job.asked] == [True, False]
     alone = Job(Replace())
     alone.instances.gone.add(Member(sid="j-s0-r0", incarnation="i1"))
     assert (await alone.weigh("slow", "transient")).verdict == "transient"

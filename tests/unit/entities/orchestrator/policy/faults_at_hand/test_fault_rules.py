@@ -113,3 +113,10 @@ def test_a_module_that_waited_in_vain_may_still_say_where_the_replacement_goes()
     assert (ruling.by, judged["m"].reason) == ("orchestrator", distrusted["m"])
     ruling, _ = ruled(fault_answer(Replace(prefer="a-o")), distrusted=distrusted)
     assert ruling.action == Replace(prefer="a-o")
+
+
+def test_a_working_instance_that_may_not_be_given_up_now_is_not_and_its_module_is_told():
+    question = fault_question(**WORKS, may_replace=False)
+    ruling, judged = ruled(fault_answer(Replace()), question=question)
+    assert (ruling.way, judged["m"].adopted) == ("wait", False)
+    assert "another was given up just now, or somebody is still on the way" in judged["m"].reason
