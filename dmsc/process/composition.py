@@ -195,7 +195,7 @@ def _orchestrator(options: RunOptions) -> ServicePart:
     config = OrchestratorConfig(
         node=node_name(),
         lease=LeadershipLeaseConfig(lease_s=lease_s(options.replicas)),
-        arbitration=ArbitrationConfig(precedence=ranks),
+        arbitration=ArbitrationConfig(precedence=ranks, fault_answer_s=options.fault_answer),
         automation=parse_automation(options.automation),
         own_loop=_is_on(options.own_loop, "--own-loop"),
         peak_tflops=options.peak_tflops,

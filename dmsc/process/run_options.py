@@ -119,6 +119,14 @@ class RunOptions:
             "For the orchestrator: whether it suggests changes itself, or only modules do.",
         ),
     ] = "on"
+    fault_answer: Annotated[
+        float,
+        option(
+            "--fault-answer SECONDS $DMSC_FAULT_ANSWER",
+            "For the orchestrator: how long modules that answer about a fault at hand are waited for.",
+            min=0.001,
+        ),
+    ] = 0.05
     queue_order: Annotated[
         str,
         option(

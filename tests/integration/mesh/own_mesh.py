@@ -91,6 +91,7 @@ class OwnMesh:
             "DMSC_REPLICAS": str(self.replicas),
             "DMSC_CODE_PATH": str(USER_MODELS),
             "DMSC_ALLOW_URL": "*",
+            "DMSC_FAULT_ANSWER": str(PATIENCE_S),  # of modules that answer; a busy machine may take its time
             "DMSC_TRUST_RESEARCHERS": "1",  # the gates of `user_models/gated.py` are Unix sockets
         }
         log, prefix = self.folder / f"{name}.log", self._where(name)[1]
