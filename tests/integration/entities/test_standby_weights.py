@@ -69,7 +69,9 @@ async def test_a_lapse_leaves_the_standby_at_work_that_is_all_a_stage_has(dial: 
             job="j", revision=1, entry_gateway="g", clusters=("a",), reason="initial", stages=(stage,)
         )
     )
-    instances: Any = SimpleNamespace(deployed=GRAPH, lost=set(), stages=lambda: ((ONE, TWO, STANDBY),))
+    instances: Any = SimpleNamespace(
+        deployed=GRAPH, units=GRAPH.units, lost=set(), stages=lambda: ((ONE, TWO, STANDBY),)
+    )
     progress: Any = SimpleNamespace(running=True, stages=((ONE, TWO, STANDBY),))
     telling: Any = SimpleNamespace(recovery=lambda text: None)
     journal = Journal()

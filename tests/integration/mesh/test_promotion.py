@@ -5,6 +5,7 @@ learnt is on the bus and in the record (ADR-0100)."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 from bus import subjects
@@ -13,6 +14,7 @@ from dmsc.process.policy_loading import load_policy
 from dmsc.replay.scores import live_scores
 from dmsc.replay.session import Session
 from dmsc.state.settings import BusAddress
+from schemas.errors import BadMessage
 from schemas.job import JobSpec, JobState
 from schemas.policy import PolicyDecision, PolicySwitch
 from tests.integration.dmsc.command_line import running
@@ -139,7 +141,8 @@ def test_promoted_in_mid_run(mesh: Mesh, tmp_path: Path) -> None:
         for frame in run.frames():
             session.feed(frame)
             if frame.row is subjects.LEARNT_STATE:
-                kept.add(frame.open()[0].digest)
+                with contextlib.suppress(BadMessage):  # other tests of this mesh have sent garbage there
+                    kept.add(frame.open()[0].digest)
     replay = session.finish()
     assert {one.suggestion.version for one in replay.recorded} == {"1", "2"}
     assert {one.suggestion.state for one in replay.recorded} <= kept, "each is there before its suggestion"
