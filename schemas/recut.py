@@ -17,6 +17,9 @@ from schemas.task_graph import TaskUnit
 MOST_LAYERS = 1_000_000
 MOST_REVISION = 1_000_000_000
 MOST_PLAN_TEXT = 14 * MOST_STAGES
+_LAYERS = r" *([0-9]{1,6})(?:-([0-9]{1,6}))? *"
+PLAN_PATTERN = f"^{_LAYERS}(,{_LAYERS})*$"
+"""Of the text of a plan, for documents: `cuts_of` says what is wrong with a text, a schema does not."""
 """Characters of a plan as people write it."""
 
 LayerNumber = Annotated[int, Field(ge=0, le=MOST_LAYERS)]
@@ -149,7 +152,7 @@ def cuts_of(text: str) -> Cuts:
     """
     found = []
     for part in text.split(","):
-        matched = re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?\s*", part)
+        matched = re.fullmatch(_LAYERS, part)
         if matched is None:
             raise BadInput(
                 f"plan {text[:80]!r}: {part.strip()[:40]!r} names no layers: write those of each stage, like "

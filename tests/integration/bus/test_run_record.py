@@ -16,6 +16,7 @@ from schemas.names import MESH
 from schemas.policy import NoAction, PolicySuggestion
 from schemas.telemetry import InstanceSample, LogLine, NodeSample
 from tests.conftest import Connect
+from tests.recorded import until_recorded
 
 
 def sample(job: str, step: int) -> InstanceSample:
@@ -52,7 +53,7 @@ async def test_a_run_is_what_concerns_it_in_order(connect: Connect, tmp_path: Pa
     for revision in (1, 2):
         for version in ("1", "2"):
             await bus.publish(subjects.LEARNT_STATE, learnt(version, revision), owner=MESH, module="m")
-    await bus.barrier()
+    await until_recorded(bus, subjects.LEARNT_STATE, 4)  # the streams store beside each other
     for job in ("run1", "run2"):
         await event(job, JobState.RUNNING)
     for step in range(300):  # more than one batch

@@ -8,7 +8,6 @@ from nats.aio.msg import Msg
 from bus import subjects
 from bus.connection import Bus
 from bus.messaging.streams import stream_configs
-from bus.nats import jetstream
 from bus.security.credentials import delegate, issue
 from bus.security.identity import Identity
 from bus.subject_row import Delivery
@@ -16,6 +15,7 @@ from bus.subjects import SUBJECTS
 from schemas.envelope import EntityKind as K
 from tests.integration.guard.conftest import Guarded
 from tests.integration.guard.raw_connection import RawConnection, raw_connection
+from tests.recorded import subject_counts, until_recorded
 
 AGENT = Identity(name="a-n", kind=K.CLUSTER, cluster="a", node="n")
 RECORDED = tuple(row for row in SUBJECTS if row.delivery is Delivery.CORE and row.stream)
@@ -41,11 +41,7 @@ def hpub(connection: RawConnection, subject: str, headers: dict[str, str], paylo
 
 async def kept(bus: Bus) -> dict[str, dict[str, int]]:
     """How many messages of each subject each stream has."""
-    found = {}
-    for config in stream_configs(1):
-        info = await jetstream.call(bus.connection, f"STREAM.INFO.{config['name']}", {"subjects_filter": ">"})
-        found[str(config["name"])] = info["state"].get("subjects") or {}
-    return found
+    return {str(config["name"]): await subject_counts(bus, config["name"]) for config in stream_configs(1)}
 
 
 @pytest.mark.parametrize("headers", HEADERS, ids=lambda headers: "+".join(headers))
@@ -61,9 +57,8 @@ async def test_what_others_have_recorded_stays(mesh: Guarded, headers: dict[str,
         theirs = subjects.STEP_CLAIM(job="j", sid=two.name)
         for number in range(3):
             victim.writer.write(f"PUB {theirs} 1\r\n{number}\r\n".encode())
-        await victim.until_pong()
+        await until_recorded(smo, subjects.STEP_CLAIM, 3, job="j", sid=two.name)
         before = await kept(smo)
-        assert before["STEPS"] == {theirs: 3}, "nothing was recorded"
         own = subjects.STEP_CLAIM(job="j", sid=one.name)
         for row in RECORDED:
             if K.INSTANCE in row.senders:
@@ -71,7 +66,7 @@ async def test_what_others_have_recorded_stays(mesh: Guarded, headers: dict[str,
                 hpub(attacker, row(**{token: tokens[token] for token in row.tokens}), headers)
         await attacker.until_pong()
         victim.writer.write(f"PUB {theirs} 1\r\n3\r\n".encode())  # and what comes after it is recorded
-        await victim.until_pong()
+        await until_recorded(smo, subjects.STEP_CLAIM, 4, job="j", sid=two.name)
         after = await kept(smo)
         assert after["STEPS"][theirs] == 4
         assert set(after["STEPS"]) <= {theirs, own, subjects.NOTICE(job="j", sid=one.name)}

@@ -33,7 +33,7 @@ from schemas.job_file.parallel import MOST_INSTANCES, MOST_STAGES
 from schemas.pages import JobPage
 from schemas.plans import PlanBody, PlanMade
 from schemas.queue import QueueStatus, ReservationName, Reservations, ReservationSpec
-from schemas.recut import MOST_PLAN_TEXT, MOST_REVISION, RecutAnswer
+from schemas.recut import MOST_PLAN_TEXT, MOST_REVISION, PLAN_PATTERN, RecutAnswer
 
 ArrayId = Annotated[str, Path(json_schema_extra={"pattern": TOKEN_PATTERN}), named("array")]
 NewStages = Annotated[int | None, Query(ge=1, le=MOST_STAGES, description="default: as before")]
@@ -114,6 +114,7 @@ def jobs(context: HttpContext) -> APIRouter:
             str | None,
             Query(
                 max_length=MOST_PLAN_TEXT,
+                json_schema_extra={"pattern": PLAN_PATTERN},
                 description="the layers of each stage, like `0-3,4-7`; default: the planner's choice",
             ),
         ] = None,
