@@ -56,15 +56,17 @@ def attack(document: dict[str, Any], url: str, chosen: int) -> int:
 def beyond_schemas(case: Case) -> list[Any]:
     """The keys of a job, or a build, must fit each other, a feed's fields and records have rules of their
     own, a cursor is one that a list gave, a key goes with one body: JSON Schema can't say that. Nor that
-    unknown query parameters are ignored: newer clients may send them; nor that the last of several counts."""
+    unknown query parameters are ignored: newer clients may send them; nor that the last of several
+    counts, and an object without fields is no parameter at all."""
     query = case.query or {}
-    repeated = any(isinstance(value, list) for value in query.values())
-    if repeated or set(query) - {one.name for one in case.operation.query}:
+    several = any(isinstance(value, list | dict) for value in query.values())
+    if several or set(query) - {one.name for one in case.operation.query}:
         return [negative_data_rejection, positive_data_acceptance]
     fitting = (
         ("POST", "/v1/jobs"),
         ("POST", "/v1/arrays"),
         ("POST", "/v1/plans"),
+        ("POST", "/v1/policies/{module}/state"),
         ("POST", "/v1/data/builds"),
         ("PUT", "/v1/feeds/{name}"),
         ("POST", "/v1/feeds/{name}/records"),
