@@ -35,6 +35,7 @@ class Structure:
     """The product's modules and who imports whom; re-exports of packages are looked through."""
 
     files: Mapping[str, Path]
+    trees: Mapping[str, ast.Module]
     imports: Mapping[str, frozenset[str]]
 
     def below(self, package: str) -> dict[str, frozenset[str]]:
@@ -75,7 +76,8 @@ def read_structure(root: Path = ROOT) -> Structure:
     origins = {
         name: _origins(trees[name], files) for name, path in files.items() if path.name == "__init__.py"
     }
-    return Structure(files, {name: frozenset(_imports(tree, files, origins)) for name, tree in trees.items()})
+    imports = {name: frozenset(_imports(tree, files, origins)) for name, tree in trees.items()}
+    return Structure(files, trees, imports)
 
 
 def levels(imports: Mapping[str, Iterable[str]]) -> int:
@@ -134,8 +136,20 @@ def _origins(tree: ast.Module, files: Mapping[str, Path]) -> dict[str, str]:
     }
 
 
+def _statements(tree: ast.AST) -> Iterable[ast.AST]:
+    """All statements, those inside others too; expressions, most of a tree, have no imports in them."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, field, ())
+            if isinstance(inner, list):
+                waiting += inner
+
+
 def _from_ours(tree: ast.Module, files: Mapping[str, Path]) -> Iterable[tuple[str, list[ast.alias]]]:
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.ImportFrom) and node.module is not None and node.module in files:
             yield node.module, node.names
 
@@ -143,7 +157,7 @@ def _from_ours(tree: ast.Module, files: Mapping[str, Path]) -> Iterable[tuple[st
 def _imports(
     tree: ast.Module, files: Mapping[str, Path], origins: Mapping[str, Mapping[str, str]]
 ) -> Iterable[str]:
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in files)
     for package, aliases in _from_ours(tree, files):

@@ -49,16 +49,14 @@ def test_a_package_holds_few_files(structure: Structure) -> None:
 
 
 def test_every_package_says_what_it_is(structure: Structure) -> None:
-    trees = {
-        name: ast.parse(structure.files[name].read_text(encoding="utf-8")) for name in structure.packages()
-    }
-    assert [name for name, tree in trees.items() if not ast.get_docstring(tree)] == []
+    silent = [name for name in structure.packages() if not ast.get_docstring(structure.trees[name])]
+    assert silent == []
 
 
 def test_no_class_name_stands_twice_in_the_product(structure: Structure) -> None:
     homes: dict[str, list[str]] = defaultdict(list)
-    for name, path in structure.files.items():
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for name, tree in structure.trees.items():
+        for node in tree.body:
             if isinstance(node, ast.ClassDef):
                 homes[node.name].append(name)
     assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
@@ -76,9 +74,9 @@ def test_times_are_their_owners_configuration(structure: Structure) -> None:
     """No constant of a module is a time, but those in `schemas` that two sides agree on."""
     found = [
         f"{name}.{target.id}"
-        for name, path in structure.files.items()
+        for name, tree in structure.trees.items()
         if not name.startswith("schemas.")
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        for node in tree.body
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant | ast.BinOp | ast.Tuple)
         for target in (each for targets in node.targets for each in ast.walk(targets))
         if isinstance(target, ast.Name) and re.search(r"(?<!PER)_(S|MS|US|NS)$", target.id)
