@@ -214,7 +214,9 @@ def recut(
         option("--plan", "The layers of each stage, like 0-3,4-7.", show_default=False),
     ] = None,
     auto: Annotated[bool, option("--auto", "Let the planner choose, by what stages take now.")] = False,
-    dry_run: Annotated[bool, option("--dry-run", "Say what it would be; change nothing.")] = False,
+    dry_run: Annotated[
+        bool, option("--dry-run", "Say what it, or the planner's choice, would be; change nothing.")
+    ] = False,
     revision: Annotated[
         int | None,
         option("--revision", "Refuse it unless this plan is in force.", min=0, show_default=False),
@@ -227,7 +229,8 @@ def recut(
     """
     from schemas.errors import BadInput
 
-    if (plan is None) is not auto:
+    by_planner = auto or (dry_run and plan is None)
+    if (plan is None) is not by_planner:
         raise BadInput("say either --plan with the layers of each stage, like 0-3,4-7, or --auto")
     answer = mesh.ask(lambda client: client.recut(job, plan, revision=revision, dry_run=dry_run))
     mesh.show(answer.model_dump(mode="json"), answer.note)
