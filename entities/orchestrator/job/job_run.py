@@ -208,7 +208,7 @@ class JobRun:
         return self.training.rebalancing.ask(sid, stage, by)
 
     async def recut(self, message: RecutJob) -> RecutAnswer:
-        """See `Recutting.ask`."""
+        """Begins a re-cut, or says what it would be; see `recut_proposal` and `Recutting.begin`."""
         topology = await self.model_analysis.present()
         state = self.job.store.record.state
         if state is not JobState.RUNNING or topology is None:
