@@ -95,7 +95,9 @@ def cut(client: Client, options: argparse.Namespace, name: str, recuts: int) -> 
         if undisturbed >= QUIET_STEPS and len(found.done) < recuts:
             client.recut(name, PLANS[plan == PLANS[0]])
             copying = True
-    found.sha256 = digest(client.wait(name, timeout_s=END_S))
+    record = client.wait(name, timeout_s=END_S)
+    found.sha256 = digest(record)
+    found.done = [each for each in record.recuts if each.state is RecutState.DONE]  # with their rests
     if recuts and not found.done:
         raise SystemExit(f"{name}: none of {recuts} re-cuts came into force")
     return found

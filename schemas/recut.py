@@ -110,7 +110,9 @@ class RecutRecord(Part):
     why: str = ""
     moved_bytes: int = Field(0, ge=0, description="of the state that went over links, without redos")
     copy_s: float | None = Field(None, description="from the order to build until all had caught up")
-    pause_s: float | None = Field(None, description="for which training rested")
+    pause_s: float | None = Field(
+        None, description="for which training rested; in the job's record, once it goes on"
+    )
 
 
 class RecutJob(Message, wire="job.recut"):

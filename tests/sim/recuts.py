@@ -22,6 +22,7 @@ from torch import Tensor
 from bus.subjects import STEP_ABORT
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
 from entities.orchestrator.job_state.instances import MemberLost
+from entities.orchestrator.membership.recut_plan import recut_proposal
 from entities.orchestrator.membership.recutting import Recutting
 from entities.orchestrator.step.step_loop import StageGone
 from entities.orchestrator.transaction.takeover_rules import ResumePoint
@@ -61,6 +62,8 @@ class RecutWorld:
         self.members: dict[str, SimMember] = {}
         self.states: Counter[str] = Counter()
         """How many re-cuts ended how."""
+        self.in_force = 0
+        """The last plan that was told to be in force."""
         self.roll_backs = 0
         self.epoch, self.attempt = 0, 1
         self._born = 0
@@ -136,7 +139,7 @@ class RecutWorld:
         )
         self.instances = instances
         store = SimpleNamespace(record=self.bucket, note=self._note)
-        quiet = SimpleNamespace(recut=self._told, changed=lambda text: None)
+        quiet = SimpleNamespace(recut=self._told, recuts=lambda records: None, changed=lambda text: None)
         context = job_context(
             self.bucket,
             instances=instances,
@@ -178,6 +181,8 @@ class RecutWorld:
         restarts = self.strikes.due("restart", phase, after=False)
         if not restarts and phase in ORDERS and self.strikes.due("silence", phase, after=False):
             raise MemberLost([member], f"{member.sid} does not answer: the order was lost")
+        if phase == "switch" and isinstance(at, SimMember):
+            assert self.in_force == message.plan, "members go over before anybody is told"
         answer = await self._obeyed(row, message, at, member)
         if restarts or self.chance.random() < 0.1 or self.strikes.due("restart", phase, after=True):
             await self.turns()
@@ -218,6 +223,8 @@ class RecutWorld:
 
     def _told(self, record: RecutRecord, records: tuple[RecutRecord, ...]) -> None:
         self.bucket = self.bucket.model_copy(update={"recuts": records})
+        if record.state is RecutState.DONE:
+            self.in_force = record.plan
         if record.state is not RecutState.PREPARING:
             self.states[record.state] += 1
 
@@ -474,7 +481,8 @@ class RecutWorld:
         first, second = sorted(self.chance.sample(range(1, LAYERS), 2))
         cuts: Cuts = ((0, first), (first, second), (second, LAYERS))
         try:
-            self.recutting.ask(RecutJob(job="j", user="rita", cuts=cuts), self.topology)
+            message = RecutJob(job="j", user="rita", cuts=cuts)
+            self.recutting.begin(message, recut_proposal(self.recutting.question(message, self.topology)))
         except (Conflict, BadInput):  # a member is missing, or it is cut so already
             return False
         return True

@@ -58,11 +58,8 @@ def late_report_of_a_second_failure() -> None:
 
 
 def all_of_a_condemned_group_lost_at_once() -> None:
-    """A second failure is reported while the step is committed, and then nobody answers the commit."""
+    """It fails twice while the step is committed, and then nobody answers the commit."""
     machine = gathering((A, B))
-    machine.decide(ev.ReductionGroupFailed(0, 0), 1.0)
-    machine.decide(ev.Tick(), 2.0)
-    machine.decide(ev.ReductionGroupFormed(0, 1), 2.0)
     claim = MicrobatchClaim(
         job=JOB, epoch=1, step=0, attempt=0, microbatch=0, stage=0, owner=A, upstream=DATA.sid
     )
@@ -73,7 +70,7 @@ def all_of_a_condemned_group_lost_at_once() -> None:
             member=member,
             step=0,
             attempt=0,
-            generation=1,
+            generation=0,
             microbatches=microbatches,
             checksum="c",
             squared_norms=(1.0,),
@@ -82,9 +79,11 @@ def all_of_a_condemned_group_lost_at_once() -> None:
     (record,) = effects
     assert isinstance(record, ev.Record)
     machine.decide(ev.DecisionRecorded(record.decision), 2.0)
-    (condemned,) = machine.decide(ev.ReductionGroupFailed(0, 1), 3.0)
+    machine.decide(ev.ReductionGroupFailed(0, 0), 3.0)
+    machine.decide(ev.Tick(), 4.0)
+    (condemned,) = machine.decide(ev.ReductionGroupFailed(0, 1), 5.0)
     assert isinstance(condemned, ev.Condemn)
-    assert ev.StageLost(0, 1) in machine.decide(ev.Committed(0, (A, B)), 3.0)
+    assert ev.StageLost(0, 1) in machine.decide(ev.Committed(0, (A, B)), 5.0)
 
 
 def brought_back_in_vain_twice() -> None:

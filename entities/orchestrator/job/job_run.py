@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Sequence
 
 from bus.logs import bind, get_logger
-from bus.tasks import cancel
+from bus.tasks import background, cancel
 from bus.wire.correlation import correlate, current_cause
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
 from entities.orchestrator.checkpointing.weight_export import export_weights
@@ -208,7 +208,7 @@ class JobRun:
         return self.training.rebalancing.ask(sid, stage, by)
 
     async def recut(self, message: RecutJob) -> RecutAnswer:
-        """See `Recutting.ask`."""
+        """Begins a re-cut, or says what it would be; see `recut_proposal` and `Recutting.begin`."""
         topology = await self.model_analysis.present()
         state = self.job.store.record.state
         if state is not JobState.RUNNING or topology is None:
@@ -405,7 +405,8 @@ class JobRun:
             topology = await self._outages.outlast("having the model analysed", self.model_analysis.analyse)
         await self.fewer_stages.settle(topology)
         await self.job.gateway.until_routed()
-        await self._deployment.deploy(topology)
+        async with background(self.fewer_stages.look_again(topology, self._deployment.forget_shape)):
+            await self._deployment.deploy(topology)
         await self.training.begin()
         await self.job.store.tell("instances", instances=self.job.instances.views())
 

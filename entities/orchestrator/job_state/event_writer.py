@@ -107,6 +107,10 @@ class EventWriter:
         text += f": {record.why}" if record.why else ""
         self._put({"kind": "recut", "recut": record, "text": text}, now=True, recuts=records)
 
+    def recuts(self, records: tuple[RecutRecord, ...]) -> None:
+        """What a re-cut has cost is known now. `records`: all that the job's record holds."""
+        self._writes.put_nowait(lambda: self._store.note(now=True, recuts=records))
+
     def fault_choice(self, choice: FaultChoice, choices: tuple[FaultChoice, ...]) -> None:
         """What is done about a fault that modules were asked about. `choices`: all that the record holds."""
         event = {"kind": "fault_choice", "fault_choice": choice, "text": choice_text(choice)}

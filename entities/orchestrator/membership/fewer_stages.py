@@ -71,6 +71,7 @@ class FewerStages:
         self._settled_at: float | None = None
         self._cost_s = self._times.usual_cost_s
         self._left_at: float | None = None
+        self._looked_at: frozenset[tuple[str, int]] = frozenset()  # the free slots at the last look
 
     @property
     def _mode(self) -> Automation:
@@ -90,13 +91,12 @@ class FewerStages:
     async def settle(self, topology: ModelTopology) -> None:
         """Gives the job the largest shape that there is room for now, up to the one that it had.
 
-        If there is room for none, it waits for room in the shape that it has.
+        If there is room for none, it waits for room in the shape that it has, and `look_again` goes on.
 
         Args:
             topology: its analysed model.
         """
-        record, present = self._job.store.record, self._job.spec
-        former = record.former_shape
+        present, former = self._job.spec, self._job.store.record.former_shape
         if former is None:
             return
         if former.parallel == present.parallel and not self._may_shrink(present):
@@ -106,8 +106,49 @@ class FewerStages:
         goes_back = change is not None and change.direction.endswith(STAGES)
         self._left_at = former.left_at if goes_back else None
         await self._until_left()
+        await self._choose(topology, former)
+
+    async def look_again(self, topology: ModelTopology, forget: Callable[[], None]) -> None:
+        """Chooses anew whenever slots come, go or become free, while the job waits for room; until cancelled.
+
+        Args:
+            topology: its analysed model.
+            forget: called when it has another shape: what was found out about the former one is forgotten.
+        """
+        mesh, seen = self._job.mesh, self._looked_at
+        while (former := self._job.store.record.former_shape) is not None:
+            if not await mesh.until(lambda seen=seen: self._idle() != seen, self._times.look_s):  # type: ignore[misc]
+                continue
+            seen, spec = self._idle(), self._job.spec
+            if self._job.instances.deployed is not None or not self._may_shrink(_in_shape(spec, former)):
+                continue
+            try:
+                await self._choose(topology, former)
+            except Fenced:
+                raise
+            except DmscError as error:  # the bus is away: the next change of slots is another chance
+                log.info("no other shape yet", job=self._job.name, reason=error.text)
+            if self._job.spec is not spec:
+                forget()
+
+    def _idle(self) -> frozenset[tuple[str, int]]:
+        """The free slots of the mesh that are not cordoned."""
+        mesh = self._job.mesh
+        free = (
+            (node.sid, slot.index)
+            for node in mesh.open_nodes()
+            for slot in node.slots
+            if slot.busy_with is None
+        )
+        return mesh.open_places().intersection(free)
+
+    async def _choose(self, topology: ModelTopology, former: FormerShape) -> None:
+        """Takes the largest shape that there is room for, unless the job has got its slots meanwhile."""
+        record, present, self._looked_at = self._job.store.record, self._job.spec, self._idle()
         whole = _in_shape(present, former)
         found = await self._largest(whole, topology)
+        if self._job.instances.deployed is not None or self._job.spec is not present:
+            return  # it got its slots, or a person gave it another shape
         chosen, graph = (present, None) if found is None else found
         kept = None if chosen is whole else FormerShape(parallel=whole.parallel)
         if kept is not None and self._left_at is not None:

@@ -7,8 +7,8 @@ job's account of changes, which has those taken back that were no better.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from bus.logs import get_logger
@@ -18,7 +18,7 @@ from entities.orchestrator.membership.job_changes import JobChanges, routes_of
 from entities.orchestrator.membership.membership_changes import MembershipChanges
 from entities.orchestrator.membership.rebalancing import Rebalancing
 from entities.orchestrator.membership.recut_plan import RecutProposal, RecutQuestion, recut_proposal
-from entities.orchestrator.membership.recutting import Recutting
+from entities.orchestrator.membership.recutting import AskedRecut, Recutting
 from entities.orchestrator.membership.slot_holding import SlotHolding
 from entities.orchestrator.planning.scaling import working_units
 from entities.orchestrator.transaction.reduction_layout import EVEN, ReductionLayout
@@ -53,6 +53,10 @@ from schemas.task_graph import ModelTopology, TaskGraph, slot_in_words
 
 log = get_logger("orchestrator")
 
+LOOKS_KEPT = 8
+"""Suggested re-cuts of which it is known what they would be: each is decided about right after the look."""
+NOT_LOOKED_AT = "the job has just changed, or another re-cut is looked at: suggest it again"
+
 
 class ChangesTraining(Protocol):
     """A job's training, as far as it can be changed while it runs."""
@@ -65,19 +69,6 @@ class ChangesTraining(Protocol):
     @property
     def step(self) -> int:
         """The step that is open."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _AskedRecut:
-    """A re-cut that is being prepared, by whom, and what was forecast.
-
-    `takes_back`: it undoes the one before. `pins`: a person wants this very cut.
-    """
-
-    by: str
-    forecast: Forecast | None
-    takes_back: bool = False
-    pins: bool = False
 
 
 class JobActions:
@@ -114,9 +105,9 @@ class JobActions:
         self._propose = propose
         self._former: dict[str, Callable[[], None]] = {}  # knob → what sets it as it was before
         self._leaving: dict[str, tuple[str, Forecast]] = {}  # instance that migrates → by whom
-        self._looked: tuple[Recut | None, RecutProposal | str] = None, ""  # what it would be, or why none
+        self._looked: deque[tuple[Recut, RecutProposal | str]] = deque(maxlen=LOOKS_KEPT)
         self._freed: list[tuple[str, str]] = []  # knob, and who had it changed
-        self._cutting: dict[int, _AskedRecut] = {}  # by the plan's revision
+        self._cutting: dict[int, AskedRecut] = {}  # by the plan's revision
         self.on_set: Callable[[str, str | None, str], None] = lambda knob, value, by: None
         """Called with knob, value and user where what a person has set of the job's cut is in force."""
         training.changes.on_hand_over = self._handed_over
@@ -147,9 +138,9 @@ class JobActions:
         message = self._recut_message(action.cuts, action.revision, "", dry_run=True)
         try:
             question = self._training.recutting.question(message, self._known_topology())
-            self._looked = action, await self._propose(question)
+            self._looked.append((action, await self._propose(question)))
         except (BadInput, Conflict) as refused:
-            self._looked = action, refused.text
+            self._looked.append((action, refused.text))
 
     def objection(self, action: Action) -> str:
         """Why the job does not do this now; empty if it does. Nothing is changed. `look` comes first."""
@@ -201,9 +192,9 @@ class JobActions:
         Raises:
             Conflict: it is impossible now.
         """
-        looked_at, found = self._looked
-        if looked_at is not action or isinstance(found, str):
-            raise Conflict(f"{found}" if looked_at is action else "the job has just changed: look again")
+        found = next((found for looked, found in self._looked if looked is action), NOT_LOOKED_AT)
+        if isinstance(found, str):
+            raise Conflict(found)
         message = self._recut_message(action.cuts, action.revision, by, dry_run=dry_run)
         return self._training.recutting.begin(message, found).plan
 
@@ -266,7 +257,7 @@ class JobActions:
                 self._scale(replicas, by, forecast, reason)
             case Recut(forecast=forecast):
                 plan = self._begin_recut(action, by, dry_run=False)
-                self._cutting[plan] = _AskedRecut(by=by, forecast=forecast)
+                self._cutting[plan] = AskedRecut(by=by, forecast=forecast)
             case Migrate(sid=sid, node=node, forecast=forecast):
                 if why := self._membership.migrate(sid, node):
                     raise Conflict(f"{sid} does not leave its slot: {why}")
@@ -425,11 +416,11 @@ class JobActions:
 
     def asked_by_person(self, plan: int, user: str) -> None:
         """A person has the job cut by this plan: no module changes the cut once it is in force."""
-        self._cutting[plan] = _AskedRecut(by=user, forecast=None, pins=True)
+        self._cutting[plan] = AskedRecut(by=user, forecast=None, pins=True)
 
     def _cut_anew(self, record: RecutRecord) -> None:
         """A plan is in force: it is judged like any change, whoever wanted it."""
-        asked = self._cutting.pop(record.plan, _AskedRecut(by=record.by, forecast=None))
+        asked = self._cutting.pop(record.plan, AskedRecut(by=record.by, forecast=None))
         if asked.pins:
             self.on_set(CUT, f"plan {record.plan}", asked.by)
         before, after = cuts_text(record.before), cuts_text(record.cuts)
@@ -458,13 +449,23 @@ class JobActions:
         """Has the job cut again as it was: steps have become longer.
 
         Raises:
-            BadInput: the plan is none for this job any more.
             Conflict: it is impossible now.
         """
         self._freed.append((CUT, by))
         message = self._recut_message(record.before, record.plan, OWN_LOOP, dry_run=False)
-        plan = self._training.recutting.ask(message, self._known_topology()).plan
-        self._cutting[plan] = _AskedRecut(by=OWN_LOOP, forecast=None, takes_back=True)
+        question = self._training.recutting.question(message, self._known_topology())
+        self._job.tasks.spawn(self._cut_as_before(message, question))
+
+    async def _cut_as_before(self, message: RecutJob, question: RecutQuestion) -> None:
+        try:
+            proposal = await self._propose(question)
+            if why := self.under_way:
+                raise Conflict(why)
+            plan = self._training.recutting.begin(message, proposal).plan
+        except (BadInput, Conflict) as refused:
+            log.info("not taken back", job=self._job.name, change="cut", reason=refused.text)
+            return
+        self._cutting[plan] = AskedRecut(by=OWN_LOOP, forecast=None, takes_back=True)
 
     def _stays(self, sid: str) -> None:
         """It does not leave after all: if it leaves later, that is another one's doing."""

@@ -22,7 +22,6 @@ from entities.orchestrator.membership.recut_plan import (
     RecutProposal,
     RecutQuestion,
     Transfers,
-    recut_proposal,
     transfers,
 )
 from entities.orchestrator.planning.plan_requests import speed_of
@@ -32,6 +31,7 @@ from entities.orchestrator.step.member_orders import MemberOrders
 from entities.orchestrator.step.step_owner import StepOwner
 from entities.orchestrator.transaction.step_events import in_order
 from entities.orchestrator.transaction.takeover_rules import ResumePoint
+from schemas.changes import Forecast
 from schemas.errors import Conflict, DmscError, Fenced
 from schemas.recut import (
     Cuts,
@@ -69,6 +69,19 @@ class OpenRecut:
     @property
     def members(self) -> list[Member]:
         return [member for members in self.crew for member in members]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedRecut:
+    """A re-cut that is being prepared, by whom, and what was forecast.
+
+    `takes_back`: it undoes the one before. `pins`: a person wants this very cut.
+    """
+
+    by: str
+    forecast: Forecast | None
+    takes_back: bool = False
+    pins: bool = False
 
 
 class Recutting:
@@ -128,20 +141,6 @@ class Recutting:
     def needs_rest(self) -> bool:
         """Whether training has to rest for it."""
         return self._open is not None and self._open.is_ready
-
-    def ask(
-        self, message: RecutJob, topology: ModelTopology, took_ms: Mapping[Member, float] | None = None
-    ) -> RecutAnswer:
-        """Begins a re-cut, or says what it would be.
-
-        `took_ms`: what a microbatch takes each member now; None: as the last five steps say.
-
-        Raises:
-            BadInput: the plan is none for this job; the text says where.
-            Conflict: it is impossible now, or no better; the text says why.
-        """
-        question = self.question(message, topology, took_ms)
-        return self.begin(message, recut_proposal(question))
 
     def question(
         self, message: RecutJob, topology: ModelTopology, took_ms: Mapping[Member, float] | None = None
@@ -368,21 +367,21 @@ class Recutting:
         if why:
             await self._drop(recut, why)
             return
-        took = time.monotonic() - began
-        done = recut.record.model_copy(
-            update={"state": RecutState.DONE, "step": self._step_owner.step, "pause_s": took}
-        )
+        update = {"state": RecutState.DONE, "step": self._step_owner.step}
+        done = recut.record.model_copy(update=update)
         # From here on whoever starts has the layers of the new graph; no await before the write begins.
         self._job.instances.graph = _placed(recut.graph, self._job.instances.graph)
         self._note(done)
         write = self._job.store.note(now=True, graph=self._job.instances.graph, recuts=self._records)
         await self._job.tasks.unless_failed(write)
         self._open = None
+        self._tell(done)  # at once: whoever dies while members go over is lost under this plan
+        self._job.events.changed(f"plan {done.plan} is in force: {cuts_text(done.cuts)}")
         try:
             await self._switch(recut)
         finally:
-            self._tell(done.model_copy(update={"pause_s": time.monotonic() - began}))
-            self._job.events.changed(f"plan {done.plan} is in force: {cuts_text(done.cuts)}")
+            self._note(done.model_copy(update={"pause_s": time.monotonic() - began}))
+            self._job.events.recuts(self._records)
 
     async def _filled(self, recut: OpenRecut) -> str:
         """Has members complete what they have built; returns why that failed, or ''."""

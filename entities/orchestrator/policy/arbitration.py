@@ -29,6 +29,7 @@ from entities.orchestrator.policy.knobs import ActiveSuggestion, as_weights, hel
 from entities.orchestrator.policy.module_reputation import STRANGERS, Key, ModuleReputation, ReputationConfig
 from entities.orchestrator.policy.suggestion_rules import (
     JobFacts,
+    changes_nothing,
     forbidden_by_job,
     lag_of,
     nonsense_in,
@@ -41,10 +42,7 @@ from schemas.actions import (
     AvoidInstance,
     MoveInstance,
     NoAction,
-    Scale,
-    SetAlgorithm,
     SetQueueOrder,
-    SetRate,
     SetReduction,
     SetWeights,
     SetWindow,
@@ -194,12 +192,15 @@ def arbitrate(
     else:
         nonsense = nonsense_in(suggestion, facts)
         outcome, state = _judge(state, suggestion, standing, facts, now, received_at, nonsense, config)
-        standing = module_reputation.judged(
-            standing,
-            adopted=outcome.adopted,
-            nonsense=bool(nonsense),
-            lagging=lag_of(suggestion, facts) > config.max_lag_steps,
-        )
+        if facts is None or facts.automation is Automation.ACT:
+            standing = module_reputation.judged(
+                standing,
+                adopted=outcome.adopted,
+                nonsense=bool(nonsense),
+                lagging=lag_of(suggestion, facts) > config.max_lag_steps,
+            )
+        else:  # nothing of it could be adopted: nothing is held against the module
+            nonsense = ""
     why = (
         "" if key == STRANGERS else module_reputation.suspension(standing, config.standing, nonsense=nonsense)
     )
@@ -333,7 +334,7 @@ def _pass_on(
     if conflict := taken(suggestion, holder, now, config.precedence):
         return _no(conflict, stage), state
     fresh = held_by(suggestion, now, now + valid_s)
-    if _changes_nothing(action, facts):
+    if changes_nothing(action, facts):
         text = f"would change nothing: {knob[1]} is {value_of(action)} already"
         if held_back or holder is None or holder.module != suggestion.module:
             return _no(text, stage), state
@@ -355,19 +356,6 @@ def _pass_on(
         valid_s=valid_s,
     )
     return outcome, replace(state, held={**state.held, knob: fresh}) if knob[1] else state
-
-
-def _changes_nothing(action: Action, facts: JobFacts) -> bool:
-    match action:
-        case Scale(replicas=replicas):
-            return facts.replicas == replicas
-        case SetWindow(stage=stage, in_flight=in_flight):
-            return facts.windows.get(stage) == in_flight
-        case SetRate(per_s=per_s):
-            return facts.admitted_per_s == per_s
-        case SetAlgorithm(algorithm=algorithm):
-            return facts.algorithm == algorithm
-    return False
 
 
 def _weigh(

@@ -39,6 +39,7 @@ def job_facts(run: JobRun, mesh: MeshView, waiting: Collection[str] | None = Non
         microbatches=job.spec.training.microbatches,
         senders=sum(unit.stage == ENTRY for unit in job.instances.units),
         exact=job.spec.training.exact_accumulation,
+        layouts=job.instances.layouts.wanted,
         algorithm=policy.algorithm,
         replicas=replicas,
         replica_range=(replicas, replicas) if within is None else (within.min, within.max),

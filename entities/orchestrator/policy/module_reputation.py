@@ -7,11 +7,12 @@ or repeatedly suggests nonsense, is suspended for a while; afterwards it starts 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from schemas import names
 from schemas.errors import BadInput, NotFound
+from schemas.module_status import ModuleStatus
 from schemas.policy import ModuleLifecycle, ModuleOp, ModuleState
 
 OVER = (ModuleState.DRAINING, ModuleState.RETIRED)
@@ -264,3 +265,35 @@ def suspension(standing: ModuleReputation, config: ReputationConfig, *, nonsense
 def suspend(standing: ModuleReputation, why: str, now: float, config: ReputationConfig) -> ModuleReputation:
     """Suspends the module for `suspension_s`, for the reason `why`."""
     return replace(standing, suspended_until=now + config.suspension_s, suspended_for=why)
+
+
+def statuses(
+    modules: Mapping[Key, ModuleReputation], alive: Callable[[str], bool], now: float
+) -> tuple[ModuleStatus, ...]:
+    """The status of all known modules, by name and version. `alive`: whether a process is registered."""
+    return tuple(
+        _status(key, standing, standing.sid is None or alive(standing.sid), now)
+        for key, standing in sorted(modules.items())
+        if key != STRANGERS
+    )
+
+
+def _status(key: Key, standing: ModuleReputation, alive: bool, now: float) -> ModuleStatus:
+    left_s = max(0.0, standing.suspended_until - now)
+    return ModuleStatus(
+        module=key[0],
+        version=key[1],
+        sid=standing.sid,
+        state=ModuleState.SUSPENDED if left_s else standing.state,
+        alive=alive,
+        jobs=standing.jobs,
+        without=standing.without,
+        suggestions=standing.suggestions,
+        adopted=standing.adopted,
+        declined=standing.suggestions - standing.adopted,
+        strikes=standing.strikes,
+        crashes=standing.crashes,
+        suspended_s=round(left_s, 1),
+        reason=standing.suspended_for if left_s else standing.said or standing.drift,
+        drift=standing.drift,
+    )

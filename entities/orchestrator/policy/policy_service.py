@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
+from bus.tasks import TaskSet
 from entities.metrics import MODULE_DRIFT, MetricReading
 from entities.orchestrator.job.job_run import JobRun
 from entities.orchestrator.mesh.mesh_view import MeshView
@@ -34,7 +35,7 @@ from schemas.actions import QUEUE_ORDER, Action, AvoidInstance, Recut, SetQueueO
 from schemas.automation import OPERATOR, OWN_LOOP, Knob
 from schemas.envelope import Envelope
 from schemas.errors import Ack, Conflict, DmscError
-from schemas.module_status import ModuleList, ModuleQuery, ModuleStatus
+from schemas.module_status import ModuleList, ModuleQuery
 from schemas.policy import (
     DirectModule,
     ModuleLifecycle,
@@ -89,6 +90,8 @@ class PolicyService:
         self._records = ReputationStore(bus)
         self._revising = asyncio.Lock()
         self._keeping = asyncio.Lock()
+        self._looks = TaskSet()
+        self._looking: set[tuple[str, Key]] = set()  # jobs and modules whose re-cut is being looked at
         self._recalled: set[str] = set()  # jobs whose pins were read from their records
 
     async def load(self) -> None:
@@ -211,15 +214,8 @@ class PolicyService:
 
     async def query(self, message: ModuleQuery, envelope: Envelope) -> ModuleList:
         """The status of all known modules, by name and version."""
-        now = time.monotonic()
-        known = sorted(self._state.modules.items())
-        return ModuleList(
-            modules=tuple(
-                _status(key, reputation, reputation.sid is None or self._alive(reputation.sid), now)
-                for key, reputation in known
-                if key != module_reputation.STRANGERS
-            )
-        )
+        statuses = module_reputation.statuses(self._state.modules, self._alive, time.monotonic())
+        return ModuleList(modules=statuses)
 
     async def direct(self, message: DirectModule, envelope: Envelope) -> ModuleLifecycle:
         """Passes an operator's order on to the module."""
@@ -332,6 +328,26 @@ class PolicyService:
     async def suggestion(self, message: PolicySuggestion, envelope: Envelope) -> None:
         """Adopts or declines a suggestion, carries it out, and answers the module with the reason."""
         await self._confirmed()
+        asked = (message.job, (message.module, message.version))
+        if asked in self._looking or not self._wants_look(message, sid=envelope.sender.name):
+            await self._judge(message, envelope)
+            return
+        self._looking.add(asked)  # of each module one: the next one is judged without a look
+        self._looks.create(self._looked_at(message, envelope, asked), name=f"look at {message.job}")
+
+    async def _looked_at(self, message: PolicySuggestion, envelope: Envelope, asked: tuple[str, Key]) -> None:
+        """Judges a suggested re-cut after a look at it, which takes long; others are judged meanwhile."""
+        try:
+            await self._look(message, sid=envelope.sender.name)
+            await self._judge(message, envelope)
+        except DmscError as error:
+            log.warning("suggestion not judged", module=message.module, reason=error.text)
+        except Exception as error:  # one job's trouble must not end the orchestrator
+            log.error("suggestion not judged", module=message.module, job=message.job, exc_info=error)
+        finally:
+            self._looking.discard(asked)
+
+    async def _judge(self, message: PolicySuggestion, envelope: Envelope) -> None:
         outcome, revision = await self._judged(message, sid=envelope.sender.name)
         if outcome.suspended:
             log.warning("module suspended", module=message.module, reason=outcome.reason)
@@ -341,6 +357,7 @@ class PolicyService:
     async def consider(self, message: PolicySuggestion) -> Outcome:
         """Judges a suggestion of the orchestrator's own loop like any module's, and carries it out."""
         await self._confirmed()
+        await self._look(message, own=True)
         outcome, revision = await self._judged(message, own=True)
         await self._answer(message, outcome, revision)
         return outcome
@@ -349,7 +366,6 @@ class PolicyService:
         self, message: PolicySuggestion, *, sid: str | None = None, own: bool = False
     ) -> tuple[Outcome, int | None]:
         """The outcome of a suggestion that was carried out, and the revision of the policy that says so."""
-        await self._look(message, sid=sid, own=own)
         async with self._revising:
             self._recall(message.job)
             run, before, revision = self._runs.get(message.job), self._state, None
@@ -370,15 +386,18 @@ class PolicyService:
                     await run.job.store.tell("policy", text=text)
         return outcome, revision
 
-    async def _look(self, message: PolicySuggestion, *, sid: str | None, own: bool) -> None:
-        """Has the job look at a re-cut that arbitration would pass on, while others are judged."""
+    def _wants_look(self, message: PolicySuggestion, *, sid: str | None = None, own: bool = False) -> bool:
+        """Whether arbitration would pass on a re-cut, so that the job has to look at it first."""
         run = self._runs.get(message.job)
         if run is None or not isinstance(message.action, Recut):
-            return
+            return False
         self._recall(message.job)
         facts, now = job_facts(run, self._mesh), time.monotonic()
         outcome, _ = arbitrate(self._state, message, facts, now, sid=sid, config=self._config, own=own)
-        if outcome.passed_on is not None:
+        return outcome.passed_on is not None
+
+    async def _look(self, message: PolicySuggestion, *, sid: str | None = None, own: bool = False) -> None:
+        if self._wants_look(message, sid=sid, own=own) and (run := self._runs.get(message.job)) is not None:
             await run.actions.look(message.action)
 
     async def _answer(
@@ -426,19 +445,25 @@ class PolicyService:
 
     async def lapses(self) -> None:
         """Takes back adopted suggestions whose validity has ended, until cancelled."""
-        while True:
-            await asyncio.sleep(self._times.look_every_s)
-            await self._confirmed()
-            async with self._revising:
-                for job, running in self._runs.items():
-                    self._note_freed(job, running)
-                now = time.monotonic()
-                expired = in_force.expired_jobs(self._state, now) & self._runs.keys()
-                pairs = ((job, job_facts(self._runs[job], self._mesh)) for job in expired)
-                facts = {job: known for job, known in pairs if known is not None}
-                lapses, self._state = lapse(self._state, facts, now)
-                for ended in lapses:
-                    await self._take_back(ended)
+        try:
+            while True:
+                await asyncio.sleep(self._times.look_every_s)
+                await self._confirmed()
+                await self._lapsed()
+        finally:
+            await self._looks.close()
+
+    async def _lapsed(self) -> None:
+        async with self._revising:
+            for job, running in self._runs.items():
+                self._note_freed(job, running)
+            now = time.monotonic()
+            expired = in_force.expired_jobs(self._state, now) & self._runs.keys()
+            pairs = ((job, job_facts(self._runs[job], self._mesh)) for job in expired)
+            facts = {job: known for job, known in pairs if known is not None}
+            lapses, self._state = lapse(self._state, facts, now)
+            for ended in lapses:
+                await self._take_back(ended)
 
     def _note_freed(self, job: str, run: JobRun) -> None:
         """Notes which knobs of a job nobody holds any more."""
@@ -472,24 +497,3 @@ class PolicyService:
             log.warning("lapse not carried out", job=ended.job, reason=str(error))
         except Exception as error:  # one job's trouble must not end the orchestrator
             log.error("lapse not carried out", job=ended.job, exc_info=error)
-
-
-def _status(key: Key, standing: ModuleReputation, alive: bool, now: float) -> ModuleStatus:
-    left_s = max(0.0, standing.suspended_until - now)
-    return ModuleStatus(
-        module=key[0],
-        version=key[1],
-        sid=standing.sid,
-        state=ModuleState.SUSPENDED if left_s else standing.state,
-        alive=alive,
-        jobs=standing.jobs,
-        without=standing.without,
-        suggestions=standing.suggestions,
-        adopted=standing.adopted,
-        declined=standing.suggestions - standing.adopted,
-        strikes=standing.strikes,
-        crashes=standing.crashes,
-        suspended_s=round(left_s, 1),
-        reason=standing.suspended_for if left_s else standing.said or standing.drift,
-        drift=standing.drift,
-    )

@@ -6,8 +6,10 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from entities.orchestrator.transaction.reduction_layout import EVEN, ReductionLayout
 from schemas.actions import (
     LEAST_RATE_PER_S,
+    Action,
     AvoidInstance,
     ExpectFailures,
     Migrate,
@@ -52,6 +54,8 @@ class JobFacts:
     """Who sends to the first stage, and shares the admission rate."""
     exact: bool = True
     """Whether its sums are of integers, so that their order changes no bit."""
+    layouts: Mapping[int, ReductionLayout] = field(default_factory=dict)
+    """How stages' sums are to be reduced; of a stage that is missing, in equal parts."""
     algorithm: str = ""
     replicas: int = 1
     replica_range: tuple[int, int] | None = None
@@ -173,6 +177,22 @@ def _layout_of_nothing(
     if not any(parts.get(sid, 1.0) > 0 for sid in active):
         return f"nobody would add up anything of the sum of stage {stage}"
     return ""
+
+
+def changes_nothing(action: Action, facts: JobFacts) -> bool:
+    """Whether the knob of this action is set so already."""
+    match action:
+        case Scale(replicas=replicas):
+            return facts.replicas == replicas
+        case SetWindow(stage=stage, in_flight=in_flight):
+            return facts.windows.get(stage) == in_flight
+        case SetRate(per_s=per_s):
+            return facts.admitted_per_s == per_s
+        case SetReduction(stage=stage, parts=parts, order=order):
+            return facts.layouts.get(stage, EVEN) == ReductionLayout(parts=parts, order=order)
+        case SetAlgorithm(algorithm=algorithm):
+            return facts.algorithm == algorithm
+    return False
 
 
 def lag_of(suggestion: PolicySuggestion, facts: JobFacts | None) -> int:

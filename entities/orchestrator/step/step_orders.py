@@ -191,7 +191,11 @@ class StepOrders:
             self._post(ev.ReductionGroupFormed(effect.stage, effect.generation))
         else:
             failed = tuple(edge for edges in answers for edge in edges or ())
-            self._post(ev.ReductionGroupFailed(effect.stage, effect.generation, failed, reasons[0]))
+            self._post(
+                ev.ReductionGroupFailed(
+                    effect.stage, effect.generation, failed, reasons[0], answered=effect.members
+                )
+            )
 
     def _silent_edges(
         self, witness: Member, members: Iterable[Member], error: DmscError
@@ -224,7 +228,8 @@ class StepOrders:
             log.info("not prepared", job=self._job.name, sid=member.sid, reason=str(error))
             edges = self._silent_edges(member, effect.members, error)
             why = f"{member.sid}: {error}"
-            self._post(ev.ReductionGroupFailed(effect.stage, effect.generation, edges, why))
+            failed = ev.ReductionGroupFailed(effect.stage, effect.generation, edges, why, answered=(member,))
+            self._post(failed)
         else:
             vote = answers[member.sid]
             self._post(ev.Voted(effect.stage, vote))

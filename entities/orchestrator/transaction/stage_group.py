@@ -18,7 +18,8 @@ class StageGroupConfig:
     pause_s: float = 0.3
     """Pause before it is built again: a death is mostly known then."""
     builds: int = 2
-    """Failed builds, or reductions, with the same members before the one with most failed edges is fenced."""
+    """Failed builds, or reductions, in a row with the same members before the one with most failed edges is
+    fenced."""
 
 
 @dataclass(slots=True)
@@ -70,18 +71,28 @@ class StageGroup(GroupLifecycle):
         """The order to build the group; `answered`: the step's last round that all members have answered."""
         return FormGroup(self.stage, step, attempt, answered, self.generation, self.members, in_order(dead))
 
+    def worked(self) -> None:
+        """Its sums were reduced: what failed before is over, and no part of what may fail next."""
+        self._failures, self._silent = 0, set()
+
     def note_failure(
-        self, edges: Iterable[tuple[Member, Member]], now: float, why: str = ""
+        self,
+        edges: Iterable[tuple[Member, Member]],
+        now: float,
+        why: str = "",
+        answered: Iterable[Member] = (),
     ) -> Condemn | None:
         """Notes that the present generation could not be built, or that its reduction broke.
 
         Of two members that find each other silent, the last by name is condemned, in every stage. If a
-        partition between two nodes is the cause, all stages then keep their members on the same side.
+        partition between two nodes is the cause, all stages then keep their members on the same side. Where
+        nobody is named as silent it is not who has answered: the others may be dead, and nobody knows yet.
 
         Args:
             edges: (witness, silent peer), as named by the members' errors.
             now: seconds.
             why: what the member said that reports it.
+            answered: the members that have answered, if only with an error.
 
         Returns:
             The member that can't stay, if there is one.
@@ -94,7 +105,12 @@ class StageGroup(GroupLifecycle):
         if self._failures >= self.config.builds and len(self.members) > 1:
             self.condemn()
             silences = Counter(peer for _, peer in self._silent)
-            worst = max(self.members, key=lambda member: (silences[member], member.sid, member.incarnation))
+            living = set() if silences else set(answered)
+
+            def badness(member: Member) -> tuple[int, bool, str, str]:
+                return silences[member], member not in living, member.sid, member.incarnation
+
+            worst = max(self.members, key=badness)
             failed = f"stage {self.stage}: {self._failures} groups failed with the same members"
             return Condemn(worst, f"{failed}: {why}" if why else failed)
         self.fail()

@@ -69,12 +69,13 @@ class ReductionGroupFormed:
 @dataclass(frozen=True, slots=True)
 class ReductionGroupFailed:
     """A group could not be built, or its reduction broke. `edges`: (witness, silent peer), by the errors;
-    `why`: the first of the errors, with its member."""
+    `why`: the first of the errors, with its member; `answered`: who has answered the order, and so lives."""
 
     stage: int
     generation: int
     edges: tuple[tuple[Member, Member], ...] = ()
     why: str = ""
+    answered: tuple[Member, ...] = ()
 
 
 @dataclass(slots=True)  # as `Claimed`

@@ -420,7 +420,7 @@ class StepMachine:
         if failure.generation != group.generation or self.phase is Phase.DECIDING:
             return []
         self.ledger.votes.pop(failure.stage, None)
-        condemned = group.note_failure(failure.edges, now, failure.why)
+        condemned = group.note_failure(failure.edges, now, failure.why, failure.answered)
         return [] if condemned is None else [condemned]
 
     def _tick(self, now: float) -> list[ev.Effect]:
@@ -454,6 +454,8 @@ class StepMachine:
         if self.phase is not Phase.DECIDING or decision.step != self.step:
             return []
         commit = ev.Commit(decision, self.ledger)
+        for group in self._groups:
+            group.worked()
         self._enter(self._phase.record_decision)
         self.step += 1
         self._fresh_step()

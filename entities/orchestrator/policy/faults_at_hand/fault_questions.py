@@ -137,15 +137,18 @@ class FaultQuestions:
             distrusted=distrusted,
             config=self._config,
         )
-        self._spawn(self._tell(judged))
+        self._spawn(self._tell(judged, counts=automation is Automation.ACT))
         return ruling
 
-    async def _tell(self, judged: list[JudgedAnswer]) -> None:
-        """Tells each module what became of its answer, beside the recovery."""
+    async def _tell(self, judged: list[JudgedAnswer], *, counts: bool) -> None:
+        """Tells each module what became of its answer, beside the recovery.
+
+        `counts`: answers could be adopted, so that nonsense is held against a module.
+        """
         for one in judged:
             answer = one.received.answer
             key = (answer.module, answer.version)
-            nonsense = one.reason if one.nonsense else ""
+            nonsense = one.reason if one.nonsense and counts else ""
             self._policies.answered(key, adopted=one.adopted, nonsense=nonsense)
             await self._decide(answer, one.received.id, one.adopted, one.reason)
 

@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 
+from bus.tasks import background
 from entities.orchestrator.membership.fewer_stages import FewerStages, smaller_shapes
+from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.automation import Automation, PinnedKnob
 from schemas.cluster import NodeStatus
-from schemas.job import FormerShape, JobRecord, JobState
-from tests.builders.graphs import node, topology
+from schemas.job import FormerShape, JobRecord, JobSpec, JobState
+from tests.builders.graphs import layer, node, topology
 from tests.builders.jobs import job as job_record
 from tests.builders.jobs import spec
 from tests.job_context import job_context
+from tests.patience import PATIENCE_S
 
 
 def shapes(**parallel: Any) -> list[tuple[int, Any]]:
@@ -52,12 +55,13 @@ class Job:
         self.looks: list[asyncio.Task[None]] = []
         self.automation = automation
         self.open_nodes = lambda: list(nodes)
+        self.open_places = lambda: frozenset((each.sid, slot.index) for each in nodes for slot in each.slots)
         one: Any = self
         context = job_context(
             record,
             store=self.store,
             mesh=one,
-            instances=SimpleNamespace(placements=(), settle=lambda spec: None),
+            instances=Instances(),
             tasks=SimpleNamespace(spawn=lambda work: self.looks.append(asyncio.create_task(work))),
         )
         changes: Any = SimpleNamespace(account=SimpleNamespace(open=None))
@@ -98,6 +102,51 @@ async def test_that_a_loss_could_not_be_staffed_is_in_the_record_until_there_is_
     assert job.store.record.former_shape is None, "it got room for the whole shape"
 
 
+async def test_a_job_that_waits_takes_another_shape_when_slots_join_and_leave_until_it_has_its_own() -> None:
+    record = job_record("j", JobState.PARKED, spec=spec(parallel={"stages": 3, "replicas": 1}), exact=True)
+    mesh, told = MeshView(), asyncio.Queue[int]()
+    store = Store(record.model_copy(update={"former_shape": shape(3)}))
+    instances = Instances()
+    context = job_context(
+        store.record,
+        store=store,
+        mesh=mesh,
+        instances=instances,
+        queue=SimpleNamespace(occupied=lambda job: {}),
+    )
+    changes: Any = SimpleNamespace(account=SimpleNamespace(open=None), disturbed=lambda: None)
+    stages = FewerStages(context, changes, lambda: pytest.fail("analysed"), lambda why: pytest.fail("parked"))
+    model = topology(*(layer(index) for index in range(6)))
+
+    async def becomes(*slots: int) -> int:
+        for number, count in enumerate(slots):
+            await mesh.node(node(name=f"n{number}", slots=max(count, 1), busy=1 - min(count, 1)))
+        return await asyncio.wait_for(told.get(), PATIENCE_S)
+
+    await stages.settle(model)
+    assert context.spec.parallel.stages == 3, "there is no room for any shape"
+    looking = stages.look_again(model, lambda: told.put_nowait(context.spec.parallel.stages))
+    async with background(looking) as task:
+        assert await becomes(1) == 1
+        assert await becomes(1, 1) == 2
+        assert await becomes(1, 0) == 1
+        assert store.record.former_shape == shape(3)
+        instances.present = object()  # it has its slots now
+        instances.looked_at.clear()
+        await mesh.node(node(name="n1", slots=2))
+        await asyncio.wait_for(instances.looked_at.wait(), PATIENCE_S)
+        instances.present = None
+        assert await becomes(1, 3) == 3
+        await asyncio.wait_for(task, PATIENCE_S)  # nothing is left to be looked for
+    assert store.record.former_shape is None
+    assert [text.partition(",")[0] for text in store.told] == [
+        "3 → 1 stages",
+        "1 → 2 stages",
+        "2 → 1 stages",
+        "1 → 3 stages",
+    ]
+
+
 @pytest.mark.parametrize("automation", [Automation.OFF, Automation.ADVISE])
 async def test_where_only_persons_act_no_shape_is_looked_for(automation: Automation) -> None:
     record = job_record("j", JobState.PARKED, spec=spec(parallel={"stages": 3, "replicas": 1}))
@@ -106,6 +155,24 @@ async def test_where_only_persons_act_no_shape_is_looked_for(automation: Automat
     await switched.stages.settle(topology())
     assert switched.store.record.former_shape is None
     assert switched.store.record.spec == record.spec
+
+
+class Instances:
+    """Whether a job has its slots, and that somebody wanted to know."""
+
+    placements = ()
+    present: object = None
+
+    def __init__(self) -> None:
+        self.looked_at = asyncio.Event()
+
+    def settle(self, spec: JobSpec) -> None:
+        """Those that start later are of this job."""
+
+    @property
+    def deployed(self) -> object:
+        self.looked_at.set()
+        return self.present
 
 
 class Store:

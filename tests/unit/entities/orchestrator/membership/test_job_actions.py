@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,6 +71,9 @@ class Job:
         self.too_soon: Any = None
         self.fits = True
         self.looks = self.proposals = 0
+        self.planned: list[asyncio.Task[None]] = []
+        self.may_propose = asyncio.Event()
+        self.may_propose.set()
         policies = PolicyDistribution(SimpleNamespace(), Nobody())  # type: ignore[arg-type]
         stages = tuple(StagePolicy(stage=stage, window=4) for stage in range(2))
         fields: dict[str, Any] = {"job": "j", "revision": 1, "entry_gateway": "g", "clusters": ("a",)}
@@ -85,11 +90,12 @@ class Job:
             instances=SimpleNamespace(graph=self.graph, layouts=self.layouts),
             events=SimpleNamespace(changing=self._changing),
             queue=SimpleNamespace(no_growth=lambda _: self.growth, again=self._again),
+            tasks=SimpleNamespace(spawn=self._spawn),
         )
         self.changes = SimpleNamespace(on_hand_over=None, on_stay=None, migrate=self._migrate)
         self.rebalancing = SimpleNamespace(under_way="")
         self.recutting: Any = SimpleNamespace(
-            under_way="", ask=self._recut, question=lambda message, topology: message, begin=self._recut
+            under_way="", question=lambda message, topology: message, begin=self._recut
         )
         self.recuts: list[RecutJob] = []
         self.job_changes = JobChanges(self.context)
@@ -111,6 +117,9 @@ class Job:
         self.told.append(change)
         self.recorded = recorded
 
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self.planned.append(asyncio.create_task(work))
+
     def ask(self, by: str) -> None:
         self.asked.append(f"checkpoint for {by}")
 
@@ -130,6 +139,7 @@ class Job:
         if question.cuts == ((0, 9),):
             raise BadInput("the plan is of another model")
         self.proposals += 1
+        await self.may_propose.wait()
         return "proposed", question.cuts
 
     def _recut(self, message: RecutJob, given: object) -> RecutAnswer:
@@ -385,6 +395,7 @@ async def test_a_cut_is_judged_from_the_moment_at_which_it_is_in_force_and_taken
     assert job.told == []
     job.steps(3, 0.4)  # it is prepared
     job.in_force(BEFORE, AFTER)
+    job.may_propose.clear()
     job.steps(10, 0.6)
     assert [(change.kind, change.state.value) for change in job.told] == [
         ("recut", "under_way"),
@@ -393,6 +404,9 @@ async def test_a_cut_is_judged_from_the_moment_at_which_it_is_in_force_and_taken
     ]
     assert job.told[-1].forecast == FASTER
     assert (job.told[-1].before_s, job.told[-1].after_s) == (0.4, 0.6)
+    assert len(job.recuts) == 1, "what it was is planned beside the loop"
+    job.may_propose.set()
+    await job.planned[-1]
     back = job.recuts[-1]
     assert (back.cuts, back.user, back.revision) == (BEFORE, "orchestrator", 3)
     job.in_force(AFTER, BEFORE)
@@ -401,6 +415,32 @@ async def test_a_cut_is_judged_from_the_moment_at_which_it_is_in_force_and_taken
     job.steps(30, 0.4)
     with pytest.raises(Conflict, match=r"was tried at step 20 \(no_better: 0.400 → 0.600 s a step\)"):
         job.do(Recut(cuts=AFTER, forecast=FASTER))
+
+
+async def test_a_cut_is_not_taken_back_where_another_change_came_while_it_was_planned() -> None:
+    job = Job()
+    job.steps(8, 0.4)
+    await job.cut(Recut(cuts=AFTER, revision=2, forecast=FASTER))
+    job.in_force(BEFORE, AFTER)
+    job.may_propose.clear()
+    job.steps(10, 0.6)
+    job.rebalancing.under_way = "j-s1-r0"
+    job.may_propose.set()
+    await job.planned[-1]
+    assert job.proposals == 2
+    assert len(job.recuts) == 1
+
+
+async def test_two_modules_cuts_are_looked_at_side_by_side() -> None:
+    job = Job()
+    job.steps(8, 0.4)
+    first, second = (Recut(cuts=AFTER, revision=2, forecast=FASTER) for _ in range(2))
+    for action in (first, second):
+        await job.actions.look(action)
+    job.do(first)
+    job.recutting.under_way = "plan 3 (0-2,3-5) is being prepared, as m wanted"
+    with pytest.raises(Conflict, match=r"plan 3 .* is being prepared, as m wanted"):
+        job.do(second)
 
 
 async def test_a_persons_cut_is_theirs_once_it_is_in_force_and_not_if_it_is_given_up() -> None:
@@ -446,7 +486,7 @@ async def test_a_plan_for_another_model_and_a_job_whose_automation_has_no_analys
     job.steps(8, 0.4)
     with pytest.raises(Conflict, match="the plan is of another model"):
         await job.cut(Recut(cuts=((0, 9),), forecast=FASTER))
-    with pytest.raises(Conflict, match="the job has just changed: look again"):
+    with pytest.raises(Conflict, match="the job has just changed, or another re-cut is looked at"):
         job.do(Recut(cuts=AFTER, forecast=FASTER))
     job.recutting.under_way = "plan 3 (0-2,3-5) is being prepared, as ada wanted"
     with pytest.raises(Conflict, match=r"plan 3 .* is being prepared, as ada wanted"):

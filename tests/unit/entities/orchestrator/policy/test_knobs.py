@@ -19,6 +19,7 @@ from entities.orchestrator.policy.arbitration_state import (
 )
 from entities.orchestrator.policy.knobs import in_words, set_by_operator
 from entities.orchestrator.policy.suggestion_rules import JobFacts
+from entities.orchestrator.transaction.reduction_layout import ReductionLayout
 from schemas.actions import (
     Action,
     AvoidInstance,
@@ -71,7 +72,7 @@ class Desk:
             self.state = register(self.state, active, 0.0)
 
     def ask(self, action: Action, now: float = 0.0, *, own: bool = False, **more: Any) -> Outcome:
-        said = suggestion(action, input_revision=10, **({"module": OWN_LOOP} if own else {}), **more)
+        said = suggestion(action, **{"input_revision": 10} | ({"module": OWN_LOOP} if own else {}) | more)
         outcome, self.state = arbitrate(
             self.state, said, self.facts, now, config=ArbitrationConfig(), own=own
         )
@@ -143,10 +144,44 @@ def test_what_the_job_declines_holds_no_knob() -> None:
         (SetAlgorithm(algorithm="expected-completion", forecast=FASTER), "algorithm is expected-completion"),
         (Scale(replicas=2, forecast=FASTER), "replicas is 2 already"),
         (SetRate(per_s=30.0, forecast=FASTER), "admission rate is 30 microbatches a second already"),
+        (SetReduction(stage=0, parts={"a": 2.0}, forecast=FASTER), "of stage 0 is a 2 already"),
     ],
 )
 def test_what_is_so_already_changes_nothing(action: Action, said: str) -> None:
-    assert said in Desk().ask(action).reason
+    desk = Desk(layouts={0: ReductionLayout(parts={"a": 2.0})})
+    assert said in desk.ask(action).reason
+
+
+def test_a_reduction_that_is_suggested_again_holds_longer() -> None:
+    reduction = SetReduction(stage=0, order=("b", "a"), forecast=FASTER)
+    desk = Desk()
+    assert desk.ask(reduction, valid_s=60.0).adopted
+    desk.facts = replace(desk.facts, layouts={0: ReductionLayout(order=("b", "a"))})
+    again = desk.ask(reduction, 50.0, valid_s=60.0)
+    assert again.reason == (
+        "would change nothing: reduction of stage 0 is equal parts in the order b, a already; "
+        "what holds is renewed"
+    )
+    assert lapse(desk.state, {"j": desk.facts}, 100.0)[0] == []
+    [ended], desk.state = lapse(desk.state, {"j": desk.facts}, 110.0)
+    assert ended.knob == "reduction of stage 0"
+
+
+@pytest.mark.parametrize("mode", [Automation.OFF, Automation.ADVISE])
+def test_where_nothing_is_adopted_nothing_is_held_against_a_module(mode: Automation) -> None:
+    nonsense, late = SetWeights(stage=7, weights={"a": 1.0}), {"input_revision": -90}
+    desk = Desk(automation=mode)
+    for second in range(30):
+        assert not desk.ask(nonsense, 2.0 * second).suspended
+        assert not desk.ask(THREE_TO_ONE, 2.0 * second + 1, **late).suspended
+    assert (desk.state.modules["m", "1"].strikes, desk.state.modules["m", "1"].suggestions) == (0, 60)
+    desk.facts = replace(desk.facts, automation=Automation.ACT)
+    for second in range(100, 109):
+        assert not desk.ask(nonsense, second).suspended
+    desk.facts = replace(desk.facts, automation=mode)
+    assert not desk.ask(THREE_TO_ONE, 110.0).suspended, "it clears no strikes, either"
+    desk.facts = replace(desk.facts, automation=Automation.ACT)
+    assert desk.ask(nonsense, 120.0).suspended
 
 
 @pytest.mark.parametrize(

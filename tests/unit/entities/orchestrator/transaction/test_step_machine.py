@@ -65,6 +65,38 @@ def test_who_is_silent_and_says_nothing_can_not_stay() -> None:
     assert condemned.member == FIRST
 
 
+def test_who_tells_of_it_is_not_taken_for_the_one_that_died() -> None:
+    """A replacement is the last by name, and the first to notice that its peer has been killed."""
+    machine = opened()
+    machine.decide(ev.ReductionGroupFailed(0, 0, answered=(FIRST, SECOND)), 1.0)
+    machine.decide(ev.Tick(), 1.0 + PAUSE_S)
+    (condemned,) = machine.decide(ev.ReductionGroupFailed(0, 1, answered=(SECOND,)), 2.0)
+    assert isinstance(condemned, ev.Condemn)
+    assert condemned.member == FIRST
+
+
+def test_failures_before_a_step_that_was_decided_condemn_nobody_after_it() -> None:
+    machine = opened()
+    machine.decide(ev.ReductionGroupFailed(0, 0), 1.0)
+    machine.decide(ev.Tick(), 1.0 + PAUSE_S)
+    machine.decide(ev.ReductionGroupFormed(0, 1), 2.0)
+    for microbatch in range(2):
+        machine.decide(ev.Claimed(claim(microbatch, FIRST, step=0, upstream=DATA.sid)), 2.0)
+    effects: list[ev.Effect] = []
+    for member, microbatches in ((FIRST, (0, 1)), (SECOND, ())):
+        ready = vote(member, generation=1, microbatches=microbatches)
+        effects += machine.decide(ev.Voted(0, ready), 2.0)
+    (record,) = effects
+    assert isinstance(record, ev.Record)
+    machine.decide(ev.DecisionRecorded(record.decision), 2.0)
+    machine.decide(ev.Committed(0, ()), 2.0)
+    assert machine.decide(ev.ReductionGroupFailed(0, 1), 100.0) == []
+    (form,) = machine.decide(ev.Tick(), 101.0)
+    assert isinstance(form, ev.FormGroup)
+    (condemned,) = machine.decide(ev.ReductionGroupFailed(0, 2), 102.0)
+    assert isinstance(condemned, ev.Condemn)
+
+
 def test_each_member_of_a_tied_stage_is_sent_the_sum_by_one() -> None:
     members = tuple(Member(sid=f"m{number}", incarnation="i1") for number in range(5))
     for own, others in ((1, 5), (2, 5), (5, 2)):
