@@ -88,8 +88,8 @@ class NatsDoor:
             ),
             "policy.automation": lambda: (
                 modules.automation(request.job)
-                if request.mode is None
-                else modules.automate(request.job, request.mode)
+                if request.mode is None and request.objective is None and not request.budget
+                else modules.automate(request.job, request.mode, request.objective, request.budget)
             ),
             "observation.write": lambda: modules.observe(bearer, request.observations),
         }

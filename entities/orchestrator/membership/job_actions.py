@@ -393,9 +393,7 @@ class JobActions:
         step_s = self._changes.account.step_s
         if step_s is None or self._holding.automation is not Automation.ACT:
             return
-        after_s = step_s * self._holding.speed(before) / self._holding.speed(replicas)
-        left = max(0, self._job.store.record.last_step - self._training.step)
-        forecast = Forecast.of(step_s, after_s, cost_s=0.0, steps_left=left)
+        forecast = self._holding.grown(before, replicas, step_s)
         self._begin_scale(before, replicas, graph, OWN_LOOP, forecast)
 
     def _begin_scale(self, before: int, replicas: int, graph: TaskGraph, by: str, forecast: Forecast) -> None:

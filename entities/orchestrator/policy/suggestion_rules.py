@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from entities.orchestrator.queue.growth_limit import UseLimits, forbidden_use
 from schemas.actions import (
     LEAST_RATE_PER_S,
     AvoidInstance,
@@ -208,35 +209,6 @@ def forbidden_by_job(suggestion: PolicySuggestion, facts: JobFacts) -> str:
     forecast = forecast_of(suggestion.action)
     if forecast is None:
         return ""
-    uses = dict(forecast.uses)
     grows = isinstance(suggestion.action, Scale) and suggestion.action.replicas > facts.replicas
-    if facts.objective is JobObjective.TIME:
-        if forecast.improvement < 0:
-            return (
-                f"the job's objective is time: a step would take {forecast.step_after_s:.3f} s instead of "
-                f"{forecast.step_before_s:.3f} s"
-            )
-    elif (use := uses.get(facts.objective)) is not None:
-        if use.after > use.before:
-            return (
-                f"the job's objective is {facts.objective}: a step would use {use.after:g} "
-                f"{facts.objective.unit} instead of {use.before:g}"
-            )
-    elif grows:
-        return f"the job's objective is {facts.objective}, and the forecast says nothing of it"
-    for objective, most in facts.budget.items():
-        used = facts.used.get(objective, 0.0)
-        if objective is JobObjective.TIME:
-            before, after = forecast.step_before_s, forecast.step_after_s
-        elif objective in uses:
-            before, after = uses[objective].before, uses[objective].after
-        elif grows:
-            return f"the job has a budget of {objective}, and the forecast says nothing of it"
-        else:
-            continue
-        in_all = used + after * forecast.steps_left
-        if after > before and in_all > most:
-            return (
-                f"the job would use {in_all:g} {objective.unit} in all; its budget of {objective} is {most:g}"
-            )
-    return ""
+    limits = UseLimits(objective=facts.objective, budget=facts.budget, used=facts.used)
+    return forbidden_use(forecast, limits, grows=grows)
