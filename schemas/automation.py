@@ -66,7 +66,7 @@ def limits_of(text: str) -> dict[JobObjective, float | None]:
         BadInput: the text is none; it says what to give.
     """
     found: dict[JobObjective, float | None] = {}
-    for part in text.split(","):
+    for part in text.split(",") if text else ():
         name, _, value = part.strip().partition("=")
         try:
             objective = JobObjective(name)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from schemas.alert import Alert
-from schemas.automation import Automation, Limit
+from schemas.automation import LIMITS, Automation
 from schemas.base import CallerSpan, Message, Part, Token
 from schemas.changes import JobObjective
 from schemas.cluster import Cordon, NodeStatus
@@ -42,8 +42,11 @@ class DoorRequest(Message, wire="door.request", version=(1, 4)):
     observations: tuple[Observation, ...] = Field((), max_length=1000)
     mode: Automation | None = Field(None, description="for policy.automation: switch to it")
     objective: JobObjective | None = Field(None, description="for policy.automation, of a job: switch to it")
-    budget: dict[JobObjective, Limit | None] = Field(
-        {}, description="for policy.automation, of a job: limits to set; null lifts one"
+    budget: str | None = Field(
+        None,
+        max_length=200,
+        pattern=LIMITS,
+        description="for policy.automation, of a job: limits to set, as `cost=12,energy=none`",
     )
     plan: str | None = Field(
         None, max_length=MOST_PLAN_TEXT, description="for job.recut, as at HTTP; none: the planner chooses"

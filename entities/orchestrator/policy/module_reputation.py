@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from schemas import names
 from schemas.errors import BadInput, NotFound
+from schemas.module_status import ModuleStatus
 from schemas.policy import ModuleLifecycle, ModuleOp, ModuleState
 
 OVER = (ModuleState.DRAINING, ModuleState.RETIRED)
@@ -264,3 +265,50 @@ def suspension(standing: ModuleReputation, config: ReputationConfig, *, nonsense
 def suspend(standing: ModuleReputation, why: str, now: float, config: ReputationConfig) -> ModuleReputation:
     """Suspends the module for `suspension_s`, for the reason `why`."""
     return replace(standing, suspended_until=now + config.suspension_s, suspended_for=why)
+
+
+def unreadable(
+    modules: Mapping[Key, ModuleReputation],
+    owner: str,
+    module: str,
+    why: str,
+    now: float,
+    config: ReputationConfig = ReputationConfig(),
+) -> Mapping[Key, ModuleReputation]:
+    """Counts a suggestion that can't be read, as nonsense of all running versions: its own is unknown."""
+    counted = dict(modules)
+    for key, standing in modules.items():
+        if (
+            key[0] != module
+            or standing.owner != owner
+            or standing.state in OVER
+            or now < standing.suspended_until
+        ):
+            continue
+        standing, _ = heard(standing, now, config)
+        standing = judged(standing, adopted=False, nonsense=True, lagging=False)
+        suspended_for = suspension(standing, config, nonsense=why)
+        counted[key] = suspend(standing, suspended_for, now, config) if suspended_for else standing
+    return counted
+
+
+def status(key: Key, standing: ModuleReputation, alive: bool, now: float) -> ModuleStatus:
+    """The reputation as people see it. `alive`: whether the registry knows of its process."""
+    left_s = max(0.0, standing.suspended_until - now)
+    return ModuleStatus(
+        module=key[0],
+        version=key[1],
+        sid=standing.sid,
+        state=ModuleState.SUSPENDED if left_s else standing.state,
+        alive=alive,
+        jobs=standing.jobs,
+        without=standing.without,
+        suggestions=standing.suggestions,
+        adopted=standing.adopted,
+        declined=standing.suggestions - standing.adopted,
+        strikes=standing.strikes,
+        crashes=standing.crashes,
+        suspended_s=round(left_s, 1),
+        reason=standing.suspended_for if left_s else standing.said or standing.drift,
+        drift=standing.drift,
+    )

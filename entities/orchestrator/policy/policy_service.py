@@ -33,8 +33,8 @@ from schemas import names
 from schemas.actions import QUEUE_ORDER, Action, AvoidInstance, Recut, SetQueueOrder, SetWeights
 from schemas.automation import OPERATOR, OWN_LOOP, Knob
 from schemas.envelope import Envelope
-from schemas.errors import Ack, Conflict, DmscError
-from schemas.module_status import ModuleList, ModuleQuery, ModuleStatus
+from schemas.errors import Ack, BadMessage, Conflict, DmscError
+from schemas.module_status import ModuleList, ModuleQuery
 from schemas.policy import (
     DirectModule,
     ModuleLifecycle,
@@ -215,7 +215,9 @@ class PolicyService:
         known = sorted(self._state.modules.items())
         return ModuleList(
             modules=tuple(
-                _status(key, reputation, reputation.sid is None or self._alive(reputation.sid), now)
+                module_reputation.status(
+                    key, reputation, reputation.sid is None or self._alive(reputation.sid), now
+                )
                 for key, reputation in known
                 if key != module_reputation.STRANGERS
             )
@@ -337,6 +339,15 @@ class PolicyService:
             log.warning("module suspended", module=message.module, reason=outcome.reason)
         if outcome.answer:
             await self._answer(message, outcome, revision, envelope)
+
+    def unusable(self, subject: str, error: BadMessage) -> None:
+        """Counts a suggestion that can't be read against the module whose subject it came on."""
+        if (named := subjects.SUGGESTION.matches(subject)) is not None:
+            now, limits, modules = time.monotonic(), self._config.standing, self._state.modules
+            modules = module_reputation.unreadable(
+                modules, named["owner"], named["module"], error.text, now, limits
+            )
+            self._state = replace(self._state, modules=modules)
 
     async def consider(self, message: PolicySuggestion) -> Outcome:
         """Judges a suggestion of the orchestrator's own loop like any module's, and carries it out."""
@@ -472,24 +483,3 @@ class PolicyService:
             log.warning("lapse not carried out", job=ended.job, reason=str(error))
         except Exception as error:  # one job's trouble must not end the orchestrator
             log.error("lapse not carried out", job=ended.job, exc_info=error)
-
-
-def _status(key: Key, standing: ModuleReputation, alive: bool, now: float) -> ModuleStatus:
-    left_s = max(0.0, standing.suspended_until - now)
-    return ModuleStatus(
-        module=key[0],
-        version=key[1],
-        sid=standing.sid,
-        state=ModuleState.SUSPENDED if left_s else standing.state,
-        alive=alive,
-        jobs=standing.jobs,
-        without=standing.without,
-        suggestions=standing.suggestions,
-        adopted=standing.adopted,
-        declined=standing.suggestions - standing.adopted,
-        strikes=standing.strikes,
-        crashes=standing.crashes,
-        suspended_s=round(left_s, 1),
-        reason=standing.suspended_for if left_s else standing.said or standing.drift,
-        drift=standing.drift,
-    )

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
+import nats
 import pytest
 
+from bus import subjects
 from schemas.automation import Knob
 from schemas.changes import JobChange
+from schemas.envelope import Envelope
 from schemas.errors import NotFound
 from schemas.module_status import ModuleStatus
+from schemas.names import MESH
 from schemas.observation import Observation
+from schemas.telemetry import DeadLetter
+from tests import bad_messages
 from tests.integration.dmsc.command_line import running, wait_for
 from tests.integration.mesh.conftest import Mesh, done, padded, tiny_job
 from tests.integration.mesh.expected_weights import undisturbed
 from tests.integration.mesh.user_jobs import held_job, hold, words
+from tests.patience import PATIENCE_S
 
 POLICY = """
 from dmsc import Policy
@@ -67,6 +75,10 @@ def test_a_module_is_ordered_killed_and_comes_back_as_it_was_ordered_to_be(
         second.until("module ready")
         wait_for(as_ordered, lambda: str(status()))
         assert asked(mesh, job) == before == "2 stages, 1 observations, graph True"
+        letter = unreadable_suggestion(mesh, "watcher")
+        assert letter.startswith("invalid body: policy.suggestion: "), letter
+        assert "\n" not in letter
+        wait_for(lambda: status().strikes == 2, lambda: str(status()))
         listed = json.loads(mesh.printed("policy", "list", "--json"))
         assert {"name": "service-time-weights", "state": "not running"} in listed
         told = json.loads(mesh.printed("policy", "ask", "watcher", job, "--json"))
@@ -173,6 +185,28 @@ def test_what_a_module_sets_is_measured_and_no_bit_depends_on_it(mesh: Mesh, tmp
     assert weights in record.changes
     assert record.weights is not None
     assert record.weights.sha256 == undisturbed(mesh.client, record.spec)
+
+
+def unreadable_suggestion(mesh: Mesh, module: str) -> str:
+    """Sends what no suggestion is on a module's subject; why the orchestrator has buried it."""
+
+    async def sent() -> str:
+        async with mesh.bus("witness", token=mesh.token) as bus:
+            letters: asyncio.Queue[DeadLetter] = asyncio.Queue()
+
+            async def take(letter: DeadLetter, envelope: Envelope) -> None:
+                if letter.subject.endswith(f".{module}"):
+                    letters.put_nowait(letter)
+
+            await bus.subscribe(subjects.DEAD_LETTER, take)
+            raw = await nats.connect(mesh.servers[0], token=mesh.token)
+            body = {"module": module, "action": {"action": "set_window", "stage": "first"}}
+            row = subjects.SUGGESTION
+            await raw.publish(row(owner=MESH, module=module), bad_messages.envelope(row, body=body))
+            await raw.close()
+            return (await asyncio.wait_for(letters.get(), PATIENCE_S)).reason
+
+    return asyncio.run(sent())
 
 
 def asked(mesh: Mesh, job: str) -> str:
