@@ -30,7 +30,7 @@ from entities.orchestrator.policy.module_reputation import Key, ModuleReputation
 from entities.orchestrator.policy.reputation_store import ReputationStore
 from entities.orchestrator.queue.job_queue import JobQueue
 from schemas import names
-from schemas.actions import QUEUE_ORDER, Action, AvoidInstance, Recut, SetQueueOrder, SetWeights
+from schemas.actions import QUEUE_ORDER, Action, Detour, Recut, SetQueueOrder, SetWeights
 from schemas.automation import OPERATOR, OWN_LOOP, Knob
 from schemas.envelope import Envelope
 from schemas.errors import Ack, BadMessage, Conflict, DmscError
@@ -416,14 +416,14 @@ class PolicyService:
     ) -> tuple[Outcome, int | None]:
         """Carries an adopted suggestion out; the run may decline it. Returns the policy's new revision."""
         action: Action = suggestion.action
-        if isinstance(action, SetWeights | AvoidInstance):
+        if isinstance(action, SetWeights | Detour):
             assert outcome.stage is not None
             assert outcome.weights is not None
             if why := run.actions.routes_objection(action, suggestion.module):
                 return replace(outcome, adopted=False, reason=why), None
             reason = f"{suggestion.module}: {suggestion.reason}"
             revision = run.job.policies.revise(reason, weights=(outcome.stage, outcome.weights))
-            run.training.standbys.revise()
+            run.training.standbys.revise(in_force.backups(self._state, suggestion.job))
             run.actions.routed(action, suggestion.module)
             return outcome, revision
         if isinstance(action, SetQueueOrder):
@@ -477,7 +477,8 @@ class PolicyService:
                 for knob, by in ended.routes:
                     run.actions.unrouted(knob, by)
                 run.job.policies.revise(ended.reason, weights=(ended.stage, ended.weights))
-                run.training.standbys.revise()  # former weights don't consider losses since then
+                backups = in_force.backups(self._state, ended.job)
+                run.training.standbys.revise(backups)  # former weights don't consider losses since then
             await run.job.store.tell("policy", text=ended.reason)
         except DmscError as error:
             log.warning("lapse not carried out", job=ended.job, reason=str(error))

@@ -21,6 +21,7 @@ from schemas.actions import (
     SetReduction,
     SetWeights,
     SetWindow,
+    UseBackup,
     forecast_of,
     scope_of,
 )
@@ -70,6 +71,12 @@ def weights_in_force(facts: JobFacts, stage: int) -> dict[str, float]:
     return {sid: weights.get(sid, 1.0) for sid in sorted(facts.active.get(stage, ()))}
 
 
+def shares_of(weights: Mapping[str, float]) -> dict[str, float]:
+    """The part of a stage's work that each instance gets by these weights."""
+    total = sum(weights.values())
+    return {sid: weight / total if total > 0 else 0.0 for sid, weight in weights.items()}
+
+
 def nonsense_in(suggestion: PolicySuggestion, facts: JobFacts | None) -> str:
     """Why the suggestion makes no sense; empty if it does."""
     if not math.isfinite(suggestion.valid_s):
@@ -89,6 +96,14 @@ def nonsense_in(suggestion: PolicySuggestion, facts: JobFacts | None) -> str:
             weights = weights_in_force(facts, stage)
             if not any(weight > 0 for other, weight in weights.items() if other != sid):
                 return f"without {sid} nobody would be left to do stage {stage}"
+        case UseBackup(sid=sid, backup=backup):
+            stage = next((stage for stage, sids in facts.active.items() if sid in sids), None)
+            if stage is None:
+                return f"unknown instance {sid}"
+            if backup == sid:
+                return f"{sid} is no backup of itself"
+            if backup not in facts.active[stage]:
+                return f"unknown instance {backup} in stage {stage}"
         case ExpectFailures(between_s=between_s):
             if not (math.isfinite(between_s) and between_s > 0):
                 return f"a failure every {between_s} s"

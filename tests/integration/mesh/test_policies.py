@@ -128,7 +128,8 @@ class Words(Policy):
         if not any("forbids" in reason for reason in self.declined):
             slower = Forecast.of(before, 2 * before, cost_s=0.0, steps_left=left)
             return self.set_window(view, 0, 1, slower, reason="nonsense")
-        one, other = sorted(instance.sid for instance in view.stage(0, now, samples=1))
+        one, other = (f"{view.job}-s0-r{number}" for number in range(2))
+        standby = f"{view.job}-s0-r2"
         if "reduction" not in self.judged:
             parts, order = {one: 3.0, other: 1.0}, (other, one)
             faster = Forecast.of(before, 0.8 * before, cost_s=0.0, steps_left=left)
@@ -136,6 +137,9 @@ class Words(Policy):
         if "weights" not in self.judged:
             faster = Forecast.of(before, 0.7 * before, cost_s=0.0, steps_left=left)
             return self.set_weights(view, 0, {one: 3.0, other: 1.0}, forecast=faster, reason="a guess")
+        if "avoidance" not in self.judged:
+            faster = Forecast.of(before, 0.7 * before, cost_s=0.0, steps_left=left)
+            return self.use_backup(view, one, standby, forecast=faster, reason="a bad port")
         return None
 """
 
@@ -144,8 +148,8 @@ def test_what_a_module_sets_is_measured_and_no_bit_depends_on_it(mesh: Mesh, tmp
     (tmp_path / "words.py").write_text(WORDS)
     job = tiny_job(
         "rated",
-        training={"steps": 56, "microbatches": 4, "seed": 5},
-        parallel={"stages": 1, "replicas": 2},
+        training={"steps": 72, "microbatches": 4, "seed": 5},
+        parallel={"stages": 1, "replicas": 2, "standbys": 1},
         automation={"mode": "off", "objective": "energy"},
     )
     with running("policy", "run", "words.py", "--state", str(mesh.state), cwd=tmp_path) as module:
@@ -156,8 +160,10 @@ def test_what_a_module_sets_is_measured_and_no_bit_depends_on_it(mesh: Mesh, tmp
         changes: list[JobChange] = []
         texts: list[str] = []
         held: list[Knob] = []
+        shares: list[dict[str, int]] = []
         for event in mesh.client.events(name):
             changes += [event.change] if event.change is not None else []
+            shares += [event.result.shares] if event.result is not None else []
             if changes and not held:
                 held = [knob for knob in mesh.client.automation(name).knobs if knob.holder == "words"]
             texts += [event.text] if event.text else []
@@ -183,6 +189,13 @@ def test_what_a_module_sets_is_measured_and_no_bit_depends_on_it(mesh: Mesh, tmp
     assert weights is not None, story
     assert (weights.state, weights.to_stage) == ("no_better", 0), story
     assert weights in record.changes
+    detour = next((each for each in changes if each.kind == "avoidance" and each.after_s is not None), None)
+    assert detour is not None, story
+    assert (detour.state, detour.what) == ("no_better", f"route to {first}: by {first[:-1]}2"), story
+    by_standby = [share for share in shares if share.get(f"{first[:-1]}2")]
+    assert len(by_standby) >= 8, shares
+    assert any(not share.get(first) and share.get(second) for share in by_standby), shares
+    assert f"{first[:-1]}2" not in {sid for sid, count in shares[-1].items() if count}, "it rests again"
     assert record.weights is not None
     assert record.weights.sha256 == undisturbed(mesh.client, record.spec)
 

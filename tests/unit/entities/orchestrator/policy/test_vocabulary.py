@@ -74,6 +74,10 @@ VOCABULARY: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
         },
     ),
     "avoid_instance": ({"sid": "a"}, {"sid": SIDS, "forecast": MAYBE}),
+    "use_backup": (
+        {"sid": "a", "backup": "b"},
+        {"sid": SIDS, "backup": ["a", "c", *SIDS], "forecast": MAYBE},
+    ),
     "move_instance": (
         {"sid": "a", "stage": 1, "forecast": GOOD},
         {"sid": SIDS, "stage": [0, *STAGES], "forecast": FORECASTS},
