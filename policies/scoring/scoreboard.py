@@ -21,7 +21,7 @@ from bus.subject_row import Subject
 from bus.subjects import FAULT_VERDICT
 from policies.kit.engine import Event, Result
 from policies.kit.view import JobView, Observations, topic
-from policies.numerics.stage_balance import StageSituation, Worker
+from policies.numerics.allocation.stage_balance import StageSituation, Worker
 from policies.scoring.scores import (
     Worth,
     avoidance_worth,
