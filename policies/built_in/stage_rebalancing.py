@@ -1,8 +1,9 @@
 """Suggests that an instance changes its stage, if one stage delays all others (SWARM §3.2).
 
 `policies.numerics.allocation.stage_balance` predicts the effect; this policy provides its input and decides
-when the input can be trusted: the same members for some steps, every working instance measured, medians instead of
-means. The orchestrator carries a move out, measures its effect, and reports it in the job's events.
+when the input can be trusted: the same members for some steps, every working instance measured, medians
+instead of means. The orchestrator carries a move out, measures its effect, and reports it in the job's
+events.
 """
 
 from __future__ import annotations

@@ -9,13 +9,6 @@ from typing import Protocol
 
 from bus.logs import get_logger
 from entities.orchestrator.job_state.context import JobContext
-from entities.orchestrator.queue.growth_limit import (
-    GrowthLimit,
-    growth_forecast,
-    growth_limit,
-    mean_labels,
-    use_of_a_slot,
-)
 from entities.orchestrator.queue.mesh_slots import (
     counts_use,
     in_replica_order,
@@ -26,6 +19,13 @@ from entities.orchestrator.queue.mesh_slots import (
     up_to,
     with_preference,
     work_left_s,
+)
+from entities.queue.growth_limit import (
+    GrowthLimit,
+    growth_forecast,
+    growth_limit,
+    mean_labels,
+    use_of_a_slot,
 )
 from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob
 from schemas.automation import Automation, lower

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from entities.orchestrator.queue.growth_limit import UseLimits, forbidden_use
+from entities.queue.growth_limit import UseLimits, forbidden_use
 from schemas.actions import (
     LEAST_RATE_PER_S,
     AvoidInstance,

@@ -14,6 +14,5 @@ lanes.py        places for units of builds, and which of them are open; pure
 capacity_signal.py  `CapacitySignal`: publishes the slots that have to be there for all to start (ADR-0086)
 plan_service.py `PlanService`: plans of jobs that are not there yet, few at once (ADR-0079)
 reservation_book.py  `ReservationBook`: slots that are kept for a time
-growth_limit.py  where a job's objective or budget ends its growth, and what its slots use; pure
 mesh_slots.py   nodes, records and placements as the core sees them; pure
 """

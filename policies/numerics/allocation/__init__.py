@@ -1,6 +1,7 @@
 """Models of where work should go: which instance in which slot and stage, which path for which demand.
 
-Pure numpy. They weigh alternatives that are there now; what will be is the business of the forecasts beside this package.
+Pure numpy. They weigh alternatives that are there now; what will be is the business of the forecasts beside
+this package.
 
 - `stage_balance`: which instance should change its stage, by a formula.
 - `change_graphs`, `outcome_network`: which instance should leave its slot or stage, by a trained one
