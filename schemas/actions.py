@@ -206,6 +206,10 @@ Action = (
 )
 
 
+RouteAction = SetWeights | AvoidInstance | UseBackup
+"""Those that a stage's weights follow from; they are in an account of their own (ADR-0101)."""
+
+
 def scope_of(action: Action) -> str:
     """The scope of an action: `stage 1`, `instance x`, the whole `job`, or the mesh's `queue`."""
     match action:

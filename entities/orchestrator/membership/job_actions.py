@@ -28,16 +28,15 @@ from schemas.actions import (
     REPLICAS,
     Action,
     CheckpointNow,
-    Detour,
     ExpectFailures,
     Migrate,
     MoveInstance,
     Recut,
+    RouteAction,
     Scale,
     SetAlgorithm,
     SetRate,
     SetReduction,
-    SetWeights,
     SetWindow,
     forecast_of,
     knob_of,
@@ -280,13 +279,13 @@ class JobActions:
             former()
 
     # --- routes ---------------------------------------------------------------------------------------
-    def routes_objection(self, action: SetWeights | Detour, by: str) -> str:
+    def routes_objection(self, action: RouteAction, by: str) -> str:
         """Why weights, or an instance avoided, with a forecast are not tried now; empty if they may be."""
         if action.forecast is None:
             return ""
         return self._changes.routes.unwise(routes_of(action, by), self._training.step)
 
-    def routed(self, action: SetWeights | Detour, by: str) -> None:
+    def routed(self, action: RouteAction, by: str) -> None:
         """Weights, or an instance avoided, are in force: with a forecast they are measured."""
         self._changes.begin_routes(action, by, self._training.step)
 

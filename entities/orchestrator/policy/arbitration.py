@@ -42,6 +42,7 @@ from schemas.actions import (
     Detour,
     MoveInstance,
     NoAction,
+    RouteAction,
     Scale,
     SetAlgorithm,
     SetQueueOrder,
@@ -312,7 +313,7 @@ def _judge(
         return _no(forbidden), state
     watched = standing.state is ModuleState.SHADOW
     held_back = "in shadow" if watched else "advice" if facts.automation is Automation.ADVISE else ""
-    if isinstance(suggestion.action, SetWeights | Detour):
+    if isinstance(suggestion.action, RouteAction):
         return _weigh(state, suggestion, held_back, facts, now, age, config)
     return _pass_on(state, suggestion, held_back, facts, now, age, config)
 

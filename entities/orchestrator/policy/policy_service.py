@@ -30,7 +30,7 @@ from entities.orchestrator.policy.module_reputation import Key, ModuleReputation
 from entities.orchestrator.policy.reputation_store import ReputationStore
 from entities.orchestrator.queue.job_queue import JobQueue
 from schemas import names
-from schemas.actions import QUEUE_ORDER, Action, Detour, Recut, SetQueueOrder, SetWeights
+from schemas.actions import QUEUE_ORDER, Action, Recut, RouteAction, SetQueueOrder
 from schemas.automation import OPERATOR, OWN_LOOP, Knob
 from schemas.envelope import Envelope
 from schemas.errors import Ack, BadMessage, Conflict, DmscError
@@ -416,7 +416,7 @@ class PolicyService:
     ) -> tuple[Outcome, int | None]:
         """Carries an adopted suggestion out; the run may decline it. Returns the policy's new revision."""
         action: Action = suggestion.action
-        if isinstance(action, SetWeights | Detour):
+        if isinstance(action, RouteAction):
             assert outcome.stage is not None
             assert outcome.weights is not None
             if why := run.actions.routes_objection(action, suggestion.module):
