@@ -1,4 +1,4 @@
-"""Trains the graph network of `policies/numerics/outcome_network.py` and writes its weights.
+"""Trains the graph network of `policies/numerics/allocation/outcome_network.py` and writes its weights.
 
     python -m benchmarks.train_change_outcomes [--seeds 600] [--epochs 60] [--seed 0] [--examples FILE]
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from benchmarks.harness.command import command, say
 from benchmarks.outcome_training.closed_loop import compare
 from benchmarks.outcome_training.examples import examples_of, packed
-from policies.numerics.outcome_network import FORM, ROUNDS, WEIGHTS, from_tensors
+from policies.numerics.allocation.outcome_network import FORM, ROUNDS, WEIGHTS, from_tensors
 
 HELD_OUT = 5
 UNSEEN = 1_000_000

@@ -1,4 +1,4 @@
-"""Trains the network of `policies/numerics/path_scoring.py` and writes its weights.
+"""Trains the network of `policies/numerics/allocation/path_scoring.py` and writes its weights.
 
     python benchmarks/train_path_scoring.py --data ../shared/data [--minutes 3] [--seed 0] [--out FILE]
 
@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from benchmarks.harness.command import command
 from benchmarks.policy_data.topology_zoo import FILE, is_held_out, load_topologies
 from policies.contrib.topology_file import gravity
-from policies.numerics.path_scoring import FEATURES, SCORE_SPAN, WEIGHTS, from_tensors
-from policies.numerics.path_split import Paths
+from policies.numerics.allocation.path_scoring import FEATURES, SCORE_SPAN, WEIGHTS, from_tensors
+from policies.numerics.allocation.path_split import Paths
 
 HIDDEN = 16
 BATCH, PER_TOPOLOGY = 4, 2
@@ -74,7 +74,7 @@ def graph_of(nodes: int, paths: Paths) -> Graph:
 
 
 class Network(nn.Module):
-    """The forward pass of `policies.numerics.path_scoring.PathScoring`, with gradients."""
+    """The forward pass of `policies.numerics.allocation.path_scoring.PathScoring`, with gradients."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ from bus.messaging import streams
 from bus.messaging.batch_handlers import BatchHandler, BatchSubscription
 from bus.messaging.dead_letters import dead_letter
 from bus.messaging.disconnects import connection_name
-from bus.messaging.handlers import Handler, Server, Subscription
+from bus.messaging.handlers import Handler, OnUnusable, Server, Subscription
 from bus.messaging.key_value import Bucket
 from bus.messaging.object_store import ObjectStore
 from bus.messaging.port import BusCounters, MessagingTimes
@@ -349,12 +349,14 @@ class Bus(StreamCalls):
         queue_group: str | None = None,
         pending_limit: int = 65_536,
         ignored: str | None = None,
+        on_unusable: OnUnusable | None = None,
         **tokens: Any,
     ) -> Subscription:
         """Calls `handler(message, envelope)` for each message; tokens that are not given match anything.
 
         Messages on the subject `ignored` are not even read: a service's own messages may be large. With
-        `concurrency` 1 the order is kept. On return, the server has the subscription.
+        `concurrency` 1 the order is kept. `on_unusable(subject, error)` is told of each message that was
+        dead-lettered. On return, the server has the subscription.
 
         Raises:
             Refused: this identity may not subscribe there.
@@ -368,6 +370,7 @@ class Bus(StreamCalls):
             queue_group=queue_group,
             pending_limit=pending_limit,
             ignored=ignored,
+            on_unusable=on_unusable,
         )
         return await self.listen(subscription)
 

@@ -51,12 +51,28 @@ class SetWeights(Part):
     forecast: Forecast | None = None
 
 
-class AvoidInstance(Part):
+class Detour(Part):
+    """What actions have in common that send nothing to an instance while they are valid."""
+
+    sid: Token
+    forecast: Forecast | None = None
+
+
+class AvoidInstance(Detour):
     """Send nothing to this instance while the suggestion is valid; with a forecast as `SetWeights`."""
 
     action: Literal["avoid_instance"] = "avoid_instance"
-    sid: Token
-    forecast: Forecast | None = None
+
+
+class UseBackup(Detour):
+    """Send what is this instance's share to `backup` while the suggestion is valid: a path beside it.
+
+    `backup` is of the same stage, another replica or a standby, which works for so long. Others keep their
+    shares, as they don't where an instance is merely avoided. With a forecast as `SetWeights`.
+    """
+
+    action: Literal["use_backup"] = "use_backup"
+    backup: Token
 
 
 class MoveInstance(Part):
@@ -174,6 +190,7 @@ class NoAction(Part):
 Action = (
     SetWeights
     | AvoidInstance
+    | UseBackup
     | MoveInstance
     | Migrate
     | Scale
@@ -189,12 +206,16 @@ Action = (
 )
 
 
+RouteAction = SetWeights | AvoidInstance | UseBackup
+"""Those that a stage's weights follow from; they are in an account of their own (ADR-0101)."""
+
+
 def scope_of(action: Action) -> str:
     """The scope of an action: `stage 1`, `instance x`, the whole `job`, or the mesh's `queue`."""
     match action:
         case SetWeights(stage=stage) | SetWindow(stage=stage) | SetReduction(stage=stage):
             return f"stage {stage}"
-        case AvoidInstance(sid=sid) | MoveInstance(sid=sid) | Migrate(sid=sid):
+        case Detour(sid=sid) | MoveInstance(sid=sid) | Migrate(sid=sid):
             return f"instance {sid}"
         case SetQueueOrder():
             return "queue"
@@ -207,7 +228,7 @@ def knob_of(action: Action) -> str:
     match action:
         case SetWeights(stage=stage):
             return weights_knob(stage)
-        case AvoidInstance(sid=sid):
+        case Detour(sid=sid):
             return route_knob(sid)
         case MoveInstance(sid=sid) | Migrate(sid=sid):
             return place_knob(sid)
@@ -243,6 +264,8 @@ def value_of(action: Action) -> str:
             return ", ".join(f"{sid} {weight:g}" for sid, weight in sorted(weights.items()))
         case AvoidInstance():
             return "avoided"
+        case UseBackup(backup=backup):
+            return f"by {backup}"
         case MoveInstance(stage=stage):
             return f"stage {stage}"
         case Migrate(node=node):

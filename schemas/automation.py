@@ -1,14 +1,16 @@
-"""How far the mesh changes jobs by itself: off, advise or act; who holds which knob of a job (ADR-0092)."""
+"""How far the mesh changes jobs by itself, and for what; who holds which knob of a job (ADR-0092)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, TypeAdapter, field_validator
 
 from schemas.base import Message, Part, Seconds, Time, Token
 from schemas.changes import JobObjective
+from schemas.errors import BadInput
 
 OPERATOR = "operator"
 """The holder of a knob that a person has set."""
@@ -29,6 +31,66 @@ def lower(*modes: Automation) -> Automation:
     return min(modes, key=list(Automation).index)
 
 
+Limit = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
+_LIMIT: TypeAdapter[float] = TypeAdapter(Limit)
+
+
+class BudgetSpec(Part):
+    """The most that a job may use in all. What is left out has no limit."""
+
+    time: Limit | None = Field(None, description="seconds in which it holds slots")
+    cost: Limit | None = Field(None, description="money, by the label `price` of its slots")
+    energy: Limit | None = Field(None, description="J, as far as its devices measure it")
+    carbon: Limit | None = Field(None, description="g of CO2, by the label `carbon` of its slots")
+
+    def limits(self) -> dict[JobObjective, float]:
+        """The limits that are given."""
+        given = {JobObjective(name): value for name, value in self}
+        return {objective: value for objective, value in given.items() if value is not None}
+
+    def switched(self, limits: Mapping[JobObjective, float | None]) -> BudgetSpec:
+        """The budget with these limits in the place of its own; None lifts one, and the others stay."""
+        return BudgetSpec.model_validate({**self.model_dump(), **limits})
+
+
+_NUMBER = r"[1-9][0-9]{0,14}(\.[0-9]{1,20})?|0\.[0-9]{0,20}[1-9][0-9]{0,20}"
+_LIMIT_TEXT = rf"(time|cost|energy|carbon)=(none|{_NUMBER})"
+LIMITS = rf"^{_LIMIT_TEXT}(,{_LIMIT_TEXT})*$"
+"""The pattern of such a text, without spaces and exponents."""
+
+
+def limits_of(text: str) -> dict[JobObjective, float | None]:
+    """Limits as people write them: `cost=12,energy=none`; `none` lifts one.
+
+    Raises:
+        BadInput: the text is none; it says what to give.
+    """
+    found: dict[JobObjective, float | None] = {}
+    for part in text.split(",") if text else ():
+        name, _, value = part.strip().partition("=")
+        try:
+            objective = JobObjective(name)
+            found[objective] = None if value == "none" else _LIMIT.validate_python(value)
+        except ValueError:
+            raise BadInput(
+                f"budget {part.strip() or 'without a limit'}: give time, cost, energy or carbon with a "
+                "number above 0 or with none, as cost=12,energy=none"
+            ) from None
+    return found
+
+
+def limits_text(limits: Mapping[JobObjective, float | None]) -> str:
+    """The same limits as text, by the pattern `LIMITS`."""
+    return ",".join(
+        f"{JobObjective(objective)}={'none' if most is None else _plain(most)}"
+        for objective, most in limits.items()
+    )
+
+
+def _plain(most: float) -> str:
+    return f"{most:.18f}".rstrip("0").rstrip(".")
+
+
 class MeshAutomation(Message, wire="policy.mesh-automation"):
     """The mesh's own mode, in the bucket `automation`.
 
@@ -42,11 +104,16 @@ class MeshAutomation(Message, wire="policy.mesh-automation"):
     at: Time
 
 
-class SwitchAutomation(Message, wire="policy.switch-automation"):
-    """MG → SMO: from now on the mesh, or one job, is automated so far. Repeated, it changes nothing."""
+class SwitchAutomation(Message, wire="policy.switch-automation", version=(1, 1)):
+    """MG → SMO: from now on the mesh, or one job, is automated so far. Repeated, it changes nothing.
 
-    mode: Automation
+    What is not given stays. An objective and a budget are a job's.
+    """
+
+    mode: Automation | None = None
     job: Token | None = Field(None, description="none: the mesh")
+    objective: JobObjective | None = None
+    budget: dict[JobObjective, Limit | None] = Field({}, description="limits to set; null lifts one")
     user: str
 
 
@@ -87,23 +154,6 @@ class AutomationStatus(Message, wire="policy.automation"):
     objective: JobObjective = JobObjective.TIME
     budget: dict[JobObjective, float] = {}
     knobs: tuple[Knob, ...] = ()
-
-
-Limit = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
-
-
-class BudgetSpec(Part):
-    """The most that a job may use in all. What is left out has no limit."""
-
-    time: Limit | None = Field(None, description="seconds in which it holds slots")
-    cost: Limit | None = Field(None, description="money, by the label `price` of its slots")
-    energy: Limit | None = Field(None, description="J, as far as its devices measure it")
-    carbon: Limit | None = Field(None, description="g of CO2, by the label `carbon` of its slots")
-
-    def limits(self) -> dict[JobObjective, float]:
-        """The limits that are given."""
-        given = {JobObjective(name): value for name, value in self}
-        return {objective: value for objective, value in given.items() if value is not None}
 
 
 class AutomationSpec(Part):

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from schemas.alert import Alert
-from schemas.automation import Automation
+from schemas.automation import LIMITS, Automation
 from schemas.base import CallerSpan, Message, Part, Token
+from schemas.changes import JobObjective
 from schemas.cluster import Cordon, NodeStatus
 from schemas.fault import FaultRecord
 from schemas.job import JobRecord, JobSpec
@@ -24,7 +25,7 @@ from schemas.signals import ComputeEntry, QosReport, Role
 from schemas.unreadable import UnreadableNote
 
 
-class DoorRequest(Message, wire="door.request", version=(1, 3)):
+class DoorRequest(Message, wire="door.request", version=(1, 4)):
     """A client's request over NATS, with the fields that its action needs."""
 
     token: Secret
@@ -40,6 +41,13 @@ class DoorRequest(Message, wire="door.request", version=(1, 3)):
     question: QuestionBody | None = Field(None, description="for policy.ask")
     observations: tuple[Observation, ...] = Field((), max_length=1000)
     mode: Automation | None = Field(None, description="for policy.automation: switch to it")
+    objective: JobObjective | None = Field(None, description="for policy.automation, of a job: switch to it")
+    budget: str | None = Field(
+        None,
+        max_length=200,
+        pattern=LIMITS,
+        description="for policy.automation, of a job: limits to set, as `cost=12,energy=none`",
+    )
     plan: str | None = Field(
         None, max_length=MOST_PLAN_TEXT, description="for job.recut, as at HTTP; none: the planner chooses"
     )

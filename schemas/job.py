@@ -15,9 +15,9 @@ from pydantic import (
 )
 
 from schemas.alert import Alert
-from schemas.automation import Automation, AutomationSpec, PinnedKnob
+from schemas.automation import Automation, AutomationSpec, BudgetSpec, PinnedKnob
 from schemas.base import CallerSpan, Message, Part, Seconds, Time, Token
-from schemas.changes import JobChange
+from schemas.changes import JobChange, JobObjective
 from schemas.fault_choices import FaultChoice
 from schemas.job_file.code import CodeSpec
 from schemas.job_file.data import DataSpec
@@ -395,6 +395,8 @@ class JobRecord(Message, wire="job.record", version=(1, 24)):
         (), description="that altered its speed, the last 16; and of routes 8"
     )
     automation: Automation | None = Field(None, description="as a person switched it; none: as its file says")
+    objective: JobObjective | None = Field(None, description="likewise")
+    budget: BudgetSpec | None = Field(None, description="likewise, with all its limits")
     pins: tuple[PinnedKnob, ...] = Field((), description="what persons have set and not released")
     recuts: tuple[RecutRecord, ...] = Field((), description="of its layers while it trained, the last 16")
     fault_choices: tuple[FaultChoice, ...] = Field(
@@ -424,6 +426,16 @@ class JobRecord(Message, wire="job.record", version=(1, 24)):
     def automated(self) -> Automation:
         """How far the job lets itself be changed; the mesh's mode may be lower."""
         return self.automation or Automation(self.spec.automation.mode)
+
+    @property
+    def objective_in_force(self) -> JobObjective:
+        """What is to be small of the job."""
+        return self.objective or JobObjective(self.spec.automation.objective)
+
+    @property
+    def budget_in_force(self) -> BudgetSpec:
+        """The most that the job may use."""
+        return self.spec.automation.budget if self.budget is None else self.budget
 
     @property
     def last_step(self) -> int:

@@ -10,6 +10,7 @@ from schemas import names
 from schemas.actions import (
     Action,
     AvoidInstance,
+    Detour,
     ExpectFailures,
     MoveInstance,
     NoAction,
@@ -25,6 +26,7 @@ __all__ = [
     "MODULE_TRANSITIONS",
     "Action",
     "AvoidInstance",
+    "Detour",
     "DirectModule",
     "ExpectFailures",
     "ModuleDrift",

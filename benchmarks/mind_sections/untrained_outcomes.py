@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from policies.built_in.change_outcomes import ChangeOutcomes
-from policies.numerics.outcome_network import untrained
+from policies.numerics.allocation.outcome_network import untrained
 
 
 class UntrainedOutcomes(ChangeOutcomes):

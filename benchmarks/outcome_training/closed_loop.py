@@ -17,8 +17,8 @@ from policies.built_in.change_outcomes import ChangeOutcomes, forecast_of, measu
 from policies.kit.engine import Engine, EngineConfig, Event
 from policies.kit.policy import Policy, Suggestions
 from policies.kit.view import JobView
-from policies.numerics.change_graphs import change_graphs, doubt_about
-from policies.numerics.outcome_network import ChangeOutcome, LogNormal, OutcomeNetwork, untrained
+from policies.numerics.allocation.change_graphs import change_graphs, doubt_about
+from policies.numerics.allocation.outcome_network import ChangeOutcome, LogNormal, OutcomeNetwork, untrained
 from schemas.actions import Migrate, MoveInstance
 from schemas.base import Message
 from schemas.changes import ChangeKind, JobChange

@@ -18,8 +18,13 @@ from dmsc.simulation.scenarios.scenario import Migration
 from policies.built_in.change_outcomes import measured_job, step_now_s
 from policies.kit.engine import Event
 from policies.kit.view import Observations
-from policies.numerics.change_graphs import CandidateChange, MeasuredJob, change_graphs, doubt_about
-from policies.numerics.outcome_network import ChangeGraphs, untrained
+from policies.numerics.allocation.change_graphs import (
+    CandidateChange,
+    MeasuredJob,
+    change_graphs,
+    doubt_about,
+)
+from policies.numerics.allocation.outcome_network import ChangeGraphs, untrained
 
 HORIZON_S = untrained().horizon_s
 MOMENTS, CHANGES = 4, 3

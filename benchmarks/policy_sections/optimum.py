@@ -9,7 +9,7 @@ from scipy import sparse
 from scipy.optimize import linprog
 
 from policies.contrib.topology_file import Link
-from policies.numerics.path_split import Floats, Paths
+from policies.numerics.allocation.path_split import Floats, Paths
 
 
 def least_worst(paths: Paths, demand: Floats) -> tuple[float, Floats]:

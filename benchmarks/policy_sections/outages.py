@@ -18,9 +18,9 @@ from benchmarks.policy_data.fault_log import DAY_S, FILE, load_faults
 from benchmarks.policy_sections.scores import auroc
 from benchmarks.policy_sections.sheet import Bench
 from policies.contrib.repair_outlook import RepairOutlook
+from policies.numerics.allocation.path_split import Bools
 from policies.numerics.features import Floats
 from policies.numerics.outages import OutageHistory
-from policies.numerics.path_split import Bools
 
 PRICE_S = 120.0
 """A replacement: a process, its state from a peer, a group that is built anew."""

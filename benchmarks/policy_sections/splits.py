@@ -18,8 +18,8 @@ from benchmarks.policy_data.te import load_matrices, load_network, load_optimum
 from benchmarks.policy_sections.optimum import least_expected, least_worst
 from benchmarks.policy_sections.sheet import Bench
 from policies.contrib.split_learning import LearningConfig, Trust, learn, losses
-from policies.numerics.path_scoring import trained
-from policies.numerics.path_split import Floats, Paths, paths_of
+from policies.numerics.allocation.path_scoring import trained
+from policies.numerics.allocation.path_split import Floats, Paths, paths_of
 
 FOLDER = Path("te/figret")
 PODS = tuple(Path("train") / f"{one}.hist.gz" for one in (1, 2, 3, 4))

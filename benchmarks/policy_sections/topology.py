@@ -16,8 +16,8 @@ from benchmarks.policy_sections.optimum import least_worst, least_worst_on_any_p
 from benchmarks.policy_sections.sheet import Bench
 from policies.built_in.topology_scoring import stage_paths
 from policies.contrib.topology_file import Topology, gravity
-from policies.numerics.path_scoring import WEIGHTS, trained
-from policies.numerics.path_split import Floats, Paths
+from policies.numerics.allocation.path_scoring import WEIGHTS, trained
+from policies.numerics.allocation.path_split import Floats, Paths
 
 MATRICES = 6
 """Per held-out topology; every third one with a lost link."""

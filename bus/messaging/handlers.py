@@ -35,6 +35,7 @@ log = get_logger("bus.messaging.handlers")
 P = ParamSpec("P")
 T = TypeVar("T")
 Handler = Callable[[Any, Envelope], Awaitable[None]]
+OnUnusable = Callable[[str, BadMessage], None]
 Server = Callable[[Any, Envelope], Awaitable[Sendable]]
 
 REMEMBERED_CALLS = 4_096
@@ -134,6 +135,7 @@ class Subscription:
         queue_group: str | None = None,
         pending_limit: int,
         ignored: str | None = None,
+        on_unusable: OnUnusable | None = None,
     ) -> None:
         self.row = row
         self.subject = subject
@@ -148,6 +150,7 @@ class Subscription:
         self._queue_group = queue_group or ""
         self._pending_limit = pending_limit
         self._ignored = ignored
+        self._on_unusable = on_unusable
         self._memory = ReplyCache()
         check = attribution.check_of(row)
         # On an unguarded bus, a subject does not prove who its sender is.
@@ -246,6 +249,8 @@ class Subscription:
         except BadMessage as error:
             handling.set(None)
             await dead_letter(self._bus, self.row, raw.subject, raw.data, error)
+            if self._on_unusable is not None:
+                self._on_unusable(raw.subject, error)
             return
         handling.set(envelope)
         await handler(message, envelope)

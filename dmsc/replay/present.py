@@ -10,6 +10,7 @@ from dmsc.replay.session import Key, RecordedSuggestion, Story, judged
 from policies.kit.view import topic
 from policies.scoring.replay import Replayed
 from policies.scoring.scores import Summary, summarise
+from schemas.actions import UseBackup
 from schemas.fault_choices import FaultAnswer
 from schemas.policy import (
     AvoidInstance,
@@ -92,6 +93,8 @@ def suggestion_text(suggestion: PolicySuggestion) -> str:
             text = f"stage {stage}: {shares}"
         case AvoidInstance(sid=sid):
             text = f"avoid {_short(sid, job)}"
+        case UseBackup(sid=sid, backup=backup):
+            text = f"{_short(backup, job)} in the place of {_short(sid, job)}"
         case MoveInstance(sid=sid, stage=stage, forecast=forecast):
             text = f"move {_short(sid, job)} to stage {stage} (saves {forecast.improvement:.0%})"
         case _:

@@ -16,6 +16,7 @@ from entities.gateway.operations.idempotency import Answer, IdempotencyStore, re
 from entities.gateway.operations.jobs import JobOperations
 from entities.gateway.operations.operation import Operation
 from schemas.arrays import ArrayAction
+from schemas.automation import limits_of
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, BadInput, BadJob, DmscError, InProgress
@@ -88,8 +89,10 @@ class NatsDoor:
             ),
             "policy.automation": lambda: (
                 modules.automation(request.job)
-                if request.mode is None
-                else modules.automate(request.job, request.mode)
+                if request.mode is None and request.objective is None and request.budget is None
+                else modules.automate(
+                    request.job, request.mode, request.objective, limits_of(request.budget or "")
+                )
             ),
             "observation.write": lambda: modules.observe(bearer, request.observations),
         }

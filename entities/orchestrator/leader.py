@@ -311,12 +311,14 @@ class Leader:
             (subjects.STEP_CLAIM, self._claim),
             (subjects.TERMINATION, self._termination),
             (subjects.QOS_REPORT, self._quality),
-            (subjects.SUGGESTION, self._policies.suggestion),
             (subjects.FAULT_ANSWER, self._fault_questions.answer),
             (subjects.POLICY_SCORE, self._promotions.score),
         )
         for row, handler in messages:
             subscriptions.append(await insistently(partial(bus.subscribe, row, handler)))
+        heard, unusable = self._policies.suggestion, self._policies.unusable
+        suggestions = partial(bus.subscribe, subjects.SUGGESTION, heard, on_unusable=unusable)
+        subscriptions.append(await insistently(suggestions))
 
     def _while_leading(self, server: Server) -> Server:
         """Answers once this orchestrator knows that it still leads: it may have been frozen or cut off."""

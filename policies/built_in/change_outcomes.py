@@ -2,9 +2,9 @@
 
 What present times say of a change is a formula, and any rule can have it. What they do not say is how long a
 slow spell will last, given how it began and what came before it, and what the change itself will cost while
-it is made. `policies.numerics.outcome_network` has learnt both from simulated jobs in which the same change
-was made and was not made. This policy makes the job's graph (`change_graphs`), asks the network for each
-candidate, and suggests the best one, if it is likely enough to pay within the network's horizon.
+it is made. `policies.numerics.allocation.outcome_network` has learnt both from simulated jobs in which the
+same change was made and was not made. This policy makes the job's graph (`change_graphs`), asks the network
+for each candidate, and suggests the best one, if it is likely enough to pay within the network's horizon.
 
 """
 
@@ -22,8 +22,13 @@ from bus.subject_row import Subject
 from bus.subjects import COMPUTE
 from policies.kit.policy import Policy, Suggestions
 from policies.kit.view import InstanceView, JobView
-from policies.numerics.change_graphs import CandidateChange, MeasuredJob, change_graphs, doubt_about
-from policies.numerics.outcome_network import ChangeOutcome, OutcomeNetwork, trained
+from policies.numerics.allocation.change_graphs import (
+    CandidateChange,
+    MeasuredJob,
+    change_graphs,
+    doubt_about,
+)
+from policies.numerics.allocation.outcome_network import ChangeOutcome, OutcomeNetwork, trained
 from schemas.changes import Forecast
 from schemas.job import JobState, StepResult
 from schemas.policy import PolicySuggestion

@@ -1,8 +1,9 @@
 """Suggests that an instance changes its stage, if one stage delays all others (SWARM §3.2).
 
-`policies.numerics.stage_balance` predicts the effect; this policy provides its input and decides when the
-input can be trusted: the same members for some steps, every working instance measured, medians instead of
-means. The orchestrator carries a move out, measures its effect, and reports it in the job's events.
+`policies.numerics.allocation.stage_balance` predicts the effect; this policy provides its input and decides
+when the input can be trusted: the same members for some steps, every working instance measured, medians
+instead of means. The orchestrator carries a move out, measures its effect, and reports it in the job's
+events.
 """
 
 from __future__ import annotations
@@ -18,8 +19,15 @@ from bus.subject_row import Subject
 from bus.subjects import COMPUTE
 from policies.kit.policy import Policy, Suggestions
 from policies.kit.view import InstanceView, JobView
+from policies.numerics.allocation.stage_balance import (
+    MoveLimits,
+    Proposal,
+    Situation,
+    StageSituation,
+    Worker,
+    best_move,
+)
 from policies.numerics.features import Floats
-from policies.numerics.stage_balance import MoveLimits, Proposal, Situation, StageSituation, Worker, best_move
 from schemas.job import JobState, StepResult
 
 

@@ -21,9 +21,9 @@ from policies.built_in.stage_weights import (
     rounded_weights,
 )
 from policies.kit.view import InstanceView, JobView
+from policies.numerics.allocation.path_scoring import PathScoring, of_data, trained
+from policies.numerics.allocation.path_split import Paths, paths_of
 from policies.numerics.features import Floats, shares
-from policies.numerics.path_scoring import PathScoring, of_data, trained
-from policies.numerics.path_split import Paths, paths_of
 from schemas.policy import PolicySuggestion
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from policies.numerics.path_split import Floats, Paths
+from policies.numerics.allocation.path_split import Floats, Paths
 
 Singles = npt.NDArray[np.float32]
 

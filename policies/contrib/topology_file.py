@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from policies.numerics.path_split import Floats, Paths, paths_of
+from policies.numerics.allocation.path_split import Floats, Paths, paths_of
 
 Link = tuple[int, int]
 """Source and target node of a directed link."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from policies.contrib.topology_file import Topology
-from policies.numerics.path_split import Floats
+from policies.numerics.allocation.path_split import Floats
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -46,6 +46,7 @@ from schemas.actions import (
     SetReduction,
     SetWeights,
     SetWindow,
+    UseBackup,
     scope_of,
 )
 from schemas.base import Message, is_token
@@ -292,6 +293,21 @@ class Policy:
     ) -> PolicySuggestion:
         """Suggests to send nothing to this instance while the suggestion is valid."""
         action = AvoidInstance(sid=sid, forecast=forecast)
+        return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
+
+    def use_backup(
+        self,
+        view: JobView,
+        sid: str,
+        backup: str,
+        *,
+        forecast: Forecast | None = None,
+        reason: str,
+        confidence: float = 0.8,
+        valid_s: float = 60.0,
+    ) -> PolicySuggestion:
+        """Suggests that `backup`, of the same stage, get this instance's share while that is valid."""
+        action = UseBackup(sid=sid, backup=backup, forecast=forecast)
         return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
 
     def move(

@@ -22,7 +22,7 @@ from schemas.job import ENDED, JobEvent, JobRecord, JobState
 from schemas.names import agent_name
 from schemas.observation import Observation
 from schemas.policy import (
-    AvoidInstance,
+    Detour,
     ExpectFailures,
     MoveInstance,
     NoAction,
@@ -227,7 +227,7 @@ def topic(suggestion: PolicySuggestion) -> str:
     match suggestion.action:
         case SetWeights(stage=stage):
             return f"stage {stage}"
-        case AvoidInstance(sid=sid):
+        case Detour(sid=sid):
             return f"instance {sid}"
         case ExpectFailures():
             return "failures"

@@ -7,7 +7,6 @@ bus and no randomness without a seed.
 - `features`: sliding windows, cleaning, normalisation (public, for users' policies too).
 - `forecasting`, `conformal`, `serial_correlation`, `link_history`: forecasts of links.
 - `drift`: whether errors still come from where they came from.
-- `stage_balance`: which instance should change its stage.
-- `path_split`, `path_scoring`: demands over paths; a trained graph network.
 - `conservative_bandit`, `failure_rate`, `outages`: decisions and rates under uncertainty.
+- `allocation/`: where work should go, among instances and over paths.
 """

@@ -21,7 +21,7 @@ from bus.subject_row import Subject
 from bus.subjects import FAULT_VERDICT
 from policies.kit.engine import Event, Result
 from policies.kit.view import JobView, Observations, topic
-from policies.numerics.stage_balance import StageSituation, Worker
+from policies.numerics.allocation.stage_balance import StageSituation, Worker
 from policies.scoring.scores import (
     Worth,
     avoidance_worth,
@@ -51,7 +51,7 @@ from schemas.fault import FaultVerdict
 from schemas.fault_choices import FaultAnswer, FaultChoice, FaultOutcome
 from schemas.job import ENDED, JobEvent
 from schemas.policy import (
-    AvoidInstance,
+    Detour,
     MoveInstance,
     PolicyDecision,
     PolicyScore,
@@ -159,7 +159,7 @@ class Scoreboard:
         horizon_s = self._config.move_s if failures else self._config.horizon_s
         until = at + min(suggestion.valid_s, horizon_s)
         self._open.append(_OpenSuggestion(at=at, id=id, suggestion=suggestion, view=view, until=until))
-        if isinstance(suggestion.action, AvoidInstance):
+        if isinstance(suggestion.action, Detour):
             self._faults.setdefault(suggestion.job, _Faults()).avoiding = True
 
     def follow_answer(self, answer: FaultAnswer, id: str, at: float) -> None:
@@ -228,7 +228,7 @@ class Scoreboard:
             action = entry.suggestion.action
             if at > entry.until:
                 continue
-            if isinstance(action, AvoidInstance) and action.sid == verdict.sid:
+            if isinstance(action, Detour) and action.sid == verdict.sid:
                 entry.fault, foreseen = f"had a fault: {verdict.reason}", True
             elif isinstance(action, CheckpointNow) and entry.suggestion.job == job:
                 entry.fault = f"{verdict.sid} had a fault: {verdict.reason}"
@@ -314,7 +314,7 @@ class Scoreboard:
         match action:
             case SetWeights(stage=stage, weights=weights):
                 return weights_worth(weights, _times(entry, stage))
-            case AvoidInstance(sid=sid):
+            case Detour(sid=sid):
                 instance = entry.view.instances.get(sid)
                 times = {} if instance is None else _times(entry, instance.stage, fresh=True)
                 peers = [time for other, time in times.items() if other != sid]

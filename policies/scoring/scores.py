@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from policies.numerics.stage_balance import StageSituation, improvement
+from policies.numerics.allocation.stage_balance import StageSituation, improvement
 from schemas.changes import ChangeState, Forecast, JobChange, JobObjective
 from schemas.fault_choices import FaultAnswer, FaultChoice, FaultOutcome
 

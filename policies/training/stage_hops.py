@@ -16,9 +16,9 @@ import numpy as np
 from bus.subjects import INSTANCE_SAMPLE
 from policies.built_in.topology_scoring import TopologyScoring, hop_of
 from policies.kit.view import Observations
+from policies.numerics.allocation.path_scoring import PathScoring, as_data, of_data, trained
+from policies.numerics.allocation.path_split import Paths
 from policies.numerics.features import Floats
-from policies.numerics.path_scoring import PathScoring, as_data, of_data, trained
-from policies.numerics.path_split import Paths
 from policies.training.trainer import Run, Trainer
 
 EVERY_STEPS = 5

@@ -16,7 +16,7 @@ from entities.orchestrator.membership.stage_moves import StageMembers, direction
 from entities.orchestrator.planning.change_account import ChangeAccount
 from policies.built_in.stage_rebalancing import StageRebalancing
 from policies.kit.engine import Engine, EngineConfig, Event
-from policies.numerics.stage_balance import (
+from policies.numerics.allocation.stage_balance import (
     MoveLimits,
     Situation,
     StageSituation,

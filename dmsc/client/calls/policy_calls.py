@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dmsc.client.calls.access_calls import segment
 from dmsc.client.gateway_requests import Gateways
-from schemas.automation import AutomationStatus
+from schemas.automation import AutomationStatus, limits_text
+from schemas.changes import JobObjective
 from schemas.learnt_state import LearntStates
 from schemas.module_status import ModuleAnswer, ModuleStatus
 from schemas.observation import Observation
@@ -19,14 +20,25 @@ class PolicyCalls:
 
     _gateways: Gateways
 
-    async def automation(self, job: str | None = None, mode: str | None = None) -> AutomationStatus:
+    async def automation(
+        self,
+        job: str | None = None,
+        mode: str | None = None,
+        *,
+        objective: str | None = None,
+        budget: Mapping[JobObjective, float | None] | None = None,
+    ) -> AutomationStatus:
         """How far the mesh, or a job, is changed by itself, and who holds the job's knobs.
 
-        With a `mode` (off, advise, act) it is switched first. Raises `NotFound` if no such job runs.
+        With a `mode` (off, advise, act), an `objective` (time, cost, energy, carbon) or a `budget` it is
+        switched first. `budget` has the limits to set, None for one to lift, in s, money, J and g of CO2;
+        objective and budget are a job's. Raises `NotFound` if no such job runs.
         """
         path = "/v1/automation" if job is None else f"/v1/jobs/{segment(job)}/automation"
-        if mode is not None:
-            return await self._gateways.ask_for(AutomationStatus, "POST", path, params={"mode": mode})
+        params = {"mode": mode, "objective": objective, "budget": limits_text(budget) if budget else None}
+        given = {name: value for name, value in params.items() if value is not None}
+        if given:
+            return await self._gateways.ask_for(AutomationStatus, "POST", path, params=given)
         return await self._gateways.ask_for(AutomationStatus, "GET", path)
 
     async def promote_policy(self, module: str, version: str, *, reason: str = "") -> PolicySwitch:

@@ -22,6 +22,8 @@ from dmsc.console.options import (
     WaitOption,
 )
 from dmsc.console.running import run_async
+from schemas.automation import limits_of
+from schemas.changes import JobObjective
 
 if TYPE_CHECKING:
     from schemas.module_status import ModuleStatus
@@ -222,20 +224,37 @@ def automation(
             show_default=False,
         ),
     ] = None,
+    objective: Annotated[
+        str | None,
+        option("--objective time|cost|energy|carbon", "Of a job: what is to be small from now on."),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        option(
+            "--budget cost=N,…",
+            "Of a job: the most that it may use in all, of time (s), cost (money), energy (J) or carbon (g of"
+            " CO2); none lifts a limit, others stay.",
+        ),
+    ] = None,
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
-    """Show or switch how far the mesh, or one job, is changed without a person.
+    """Show or switch how far the mesh, or one job, is changed without a person, and for what.
 
     The lower one of both modes holds. `act` for a job also releases what persons have set of it.
 
-    Example: dmsc policy automation j3f2a1c advise
+    Example: dmsc policy automation j3f2a1c advise --objective cost --budget cost=12,energy=none
     """
     modes = ("off", "advise", "act")
     if job in modes and mode is None:
         job, mode = None, job
     if mode is not None and mode not in modes:
         raise bad_input(f"{mode}: off, advise or act")
-    status = mesh.ask(lambda client: client.automation(job, mode))
+    if objective is not None and objective not in list(JobObjective):
+        raise bad_input(f"--objective {objective}: {', '.join(JobObjective)}")
+    if job is None and (objective is not None or budget is not None):
+        raise bad_input("an objective and a budget are a job's: name one")
+    limits = None if budget is None else limits_of(budget)
+    status = mesh.ask(lambda client: client.automation(job, mode, objective=objective, budget=limits))
     if status.job is None:
         mesh.show(status, f"mesh: {status.mesh}")
         return

@@ -141,7 +141,7 @@ def plot_routes(
     from dmsc.plots import new_figure, save
     from policies.contrib.topology_file import gravity, read_topology
     from policies.contrib.topology_plot import draw_routes
-    from policies.numerics.path_scoring import trained
+    from policies.numerics.allocation.path_scoring import trained
 
     try:
         topology = read_topology(file.stem, file.read_bytes())

@@ -20,6 +20,7 @@ from schemas.actions import (
     MoveInstance,
     NoAction,
     SetWeights,
+    UseBackup,
     knob_of,
     value_of,
 )
@@ -372,6 +373,8 @@ def describe(action: Action) -> str:
             return f"weights of stage {stage}: {shown}{more}"
         case AvoidInstance(sid=sid):
             return f"avoid {sid}"
+        case UseBackup(sid=sid, backup=backup):
+            return f"{backup} in the place of {sid}"
         case MoveInstance(sid=sid, stage=stage):
             return f"move {sid} to stage {stage}"
         case ExpectFailures(between_s=between_s):

@@ -6,7 +6,7 @@ operator.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bus import subjects
@@ -15,7 +15,8 @@ from entities.gateway.operations.access_client import Bearer
 from entities.gateway.operations.backends import Backends
 from entities.gateway.operations.operation import Operation
 from schemas.automation import Automation, AutomationQuery, AutomationStatus, SwitchAutomation
-from schemas.errors import Ack, NoResponders, NotFound
+from schemas.changes import JobObjective
+from schemas.errors import Ack, BadInput, NoResponders, NotFound
 from schemas.learnt_state import DirectLearnt, LearntBody, LearntStates
 from schemas.module_status import (
     ACTIVE,
@@ -71,11 +72,27 @@ class ModuleOperations:
             self._times.order_s,
         )
 
-    def automate(self, job: str | None, mode: Automation) -> Operation[AutomationStatus]:
-        """Switches the mesh, or a job."""
+    def automate(
+        self,
+        job: str | None,
+        mode: Automation | None,
+        objective: JobObjective | None = None,
+        budget: Mapping[JobObjective, float | None] = {},
+    ) -> Operation[AutomationStatus]:
+        """Switches the mesh's mode, or of a job the mode, the objective and limits of its budget.
+
+        Raises:
+            BadInput: it says nothing to switch to, or the mesh would get an objective or a budget.
+        """
+        if job is None and (objective is not None or budget):
+            raise BadInput("an objective and a budget are a job's: name one (job)")
+        if mode is None and objective is None and not budget:
+            raise BadInput("nothing to switch to: give a mode, an objective or a budget")
 
         def message(access: AccessDecision) -> SwitchAutomation:
-            return SwitchAutomation(mode=mode, job=job, user=access.user)
+            return SwitchAutomation(
+                mode=mode, job=job, objective=objective, budget=dict(budget), user=access.user
+            )
 
         action, resource = ("mesh.change", "automation") if job is None else ("job.change", job)
         return self._backends.operation(

@@ -124,6 +124,7 @@ class OwnLoop:
         if lower(self._mesh.automation, run.job.store.record.automated) is Automation.OFF:
             self._memory.pop(run.name, None)
             return False
+        run.holding.tell_limit()
         return run.name not in self._sought_now and not self._gives_up_room(run, now)
 
     async def _look(self, run: JobRun, figures: MeshFigures, now: float) -> None:

@@ -313,7 +313,7 @@ def free_slots(run: JobRun, mesh: MeshView, queue: JobQueue, idle: Sequence[Free
 
 def _affordable(run: JobRun, mesh: MeshView) -> Callable[[Slot], bool]:
     """Whether a slot is no dearer than the dearest of the job, where its objective is money or carbon."""
-    label = LABELS.get(run.job.spec.automation.objective)
+    label = LABELS.get(run.job.store.record.objective_in_force)
     if label is None:
         return lambda slot: True
     own = {(mesh.agent_of(place.cluster, place.node), place.slot) for place in run.job.instances.placements}

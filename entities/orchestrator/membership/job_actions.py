@@ -27,17 +27,16 @@ from schemas.actions import (
     CUT,
     REPLICAS,
     Action,
-    AvoidInstance,
     CheckpointNow,
     ExpectFailures,
     Migrate,
     MoveInstance,
     Recut,
+    RouteAction,
     Scale,
     SetAlgorithm,
     SetRate,
     SetReduction,
-    SetWeights,
     SetWindow,
     forecast_of,
     knob_of,
@@ -271,13 +270,13 @@ class JobActions:
             former()
 
     # --- routes ---------------------------------------------------------------------------------------
-    def routes_objection(self, action: SetWeights | AvoidInstance, by: str) -> str:
+    def routes_objection(self, action: RouteAction, by: str) -> str:
         """Why weights, or an instance avoided, with a forecast are not tried now; empty if they may be."""
         if action.forecast is None:
             return ""
         return self._changes.routes.unwise(routes_of(action, by), self._training.step)
 
-    def routed(self, action: SetWeights | AvoidInstance, by: str) -> None:
+    def routed(self, action: RouteAction, by: str) -> None:
         """Weights, or an instance avoided, are in force: with a forecast they are measured."""
         self._changes.begin_routes(action, by, self._training.step)
 
@@ -384,9 +383,7 @@ class JobActions:
         step_s = self._changes.account.step_s
         if step_s is None or self._holding.automation is not Automation.ACT:
             return
-        after_s = step_s * self._holding.speed(before) / self._holding.speed(replicas)
-        left = max(0, self._job.store.record.last_step - self._training.step)
-        forecast = Forecast.of(step_s, after_s, cost_s=0.0, steps_left=left)
+        forecast = self._holding.grown(before, replicas, step_s)
         self._begin_scale(before, replicas, graph, OWN_LOOP, forecast)
 
     def _begin_scale(self, before: int, replicas: int, graph: TaskGraph, by: str, forecast: Forecast) -> None:

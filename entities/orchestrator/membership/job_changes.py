@@ -8,7 +8,7 @@ from bus.logs import get_logger
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.membership.route_account import RouteAccount, split
 from entities.orchestrator.planning.change_account import ChangeAccount, in_words
-from schemas.actions import AvoidInstance, SetWeights, knob_of, value_of
+from schemas.actions import RouteAction, SetWeights, knob_of, value_of
 from schemas.automation import Automation, lower
 from schemas.changes import ChangeState, JobChange
 from schemas.errors import DmscError
@@ -46,7 +46,7 @@ class JobChanges:
         self._tell(begun)
         return begun
 
-    def begin_routes(self, action: SetWeights | AvoidInstance, by: str, step: int) -> None:
+    def begin_routes(self, action: RouteAction, by: str, step: int) -> None:
         """Notes weights, or an avoided instance: with a forecast they are measured, and hold nothing back."""
         knob, forecast = knob_of(action), action.forecast
         if forecast is None:
@@ -136,6 +136,6 @@ class JobChanges:
         self._job.events.changing(change, tuple(recorded))
 
 
-def routes_of(action: SetWeights | AvoidInstance, by: str) -> str:
+def routes_of(action: RouteAction, by: str) -> str:
     """What the account of routes knows an action by: its knob and its module."""
     return f"{knob_of(action)} by {by}"

@@ -10,15 +10,26 @@ from typing import Protocol
 from bus.logs import get_logger
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.queue.mesh_slots import (
+    counts_use,
     in_replica_order,
     job_request,
+    last_step_s,
     ran_s,
     replicas_of,
+    up_to,
     with_preference,
     work_left_s,
 )
-from entities.queue.queued_job import ActiveJob, QueuedJob
+from entities.queue.growth_limit import (
+    GrowthLimit,
+    growth_forecast,
+    growth_limit,
+    mean_labels,
+    use_of_a_slot,
+)
+from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob
 from schemas.automation import Automation, lower
+from schemas.changes import Forecast
 from schemas.errors import DmscError
 from schemas.job import JobRecord
 from schemas.task_graph import Placement, TaskGraph
@@ -82,6 +93,7 @@ class SlotHolding:
         self._over = over
         self._resized_at: float | None = None
         self._leaves_at = 0.0
+        self._limit_said: object = None  # where growth ends by objective or budget, as last told
         self._preferred: int | None = None  # replicas, by a suggestion that was adopted
         self.on_growth: Callable[[int, int, TaskGraph], None] = lambda before, after, graph: None
         """Called when the queue has it grow: replicas before and after, and the graph before."""
@@ -135,7 +147,7 @@ class SlotHolding:
         """What the queue has to know of it while it holds slots, but for these."""
         record, spec, now = self._job.store.record, self._job.spec, time.time()
         over, graph, placed_at = self._over(), self._job.instances.deployed, self._placed_at()
-        request = job_request(record, spec)
+        request = self._request()
         if self._preferred is not None and graph is not None:
             request = with_preference(request, self._preferred)
         replicas = request.replicas.want
@@ -153,6 +165,43 @@ class SlotHolding:
             resized_at=self._sized_at(),
             fixed=not self._parking.can_give_way,
         )
+
+    def _request(self) -> JobRequest:
+        """What the job may have in all, by its range, its objective and its budget."""
+        record, spec = self._job.store.record, self._job.spec
+        limit = self.growth_limit
+        if limit is None:
+            return job_request(record, spec)
+        return up_to(job_request(record, spec, whole_range=True), limit.replicas)
+
+    @property
+    def growth_limit(self) -> GrowthLimit | None:
+        """The most replicas by the job's objective and budget; None: these don't limit it."""
+        record, spec, graph = self._job.store.record, self._job.spec, self._job.instances.deployed
+        if graph is None or spec.parallel.replica_range is None or not counts_use(record):
+            return None
+        request = job_request(record, spec, whole_range=True)
+        slots = self._job.mesh.slots_of(self.placements)
+        present, step_s = replicas_of(graph) - self._going(graph), last_step_s(record, spec)
+        return growth_limit(record, request, present, step_s, self._training.step, slots)
+
+    def grown(self, before: int, after: int, step_s: float) -> Forecast:
+        """The forecast of growth from so many replicas, with which a step takes `step_s`, to others."""
+        record, spec = self._job.store.record, self._job.spec
+        uses = use_of_a_slot(record.usage, mean_labels(self._job.mesh.slots_of(self.placements)))
+        request = job_request(record, spec, whole_range=True)
+        left = max(0, record.last_step - self._training.step)
+        return growth_forecast(request, before, after, step_s, left, uses)
+
+    def tell_limit(self) -> None:
+        """Says in the job's events where its growth ends by its objective or budget, once for each limit."""
+        limit, record = self.growth_limit, self._job.store.record
+        why = "" if limit is None else limit.why
+        said = None if limit is None or not why else (limit.replicas, record.objective, record.budget)
+        if said is not None and said != self._limit_said and limit is not None:
+            self._job.events.changed(f"grows to no more than {limit.replicas} replicas: {why}")
+        if said is not None:
+            self._limit_said = said
 
     def _sized_at(self) -> float:
         """When its size last changed. A job that is changed without a person grows as soon as slots join."""
@@ -189,10 +238,6 @@ class SlotHolding:
     def replicas(self) -> int:
         """Those that it has, or is told to have."""
         return self.active.replicas
-
-    def speed(self, replicas: int) -> float:
-        """With so many replicas, as forecast and measured; 1 with those that it wants."""
-        return job_request(self._job.store.record, self._job.spec).speed(replicas)
 
     def resize(self, replicas: int, why: str) -> bool:
         """For the queue: has it take or leave slots, to so many replicas; returns False if that can't be now.

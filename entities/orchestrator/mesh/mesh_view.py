@@ -17,13 +17,14 @@ from entities.orchestrator.mesh.cordons import CordonBook
 from entities.orchestrator.mesh.node_links import NodeLinks
 from entities.orchestrator.planning.plan_requests import MeshNetwork
 from schemas.automation import Automation
-from schemas.cluster import Cordon, NodeStatus
+from schemas.cluster import Cordon, NodeStatus, Slot
 from schemas.envelope import EntityKind
 from schemas.errors import DmscError, Unavailable
 from schemas.fault import ClusterReport
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import NodeRegistration, QosReport
 from schemas.step import Member
+from schemas.task_graph import Placement
 
 log = get_logger("orchestrator")
 
@@ -272,6 +273,14 @@ class MeshView:
             ),
             None,
         )
+
+    def slots_of(self, placements: Iterable[Placement]) -> list[Slot | None]:
+        """The slots at these places; None: its node is not there, or it is in none."""
+        nodes = {(status.cluster, status.node): status for status in self.nodes.values()}
+        return [
+            None if (node := nodes.get((place.cluster, place.node))) is None else node.slot(place.slot)
+            for place in placements
+        ]
 
     def has_ended(self, member: Member) -> bool:
         """The registry says that this incarnation is faulted or gone."""

@@ -53,7 +53,10 @@ def without_units(graph: TaskGraph, sids: Set[str]) -> TaskGraph:
 
 
 def standby_weights(
-    graph: TaskGraph, present: Mapping[int, Mapping[str, float]], living: Set[str]
+    graph: TaskGraph,
+    present: Mapping[int, Mapping[str, float]],
+    living: Set[str],
+    backups: Collection[str] = (),
 ) -> dict[int, dict[str, float]]:
     """Route weights of stages where standbys must work now, or may rest again.
 
@@ -61,6 +64,7 @@ def standby_weights(
         graph: the job's units.
         present: weights by stage and SID, as the routers have them.
         living: SIDs with the state of the open step.
+        backups: SIDs that others' shares are sent to: those keep their weights where nobody else is needed.
 
     Returns:
         All weights of each stage that changes: its standbys work (1) while no other replica lives, and
@@ -72,6 +76,8 @@ def standby_weights(
         needed = not any(unit.sid in living for unit in units if not unit.standby)
         weights = {unit.sid: float(needed) for unit in units if unit.standby}
         before = present.get(stage, {})
+        if not needed:
+            weights |= {sid: before[sid] for sid in weights.keys() & before.keys() & set(backups)}
         if any(before.get(sid, 1.0) != weight for sid, weight in weights.items()):
             changed[stage] = {**before, **weights}
     return changed

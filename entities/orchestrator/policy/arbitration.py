@@ -33,15 +33,17 @@ from entities.orchestrator.policy.suggestion_rules import (
     forbidden_by_job,
     lag_of,
     nonsense_in,
+    shares_of,
     weights_in_force,
 )
 from schemas import names
 from schemas.actions import (
     CUT,
     Action,
-    AvoidInstance,
+    Detour,
     MoveInstance,
     NoAction,
+    RouteAction,
     SetQueueOrder,
     SetReduction,
     SetWeights,
@@ -312,7 +314,7 @@ def _judge(
         return _no(forbidden), state
     watched = standing.state is ModuleState.SHADOW
     held_back = "in shadow" if watched else "advice" if facts.automation is Automation.ADVISE else ""
-    if isinstance(suggestion.action, SetWeights | AvoidInstance):
+    if isinstance(suggestion.action, RouteAction):
         return _weigh(state, suggestion, held_back, facts, now, age, config)
     return _pass_on(state, suggestion, held_back, facts, now, age, config)
 
@@ -375,7 +377,7 @@ def _weigh(
     before = weights_in_force(facts, stage)
     changed = _adopt(state, suggestion, stage, adoption, before)
     after = _table(changed, suggestion.job, stage, facts)
-    shares_before, shares_after = _shares(before), _shares(after)
+    shares_before, shares_after = shares_of(before), shares_of(after)
     changes = [abs(shares_after.get(sid, 0.0) - share) for sid, share in shares_before.items()]
     moved = sum(changes) / 2
     if moved <= config.min_share_change:
@@ -429,7 +431,7 @@ def _stage(suggestion: PolicySuggestion, facts: JobFacts) -> int | None:
             return stage
         case SetReduction(stage=stage):
             return stage
-        case AvoidInstance(sid=sid):
+        case Detour(sid=sid):
             return next(stage for stage, sids in facts.active.items() if sid in sids)
     return None
 
@@ -444,14 +446,14 @@ def _adopt(
     """The state with this suggestion in force; the first one of a stage saves the weights before as base."""
     where = (suggestion.job, stage)
     base = state.base if where in state.base else {**state.base, where: before}
-    if isinstance(suggestion.action, AvoidInstance):
+    if isinstance(suggestion.action, Detour):
         avoided = {**state.avoided, (*where, suggestion.action.sid): adoption}
         return replace(state, base=base, avoided=avoided)
     return replace(state, base=base, adopted={**state.adopted, where: adoption})
 
 
 def _in_force(state: ArbitrationState, suggestion: PolicySuggestion, stage: int) -> ActiveSuggestion | None:
-    if isinstance(suggestion.action, AvoidInstance):
+    if isinstance(suggestion.action, Detour):
         return state.avoided.get((suggestion.job, stage, suggestion.action.sid))
     return state.adopted.get((suggestion.job, stage))
 
@@ -459,13 +461,18 @@ def _in_force(state: ArbitrationState, suggestion: PolicySuggestion, stage: int)
 def _table(state: ArbitrationState, job: str, stage: int, facts: JobFacts) -> dict[str, float]:
     """All weights of a stage by the state: base, adopted weights, avoided instances at 0.
 
-    If no other instance is left (the others have died since), avoided instances keep their weights.
+    A backup has the weight of the instance that it stands for beside its own. If no other instance is left
+    (the others have died since), avoided instances keep their weights.
     """
     base = state.base.get((job, stage), facts.weights.get(stage, {}))
     adopted = state.adopted.get((job, stage))
     weights = {**base, **(adopted.weights if adopted is not None else {})}
     table = {sid: weights.get(sid, 1.0) for sid in sorted(facts.active.get(stage, ()))}
-    spared = {sid: 0.0 if (job, stage, sid) in state.avoided else weight for sid, weight in table.items()}
+    avoided = {sid: state.avoided[job, stage, sid] for sid in table if (job, stage, sid) in state.avoided}
+    spared = {sid: 0.0 if sid in avoided else weight for sid, weight in table.items()}
+    for sid, entry in avoided.items():
+        if entry.backup in spared and entry.backup not in avoided:
+            spared[entry.backup] += table[sid]
     return spared if any(weight > 0 for weight in spared.values()) else table
 
 
@@ -480,8 +487,3 @@ def _no(reason: str, stage: int | None = None) -> Outcome:
 
 def _name(suggestion: PolicySuggestion) -> str:
     return f"{suggestion.module} {suggestion.version}"
-
-
-def _shares(weights: Mapping[str, float]) -> dict[str, float]:
-    total = sum(weights.values())
-    return {sid: weight / total if total > 0 else 0.0 for sid, weight in weights.items()}

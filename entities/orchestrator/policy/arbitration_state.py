@@ -112,6 +112,11 @@ def _of_job(state: ArbitrationState, job: str) -> list[tuple[str, ActiveSuggesti
     return found + [(key[1], entry) for key, entry in state.held.items() if key[0] == job]
 
 
+def backups(state: ArbitrationState, job: str) -> frozenset[str]:
+    """The instances of a job that others' shares are sent to."""
+    return frozenset(entry.backup for key, entry in state.avoided.items() if key[0] == job and entry.backup)
+
+
 def expired_jobs(state: ArbitrationState, now: float) -> set[str]:
     """The jobs of which something that was adopted has lapsed; "" stands for the order of the queue."""
     found = {key[0] for key, entry in state.adopted.items() if entry.until <= now}

@@ -1,4 +1,4 @@
-"""How far the mesh, and each job, is changed without a person: off, advise or act, switched live (ADR-0092).
+"""How far the mesh, and each job, is changed without a person, and for what; switched live (ADR-0092).
 
 The lower one of the mesh's and the job's mode holds. The mesh's is in the bucket `automation`, a job's in its
 record, so that a new orchestrator goes on with both.
@@ -19,11 +19,12 @@ from schemas.automation import (
     Automation,
     AutomationQuery,
     AutomationStatus,
+    BudgetSpec,
     MeshAutomation,
     SwitchAutomation,
+    limits_text,
     lower,
 )
-from schemas.changes import JobObjective
 from schemas.envelope import Envelope
 from schemas.errors import NotFound
 
@@ -68,31 +69,54 @@ class AutomationService:
     async def switch(self, message: SwitchAutomation, envelope: Envelope) -> AutomationStatus:
         """Switches the mesh, or one job. Below `act`, what was adopted ends, as if its validity had.
 
+        Objective and budget hold from the next decision on; what was adopted before them stays.
+
         Raises:
             NotFound: there is no such job.
         """
-        if message.job is None:
+        jobs = list(self._runs) if message.job is None else [message.job]
+        if message.job is not None:
+            await self._switch_job(self._run(message.job), message)
+        elif message.mode is not None:
             await self._write(message.mode, message.user)
-            jobs = list(self._runs)
             if message.mode is not Automation.ACT:
                 self._desk.end("")  # the order of the queue, which is no job's
-        else:
-            run, mode = self._run(message.job), message.mode
-            before = run.job.store.record.automated
-            await run.job.store.note(now=True, automation=mode)
-            if before is not mode:
-                text = f"automation: {before} → {mode} by {message.user}"
-                await run.job.store.tell("policy", text=text)
-            jobs = [message.job]
-        for job in jobs:
+        for job in jobs if message.mode is not None else ():
             if (still := self._runs.get(job)) is None:  # it has ended meanwhile
                 continue
             if self._holds(still) is not Automation.ACT:
                 self._desk.end(job)
             elif message.job is not None:
                 self._desk.release(job)  # what a person had set is the mesh's again
-        log.info("automation switched", mode=message.mode, job=message.job, by=message.user)
+        log.info(
+            "automation switched",
+            mode=message.mode,
+            objective=message.objective,
+            budget=message.budget,
+            job=message.job,
+            by=message.user,
+        )
         return self._status(message.job)
+
+    async def _switch_job(self, run: JobRun, message: SwitchAutomation) -> None:
+        """Records what a person has switched of a job, and tells it in the job's events."""
+        store, before = run.job.store, run.job.store.record
+        switched: dict[str, object] = {}
+        if message.mode is not None:
+            switched["automation"] = message.mode
+        if message.objective is not None:
+            switched["objective"] = message.objective
+        if message.budget:
+            switched["budget"] = before.budget_in_force.switched(message.budget)
+        await store.note(now=True, **switched)
+        run.job.queue.again()  # what it may grow to follows from all three
+        for name, former, present in (
+            ("automation", before.automated, store.record.automated),
+            ("objective", before.objective_in_force, store.record.objective_in_force),
+            ("budget", _in_words(before.budget_in_force), _in_words(store.record.budget_in_force)),
+        ):
+            if former != present:
+                await store.tell("policy", text=f"{name}: {former} → {present} by {message.user}")
 
     async def query(self, message: AutomationQuery, envelope: Envelope) -> AutomationStatus:
         """The modes, and with a job who holds its knobs."""
@@ -121,7 +145,11 @@ class AutomationService:
             job=job,
             asked=record.automated,
             holds=self._holds(run),
-            objective=JobObjective(record.spec.automation.objective),
-            budget=record.spec.automation.budget.limits(),
+            objective=record.objective_in_force,
+            budget=record.budget_in_force.limits(),
             knobs=self._desk.knobs(job),
         )
+
+
+def _in_words(budget: BudgetSpec) -> str:
+    return limits_text(budget.limits()) or "none"

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from statistics import fmean
 
 from entities.orchestrator.job.job_run import JobRun
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.policy.suggestion_rules import JobFacts
+from entities.queue.growth_limit import mean_labels, used_so_far
 from schemas.automation import lower
-from schemas.changes import JobObjective
 from schemas.task_graph import ENTRY
-from schemas.usage import HOUR_S, JOULES_PER_KWH, JobUsage
 
 
 def job_facts(run: JobRun, mesh: MeshView, waiting: Collection[str] | None = None) -> JobFacts | None:
@@ -24,7 +22,7 @@ def job_facts(run: JobRun, mesh: MeshView, waiting: Collection[str] | None = Non
     if policy is None or policy.ended or job.instances.deployed is None:
         return None
     within, replicas = job.spec.parallel.replica_range, run.holding.replicas
-    limits = job.spec.automation.budget.limits()
+    limits = record.budget_in_force.limits()
     return JobFacts(
         active={
             stage: [member.sid for member in members if member not in job.instances.lost]
@@ -45,32 +43,7 @@ def job_facts(run: JobRun, mesh: MeshView, waiting: Collection[str] | None = Non
         replica_range=(replicas, replicas) if within is None else (within.min, within.max),
         waiting=waiting,
         automation=lower(mesh.automation, record.automated),
-        objective=JobObjective(job.spec.automation.objective),
+        objective=record.objective_in_force,
         budget=limits,
-        used=_used(record.usage, _labels(run, mesh)) if limits else {},
+        used=used_so_far(record.usage, mean_labels(mesh.slots_of(run.placements))) if limits else {},
     )
-
-
-def _labels(run: JobRun, mesh: MeshView) -> dict[str, float]:
-    """The means of the labels `price` (of a slot-hour) and `carbon` (g per kWh) over the job's slots."""
-    found: dict[str, list[float]] = {"price": [], "carbon": []}
-    for place in run.placements:
-        node = mesh.nodes.get(mesh.agent_of(place.cluster, place.node) or "")
-        slot = None if node is None else node.slot(place.slot)
-        for key, values in found.items():
-            try:
-                values.append(float("" if slot is None else slot.labels.get(key, "")))
-            except ValueError:
-                continue
-    return {key: fmean(values) for key, values in found.items() if values}
-
-
-def _used(usage: JobUsage, labels: dict[str, float]) -> dict[JobObjective, float]:
-    """What the job has used so far, as far as its slots' labels and devices say."""
-    kwh = usage.energy_j / JOULES_PER_KWH
-    return {
-        JobObjective.TIME: usage.held_s,
-        JobObjective.ENERGY: usage.energy_j,
-        JobObjective.COST: usage.slot_s / HOUR_S * labels.get("price", 0.0),
-        JobObjective.CARBON: kwh * labels.get("carbon", 0.0),
-    }

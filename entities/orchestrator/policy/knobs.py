@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from schemas.actions import SetWeights, knob_of, value_of
+from schemas.actions import SetWeights, UseBackup, knob_of, value_of
 from schemas.automation import OPERATOR, OWN_LOOP, Knob
 from schemas.policy import PolicySuggestion
 
@@ -31,6 +31,8 @@ class ActiveSuggestion:
     weights: Mapping[str, float] = field(default_factory=dict)
     value: str = ""
     reason: str = ""
+    backup: str = ""
+    """Of an instance that is avoided: who gets its share; empty: the others of its stage."""
 
 
 def held_by(
@@ -46,6 +48,7 @@ def held_by(
         weights=weights or {},
         value=value_of(suggestion.action),
         reason=suggestion.reason,
+        backup=suggestion.action.backup if isinstance(suggestion.action, UseBackup) else "",
     )
 
 

@@ -195,6 +195,22 @@ def serves(standing: ModuleReputation, job: str) -> bool:
     return job not in standing.without and (not standing.jobs or job in standing.jobs)
 
 
+def answerers(
+    modules: Mapping[Key, ModuleReputation], promoted: Mapping[str, str], job: str, user: str, now: float
+) -> dict[Key, ModuleReputation]:
+    """Those that say what to do about faults of this job of `user`, active or in shadow."""
+    listening = (ModuleState.ACTIVE, ModuleState.SHADOW)
+    return {
+        key: as_promoted(standing, key, promoted)
+        for key, standing in modules.items()
+        if standing.answers_faults
+        and standing.owner in (names.MESH, user)
+        and standing.suspended_until <= now
+        and standing.state in listening
+        and serves(standing, job)
+    }
+
+
 def running(
     modules: Mapping[Key, ModuleReputation], module: str, version: str | None
 ) -> tuple[Key, ModuleReputation]:
@@ -265,6 +281,31 @@ def suspension(standing: ModuleReputation, config: ReputationConfig, *, nonsense
 def suspend(standing: ModuleReputation, why: str, now: float, config: ReputationConfig) -> ModuleReputation:
     """Suspends the module for `suspension_s`, for the reason `why`."""
     return replace(standing, suspended_until=now + config.suspension_s, suspended_for=why)
+
+
+def unreadable(
+    modules: Mapping[Key, ModuleReputation],
+    owner: str,
+    module: str,
+    why: str,
+    now: float,
+    config: ReputationConfig = ReputationConfig(),
+) -> Mapping[Key, ModuleReputation]:
+    """Counts a suggestion that can't be read, as nonsense of all running versions: its own is unknown."""
+    counted = dict(modules)
+    for key, standing in modules.items():
+        if (
+            key[0] != module
+            or standing.owner != owner
+            or standing.state in OVER
+            or now < standing.suspended_until
+        ):
+            continue
+        standing, _ = heard(standing, now, config)
+        standing = judged(standing, adopted=False, nonsense=True, lagging=False)
+        suspended_for = suspension(standing, config, nonsense=why)
+        counted[key] = suspend(standing, suspended_for, now, config) if suspended_for else standing
+    return counted
 
 
 def statuses(

@@ -31,10 +31,10 @@ from entities.orchestrator.policy.module_reputation import Key, ModuleReputation
 from entities.orchestrator.policy.reputation_store import ReputationStore
 from entities.orchestrator.queue.job_queue import JobQueue
 from schemas import names
-from schemas.actions import QUEUE_ORDER, Action, AvoidInstance, Recut, SetQueueOrder, SetWeights
+from schemas.actions import QUEUE_ORDER, Action, Recut, RouteAction, SetQueueOrder
 from schemas.automation import OPERATOR, OWN_LOOP, Knob
 from schemas.envelope import Envelope
-from schemas.errors import Ack, Conflict, DmscError
+from schemas.errors import Ack, BadMessage, Conflict, DmscError
 from schemas.module_status import ModuleList, ModuleQuery
 from schemas.policy import (
     DirectModule,
@@ -284,19 +284,9 @@ class PolicyService:
     # --- faults at hand -------------------------------------------------------------------------------
     def answerers(self, job: str, user: str) -> dict[Key, ModuleReputation]:
         """The modules that say what to do about this job's faults, active or in shadow."""
-        now = time.monotonic()
-        found = {
-            key: module_reputation.as_promoted(reputation, key, self._state.promoted)
-            for key, reputation in self._state.modules.items()
-            if reputation.answers_faults
-            and reputation.sid is not None
-            and reputation.owner in (names.MESH, user)
-            and reputation.suspended_until <= now
-            and module_reputation.serves(reputation, job)
-            and self._alive(reputation.sid)
-        }
-        listening = (ModuleState.ACTIVE, ModuleState.SHADOW)
-        return {key: reputation for key, reputation in found.items() if reputation.state in listening}
+        state = self._state
+        may = module_reputation.answerers(state.modules, state.promoted, job, user, time.monotonic())
+        return {key: standing for key, standing in may.items() if standing.sid and self._alive(standing.sid)}
 
     def answered(self, key: Key, *, adopted: bool, nonsense: str = "") -> None:
         """Counts an answer about a fault that was waited for like a suggestion."""
@@ -353,6 +343,15 @@ class PolicyService:
             log.warning("module suspended", module=message.module, reason=outcome.reason)
         if outcome.answer:
             await self._answer(message, outcome, revision, envelope)
+
+    def unusable(self, subject: str, error: BadMessage) -> None:
+        """Counts a suggestion that can't be read against the module whose subject it came on."""
+        if (named := subjects.SUGGESTION.matches(subject)) is not None:
+            now, limits, modules = time.monotonic(), self._config.standing, self._state.modules
+            modules = module_reputation.unreadable(
+                modules, named["owner"], named["module"], error.text, now, limits
+            )
+            self._state = replace(self._state, modules=modules)
 
     async def consider(self, message: PolicySuggestion) -> Outcome:
         """Judges a suggestion of the orchestrator's own loop like any module's, and carries it out."""
@@ -424,14 +423,14 @@ class PolicyService:
     ) -> tuple[Outcome, int | None]:
         """Carries an adopted suggestion out; the run may decline it. Returns the policy's new revision."""
         action: Action = suggestion.action
-        if isinstance(action, SetWeights | AvoidInstance):
+        if isinstance(action, RouteAction):
             assert outcome.stage is not None
             assert outcome.weights is not None
             if why := run.actions.routes_objection(action, suggestion.module):
                 return replace(outcome, adopted=False, reason=why), None
             reason = f"{suggestion.module}: {suggestion.reason}"
             revision = run.job.policies.revise(reason, weights=(outcome.stage, outcome.weights))
-            run.training.standbys.revise()
+            run.training.standbys.revise(in_force.backups(self._state, suggestion.job))
             run.actions.routed(action, suggestion.module)
             return outcome, revision
         if isinstance(action, SetQueueOrder):
@@ -491,7 +490,8 @@ class PolicyService:
                 for knob, by in ended.routes:
                     run.actions.unrouted(knob, by)
                 run.job.policies.revise(ended.reason, weights=(ended.stage, ended.weights))
-                run.training.standbys.revise()  # former weights don't consider losses since then
+                backups = in_force.backups(self._state, ended.job)
+                run.training.standbys.revise(backups)  # former weights don't consider losses since then
             await run.job.store.tell("policy", text=ended.reason)
         except DmscError as error:
             log.warning("lapse not carried out", job=ended.job, reason=str(error))

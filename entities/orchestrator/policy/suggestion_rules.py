@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from entities.orchestrator.transaction.reduction_layout import EVEN, ReductionLayout
+from entities.queue.growth_limit import UseLimits, forbidden_use
 from schemas.actions import (
     LEAST_RATE_PER_S,
     Action,
@@ -22,6 +23,7 @@ from schemas.actions import (
     SetReduction,
     SetWeights,
     SetWindow,
+    UseBackup,
     forecast_of,
     scope_of,
 )
@@ -73,6 +75,12 @@ def weights_in_force(facts: JobFacts, stage: int) -> dict[str, float]:
     return {sid: weights.get(sid, 1.0) for sid in sorted(facts.active.get(stage, ()))}
 
 
+def shares_of(weights: Mapping[str, float]) -> dict[str, float]:
+    """The part of a stage's work that each instance gets by these weights."""
+    total = sum(weights.values())
+    return {sid: weight / total if total > 0 else 0.0 for sid, weight in weights.items()}
+
+
 def nonsense_in(suggestion: PolicySuggestion, facts: JobFacts | None) -> str:
     """Why the suggestion makes no sense; empty if it does."""
     if not math.isfinite(suggestion.valid_s):
@@ -92,6 +100,14 @@ def nonsense_in(suggestion: PolicySuggestion, facts: JobFacts | None) -> str:
             weights = weights_in_force(facts, stage)
             if not any(weight > 0 for other, weight in weights.items() if other != sid):
                 return f"without {sid} nobody would be left to do stage {stage}"
+        case UseBackup(sid=sid, backup=backup):
+            stage = next((stage for stage, sids in facts.active.items() if sid in sids), None)
+            if stage is None:
+                return f"unknown instance {sid}"
+            if backup == sid:
+                return f"{sid} is no backup of itself"
+            if backup not in facts.active[stage]:
+                return f"unknown instance {backup} in stage {stage}"
         case ExpectFailures(between_s=between_s):
             if not (math.isfinite(between_s) and between_s > 0):
                 return f"a failure every {between_s} s"
@@ -228,35 +244,6 @@ def forbidden_by_job(suggestion: PolicySuggestion, facts: JobFacts) -> str:
     forecast = forecast_of(suggestion.action)
     if forecast is None:
         return ""
-    uses = dict(forecast.uses)
     grows = isinstance(suggestion.action, Scale) and suggestion.action.replicas > facts.replicas
-    if facts.objective is JobObjective.TIME:
-        if forecast.improvement < 0:
-            return (
-                f"the job's objective is time: a step would take {forecast.step_after_s:.3f} s instead of "
-                f"{forecast.step_before_s:.3f} s"
-            )
-    elif (use := uses.get(facts.objective)) is not None:
-        if use.after > use.before:
-            return (
-                f"the job's objective is {facts.objective}: a step would use {use.after:g} "
-                f"{facts.objective.unit} instead of {use.before:g}"
-            )
-    elif grows:
-        return f"the job's objective is {facts.objective}, and the forecast says nothing of it"
-    for objective, most in facts.budget.items():
-        used = facts.used.get(objective, 0.0)
-        if objective is JobObjective.TIME:
-            before, after = forecast.step_before_s, forecast.step_after_s
-        elif objective in uses:
-            before, after = uses[objective].before, uses[objective].after
-        elif grows:
-            return f"the job has a budget of {objective}, and the forecast says nothing of it"
-        else:
-            continue
-        in_all = used + after * forecast.steps_left
-        if after > before and in_all > most:
-            return (
-                f"the job would use {in_all:g} {objective.unit} in all; its budget of {objective} is {most:g}"
-            )
-    return ""
+    limits = UseLimits(objective=facts.objective, budget=facts.budget, used=facts.used)
+    return forbidden_use(forecast, limits, grows=grows)

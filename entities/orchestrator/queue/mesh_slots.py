@@ -184,10 +184,13 @@ def slot_name(agent: str, index: int) -> str:
     return f"{agent}/{index}"
 
 
-def job_request(record: JobRecord, spec: JobSpec, held: str = "", *, unfit: bool = False) -> JobRequest:
+def job_request(
+    record: JobRecord, spec: JobSpec, held: str = "", *, unfit: bool = False, whole_range: bool = False
+) -> JobRequest:
     """What a job asks for. `held`: why it may not start now, so that it delays nobody.
 
-    `unfit`: because the mesh has no room for it, were it empty.
+    `unfit`: because the mesh has no room for it, were it empty. `whole_range`: also replicas that its
+    objective or budget may not let it have.
     """
     asked = spec.queue
     return JobRequest(
@@ -203,7 +206,7 @@ def job_request(record: JobRecord, spec: JobSpec, held: str = "", *, unfit: bool
         beside=asked.beside,
         array="" if record.array is None else record.array.array,
         array_limit=0 if record.array is None else record.array.limit or 0,
-        **_sizes(record, spec),
+        **_sizes(record, spec, whole_range=whole_range),
         needs=SlotNeeds(
             clusters=tuple(sorted(spec.parallel.clusters)),
             kind=spec.requires.device or "",
@@ -227,7 +230,7 @@ def with_preference(request: JobRequest, replicas: int) -> JobRequest:
     return replace(request, replicas=narrowed, speeds=speeds)
 
 
-def _sizes(record: JobRecord, spec: JobSpec) -> dict[str, Any]:
+def _sizes(record: JobRecord, spec: JobSpec, *, whole_range: bool) -> dict[str, Any]:
     """How many slots the job takes with how many replicas, and how fast it is with them."""
     parallel = spec.parallel
     within = parallel.replica_range
@@ -240,7 +243,7 @@ def _sizes(record: JobRecord, spec: JobSpec) -> dict[str, Any]:
     else:
         speeds = _speeds_by_rounds(within, spec.training.microbatches)
     speeds = as_measured(speeds, within, record.changes)
-    most = within.want if _counts_use(spec) else within.max
+    most = within.want if counts_use(record) and not whole_range else within.max
     return {
         "replicas": Replicas(least=within.min, want=within.want, most=most),
         "replica_slots": parallel.stages,
@@ -249,10 +252,10 @@ def _sizes(record: JobRecord, spec: JobSpec) -> dict[str, Any]:
     }
 
 
-def _counts_use(spec: JobSpec) -> bool:
-    """Whether a job is to use little of something else than time: then it gets no more than it wants."""
-    automation = spec.automation
-    return automation.objective != "time" or not automation.budget.limits().keys() <= {JobObjective.TIME}
+def counts_use(record: JobRecord) -> bool:
+    """Whether a job is to use little of something else than time: then it may not have its whole range."""
+    objective, budget = record.objective_in_force, record.budget_in_force
+    return objective is not JobObjective.TIME or not budget.limits().keys() <= {JobObjective.TIME}
 
 
 def as_measured(
@@ -429,10 +432,8 @@ def work_left_s(record: JobRecord, spec: JobSpec, step: int, request: JobRequest
     if spec.ends_with_feed:
         return None
     steps_left = max(0, record.last_step - step)
-    if record.tokens_per_s > 0:
-        training = spec.training
-        tokens = training.microbatches * training.microbatch_samples * spec.data.tokens_per_sample
-        present_s = steps_left * tokens / record.tokens_per_s
+    if (step_s := last_step_s(record, spec)) is not None:
+        present_s = steps_left * step_s
     elif record.graph is not None and record.graph.forecast is not None:
         present_s = steps_left * record.graph.forecast.step_ms / 1e3
     else:
@@ -440,6 +441,24 @@ def work_left_s(record: JobRecord, spec: JobSpec, step: int, request: JobRequest
     if record.graph is None or spec.parallel.replica_range is None:
         return present_s
     return present_s * request.speed(replicas_of(record.graph))
+
+
+def last_step_s(record: JobRecord, spec: JobSpec) -> float | None:
+    """The seconds of its last step; None: there was none yet."""
+    if record.tokens_per_s <= 0:
+        return None
+    training = spec.training
+    tokens = training.microbatches * training.microbatch_samples * spec.data.tokens_per_sample
+    return tokens / record.tokens_per_s
+
+
+def up_to(request: JobRequest, most: int) -> JobRequest:
+    """The same job, which the queue gives no more replicas than these."""
+    within = request.replicas
+    if most >= within.most:
+        return request
+    narrowed = Replicas(least=within.least, want=min(within.want, most), most=most)
+    return replace(request, replicas=narrowed, speeds=request.speeds[: most - within.least + 1])
 
 
 def emptied(nodes: Iterable[NodeStatus]) -> list[NodeStatus]:

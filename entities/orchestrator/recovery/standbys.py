@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.planning.scaling import standby_weights
 from entities.orchestrator.step.step_owner import StepOwner
@@ -13,14 +15,21 @@ class Standbys:
     def __init__(self, job: JobContext, step_owner: StepOwner) -> None:
         self._job = job
         self._step_owner = step_owner
+        self._backups: frozenset[str] = frozenset()
 
-    def revise(self) -> None:
-        """Checks which members live, and issues new weights where standbys have to start or stop working."""
+    def revise(self, backups: Collection[str] | None = None) -> None:
+        """Checks which members live, and issues new weights where standbys have to start or stop working.
+
+        `backups`: from now on, those that work because others' shares are sent to them; None: as before.
+        """
+        if backups is not None:
+            self._backups = frozenset(backups)
         graph = self._job.instances.deployed
         if graph is None or not self._step_owner.running:
             return
         living = {member.sid for members in self._step_owner.stages for member in members}
-        for stage, weights in standby_weights(graph, self._job.policies.weights(), living).items():
+        weights_now = self._job.policies.weights()
+        for stage, weights in standby_weights(graph, weights_now, living, self._backups).items():
             awake = [unit.sid for unit in graph.stage(stage) if unit.standby and weights[unit.sid]]
             reason = f"standbys of stage {stage} {'work' if awake else 'rest'}"
             self._job.policies.revise(reason, weights=(stage, weights))

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.harness.emulation import EmulatedSlots, slots_of
 from dmsc.process.composition import node_name
-from schemas.changes import ChangeState
+from schemas.changes import ChangeState, JobObjective
 from schemas.job import JobEvent, JobSpec
 from schemas.slot_conditions import SlotPhase
 from tests.integration.dmsc.command_line import running
@@ -36,6 +36,7 @@ def own_mesh(folder: Path, slots: EmulatedSlots) -> Iterator[Mesh]:
     state = folder / "beside" / "mesh" / "state"  # so that no job may read the scripts' folder
     state.parent.mkdir(parents=True)
     options = ("--cluster", "a", *["--emulate-slot", "1"] * SLOTS, "--emulation", str(folder / "scripts"))
+    options += ("--label", "price=3600", "--label", "carbon=300")  # a slot costs 1 a second
     with running_mesh(state, *options) as mesh:
         yield mesh
 
@@ -94,3 +95,33 @@ def test_slots_that_join_are_used_and_done_without_once_they_are_gone(own_mesh: 
     assert "found no room for 10 s" in told
     assert record.graph is not None
     assert len([unit for unit in record.graph.units if not unit.is_data]) == 4
+
+
+def test_a_budget_and_an_objective_end_growth_until_they_are_switched(own_mesh: Mesh) -> None:
+    training = {"steps": 40, "microbatches": 4, "seed": 5}
+    parallel = {"stages": 1, "replicas": {"min": 1, "want": 1, "max": 2}}
+    spec = tiny_job("thrifty", training=training, parallel=parallel, automation={"budget": {"cost": 1.0}})
+    switches = (
+        ("budget of cost is 1", ("--objective", "carbon", "--budget", "cost=none")),
+        ("objective is carbon, and the forecast says nothing of it", ("--objective", "time")),
+    )
+    job = own_mesh.client.submit(padded(spec, 2 * PAD_MS)).job
+    texts: list[str] = []
+    asked: list[str] = []
+    for event in own_mesh.client.events(job):
+        texts += [event.text] if event.text else []
+        if len(asked) < len(switches) and switches[len(asked)][0] in event.text:
+            asked.append(own_mesh.printed("policy", "automation", job, *switches[len(asked)][1]))
+    record, told = check_weights(own_mesh.client, job), "\n".join(texts)
+    assert [line.partition("; ")[2] for line in asked] == ["objective carbon\n", "objective time\n"], told
+    refusals = [text for text in texts if text.startswith("grows to no more than 1 replicas: ")]
+    assert len(refusals) == len(switches), told
+    assert refusals[1].endswith("(its slots have no label carbon, or its devices measure no energy)")
+    assert "budget: cost=1 → none by " in told
+    assert (record.objective, record.budget and record.budget.limits()) == ("time", {})
+    (grown,) = (change for change in record.changes if change.kind == "scale")
+    assert texts.index(refusals[1]) < next(n for n, text in enumerate(texts) if "grows to 2 replicas" in text)
+    assert grown.forecast is not None
+    cost = grown.forecast.uses[JobObjective.COST]
+    assert cost.before == pytest.approx(grown.forecast.step_before_s), "one slot, 1 a second"
+    assert cost.after == pytest.approx(2 * grown.forecast.step_after_s)

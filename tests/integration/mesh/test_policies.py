@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
+import nats
 import pytest
 
+from bus import subjects
 from schemas.automation import Knob
 from schemas.changes import JobChange
+from schemas.envelope import Envelope
 from schemas.errors import NotFound
 from schemas.module_status import ModuleStatus
+from schemas.names import MESH
 from schemas.observation import Observation
+from schemas.telemetry import DeadLetter
+from tests import bad_messages
 from tests.integration.dmsc.command_line import running, wait_for
 from tests.integration.mesh.conftest import Mesh, done, padded, tiny_job
 from tests.integration.mesh.expected_weights import undisturbed
 from tests.integration.mesh.user_jobs import held_job, hold, words
+from tests.patience import PATIENCE_S
 
 POLICY = """
 from dmsc import Policy
@@ -67,6 +75,10 @@ def test_a_module_is_ordered_killed_and_comes_back_as_it_was_ordered_to_be(
         second.until("module ready")
         wait_for(as_ordered, lambda: str(status()))
         assert asked(mesh, job) == before == "2 stages, 1 observations, graph True"
+        letter = unreadable_suggestion(mesh, "watcher")
+        assert letter.startswith("invalid body: policy.suggestion: "), letter
+        assert "\n" not in letter
+        wait_for(lambda: status().strikes == 2, lambda: str(status()))
         listed = json.loads(mesh.printed("policy", "list", "--json"))
         assert {"name": "service-time-weights", "state": "not running"} in listed
         told = json.loads(mesh.printed("policy", "ask", "watcher", job, "--json"))
@@ -116,7 +128,8 @@ class Words(Policy):
         if not any("forbids" in reason for reason in self.declined):
             slower = Forecast.of(before, 2 * before, cost_s=0.0, steps_left=left)
             return self.set_window(view, 0, 1, slower, reason="nonsense")
-        one, other = sorted(instance.sid for instance in view.stage(0, now, samples=1))
+        one, other = (f"{view.job}-s0-r{number}" for number in range(2))
+        standby = f"{view.job}-s0-r2"
         if "reduction" not in self.judged:
             parts, order = {one: 3.0, other: 1.0}, (other, one)
             faster = Forecast.of(before, 0.8 * before, cost_s=0.0, steps_left=left)
@@ -124,6 +137,9 @@ class Words(Policy):
         if "weights" not in self.judged:
             faster = Forecast.of(before, 0.7 * before, cost_s=0.0, steps_left=left)
             return self.set_weights(view, 0, {one: 3.0, other: 1.0}, forecast=faster, reason="a guess")
+        if "avoidance" not in self.judged:
+            faster = Forecast.of(before, 0.7 * before, cost_s=0.0, steps_left=left)
+            return self.use_backup(view, one, standby, forecast=faster, reason="a bad port")
         return None
 """
 
@@ -132,8 +148,8 @@ def test_what_a_module_sets_is_measured_and_no_bit_depends_on_it(mesh: Mesh, tmp
     (tmp_path / "words.py").write_text(WORDS)
     job = tiny_job(
         "rated",
-        training={"steps": 56, "microbatches": 4, "seed": 5},
-        parallel={"stages": 1, "replicas": 2},
+        training={"steps": 72, "microbatches": 4, "seed": 5},
+        parallel={"stages": 1, "replicas": 2, "standbys": 1},
         automation={"mode": "off", "objective": "energy"},
     )
     with running("policy", "run", "words.py", "--state", str(mesh.state), cwd=tmp_path) as module:
@@ -144,8 +160,10 @@ def test_what_a_module_sets_is_measured_and_no_bit_depends_on_it(mesh: Mesh, tmp
         changes: list[JobChange] = []
         texts: list[str] = []
         held: list[Knob] = []
+        shares: list[dict[str, int]] = []
         for event in mesh.client.events(name):
             changes += [event.change] if event.change is not None else []
+            shares += [event.result.shares] if event.result is not None else []
             if changes and not held:
                 held = [knob for knob in mesh.client.automation(name).knobs if knob.holder == "words"]
             texts += [event.text] if event.text else []
@@ -171,8 +189,37 @@ def test_what_a_module_sets_is_measured_and_no_bit_depends_on_it(mesh: Mesh, tmp
     assert weights is not None, story
     assert (weights.state, weights.to_stage) == ("no_better", 0), story
     assert weights in record.changes
+    detour = next((each for each in changes if each.kind == "avoidance" and each.after_s is not None), None)
+    assert detour is not None, story
+    assert (detour.state, detour.what) == ("no_better", f"route to {first}: by {first[:-1]}2"), story
+    by_standby = [share for share in shares if share.get(f"{first[:-1]}2")]
+    assert len(by_standby) >= 8, shares
+    assert any(not share.get(first) and share.get(second) for share in by_standby), shares
+    assert f"{first[:-1]}2" not in {sid for sid, count in shares[-1].items() if count}, "it rests again"
     assert record.weights is not None
     assert record.weights.sha256 == undisturbed(mesh.client, record.spec)
+
+
+def unreadable_suggestion(mesh: Mesh, module: str) -> str:
+    """Sends what no suggestion is on a module's subject; why the orchestrator has buried it."""
+
+    async def sent() -> str:
+        async with mesh.bus("witness", token=mesh.token) as bus:
+            letters: asyncio.Queue[DeadLetter] = asyncio.Queue()
+
+            async def take(letter: DeadLetter, envelope: Envelope) -> None:
+                if letter.subject.endswith(f".{module}"):
+                    letters.put_nowait(letter)
+
+            await bus.subscribe(subjects.DEAD_LETTER, take)
+            raw = await nats.connect(mesh.servers[0], token=mesh.token)
+            body = {"module": module, "action": {"action": "set_window", "stage": "first"}}
+            row = subjects.SUGGESTION
+            await raw.publish(row(owner=MESH, module=module), bad_messages.envelope(row, body=body))
+            await raw.close()
+            return (await asyncio.wait_for(letters.get(), PATIENCE_S)).reason
+
+    return asyncio.run(sent())
 
 
 def asked(mesh: Mesh, job: str) -> str:

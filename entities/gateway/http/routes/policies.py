@@ -20,7 +20,8 @@ from entities.gateway.http.requests import (
     parse,
     read_body,
 )
-from schemas.automation import Automation, AutomationStatus
+from schemas.automation import LIMITS, Automation, AutomationStatus, limits_of
+from schemas.changes import JobObjective
 from schemas.errors import Ack
 from schemas.learnt_state import LearntBody, LearntStates
 from schemas.module_status import ModuleAnswer, OrderBody, QuestionBody
@@ -29,6 +30,15 @@ from schemas.pages import PolicyPage
 from schemas.policy import ModuleLifecycle, PolicySwitch
 
 Version = Annotated[str, Query(min_length=1, max_length=100, description="as `dmsc policy list` shows it")]
+Budget = Annotated[
+    str,
+    Query(
+        min_length=1,
+        max_length=200,
+        pattern=LIMITS,
+        description="limits to set, as `cost=12,energy=none`; `none` lifts one",
+    ),
+]
 
 
 def policies(context: HttpContext) -> APIRouter:
@@ -88,10 +98,19 @@ def policies(context: HttpContext) -> APIRouter:
 
     @router.post("/jobs/{job}/automation", response_model=AutomationStatus)
     async def automate_job(
-        job: JobId, mode: Automation, bearer: HttpBearer, keyed: IdempotencyKey
+        job: JobId,
+        bearer: HttpBearer,
+        keyed: IdempotencyKey,
+        mode: Automation | None = None,
+        objective: JobObjective | None = None,
+        budget: Budget | None = None,
     ) -> Response:
-        """Switch it. `act` also releases the knobs that persons have set."""
-        return await context.command(keyed, bearer, operations.automate(job, mode))
+        """Switch it: mode, objective and limits of the budget; what is not given stays.
+
+        `act` also releases the knobs that persons have set.
+        """
+        limits = {} if budget is None else limits_of(budget)
+        return await context.command(keyed, bearer, operations.automate(job, mode, objective, limits))
 
     @router.post(
         "/observations", status_code=202, response_model=Ack, openapi_extra=body_of(ObservationBatch)

@@ -10,7 +10,7 @@ import pytest
 
 from bus import subjects
 from policies.built_in.change_outcomes import ChangeOutcomes
-from policies.numerics.outcome_network import untrained
+from policies.numerics.allocation.outcome_network import untrained
 from schemas.actions import Migrate, NoAction
 from schemas.envelope import EntityKind
 from schemas.job import JobState
@@ -164,7 +164,7 @@ def test_what_it_says_is_learnt() -> None:
 
 
 def test_the_network_does_not_depend_on_the_order_of_instances() -> None:
-    from policies.numerics.outcome_network import ChangeGraphs, trained
+    from policies.numerics.allocation.outcome_network import ChangeGraphs, trained
 
     draw = np.random.default_rng(5)
     nodes, job = draw.normal(size=(5, 13)), draw.normal(size=(1, 11))

@@ -7,7 +7,7 @@ import pytest
 
 from policies.contrib.split_learning import LearningConfig, Trust, learn, losses
 from policies.contrib.topology_file import paths_over
-from policies.numerics.path_split import Floats, Paths
+from policies.numerics.allocation.path_split import Floats, Paths
 
 QUICK = LearningConfig(steps=300, tail=0.0)
 

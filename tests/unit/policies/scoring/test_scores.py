@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.numerics.stage_balance import StageSituation, Worker
+from policies.numerics.allocation.stage_balance import StageSituation, Worker
 from policies.scoring.scores import (
     Judged,
     avoidance_worth,

@@ -1,5 +1,6 @@
 /** Every job, how far it is; parking it, resuming it, and its end with a question first. */
 
+import { SHOWN, counts, folded, stateOfAll } from "./arrays.js";
 import { ask } from "./door.js";
 import { code, empty, h, keyed, say, setState, text } from "./dom.js";
 import { bounded, progress, quantity } from "./format.js";
@@ -13,6 +14,7 @@ const BEGUN = new Set(["deploying", "running", "recovering", "finishing"]);
 export class JobsView {
   constructor(store) {
     this.store = store;
+    this.opened = new Set();
     this.body = h("tbody", {});
     this.note = h("p.line-note", { role: "status", hidden: true });
     this.none = h("div", { hidden: true }, empty("No job has been submitted", h("span", {}, "Start one: ", code("dmsc train examples/stdlib-gpt.yaml"), ", or ", code("POST /v1/jobs"))));
@@ -65,7 +67,38 @@ export class JobsView {
     this.none.hidden = jobs.length > 0;
     this.table.hidden = jobs.length === 0;
     const order = [...going, ...jobs.filter((job) => ENDED.has(job.state))];
-    keyed(this.body, order, (job) => job.job, (job) => this.make(job), (line, job) => this.show(line, job));
+    keyed(this.body, folded(order, this.opened), (line) => line.key,
+      (line) => (line.array ? this.makeArray(line) : this.make(line.job)),
+      (row, line) => (line.array ? this.showArray(row, line) : this.show(row, line.job)));
+  }
+
+  makeArray({ array, jobs }) {
+    const parts = {
+      state: h("span.state", {}), bar: h("i", {}), progress: h("span", {}), counts: h("span", {}),
+      open: h("button.small", { type: "button", click: () => {
+        if (!this.opened.delete(array)) this.opened.add(array);
+        this.update(new Set(["jobs"]));
+      } }),
+    };
+    const line = h("tr", {},
+      h("td.full", {}, jobs[0].name, h("span.sub.mono", {}, array)),
+      h("td", {}, parts.state),
+      h("td", {}, h("span.meter", {}, h("span.track", { "aria-hidden": "true" }, parts.bar), parts.progress)),
+      h("td.num", { "data-name": "loss" }, "–"), h("td.num", { "data-name": "tokens/s" }, "–"), h("td.full", {}, parts.counts),
+      h("td", {}, parts.open));
+    return Object.assign(line, { parts });
+  }
+
+  showArray({ parts }, { array, jobs }) {
+    const ended = jobs.filter((job) => ENDED.has(job.state)).length;
+    const opened = this.opened.has(array);
+    setState(parts.state, stateOfAll(jobs));
+    parts.bar.style.transform = `scaleX(${ended / jobs.length})`;
+    text(parts.progress, `${ended} of ${jobs.length} ended`);
+    text(parts.counts, opened && jobs.length > SHOWN ? `${counts(jobs)}; ${SHOWN} are shown, all by dmsc jobs` : counts(jobs));
+    text(parts.open, opened ? "Fold" : `Show ${jobs.length === 1 ? "its job" : `${Math.min(SHOWN, jobs.length)} jobs`}`);
+    parts.open.setAttribute("aria-expanded", String(opened));
+    parts.open.setAttribute("aria-label", `${opened ? "Fold" : "Show"} the jobs of ${array}`);
   }
 
   make(job) {

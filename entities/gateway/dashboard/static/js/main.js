@@ -158,7 +158,8 @@ function showViews() {
 }
 
 function showJobs() {
-  const jobs = [...store.jobs.values()].reverse();
+  const chosen = store.shown();
+  const jobs = [...store.jobs.values()].reverse().filter(({ job, state }) => !arrayOf(job) || job === chosen || !(ENDED.has(state) || state === "queued"));
   at("job-pick").hidden = jobs.length === 0 || named !== "mesh";
   keyed(at("job"), jobs, (job) => job.job, (job) => h("option", { value: job.job }), (option, job) => text(option, `${job.job} · ${job.state}`));
   const shown = store.shown();

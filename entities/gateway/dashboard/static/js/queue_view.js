@@ -1,5 +1,6 @@
 /** Who waits for slots, in the order of the queue, and slots that are kept for a time. */
 
+import { arrayOf } from "./arrays.js";
 import { empty, h, keyed, text } from "./dom.js";
 import { clock, seconds } from "./format.js";
 
@@ -30,18 +31,24 @@ export class QueueView {
     text(this.count, order ? `${waiting} waiting by ${order}, ${free} of ${slots} slots free, ${lacking} more would have all start` : "");
     this.none.hidden = rows.length > 0;
     this.table.hidden = rows.length === 0;
-    keyed(this.waiting, rows, (row) => row.job, makePlace, (line, row) => this.show(line, row));
+    const behind = new Map(); // array → how many of its jobs wait behind its first one
+    const first = rows.filter(({ job }) => {
+      const array = arrayOf(job);
+      if (array) behind.set(array, behind.has(array) ? behind.get(array) + 1 : 0);
+      return !array || !behind.get(array);
+    });
+    keyed(this.waiting, first, (row) => row.job, makePlace, (line, row) => this.show(line, row, behind.get(arrayOf(row.job)) ?? 0));
     const kept = [...this.store.reservations.values()].sort((one, other) => one.start_at - other.start_at);
     this.kept.hidden = kept.length === 0;
     keyed(this.reservations, kept, (row) => row.name, makeReservation, (line, row) => this.showReservation(line, row));
   }
 
-  show({ parts }, row) {
+  show({ parts }, row, behind) {
     text(parts.position, row.position);
     text(parts.slots, row.work === "preparation" ? `${row.slots} lanes` : row.slots);
     text(parts.waits, seconds(Math.max(0, this.store.now() - row.since)));
     text(parts.starts, row.expected_at === null ? "–" : this.moment(row.expected_at));
-    text(parts.why, row.reason);
+    text(parts.why, behind ? `${row.reason}; ${behind} more of ${arrayOf(row.job)} behind it` : row.reason);
   }
 
   showReservation({ parts }, row) {

@@ -58,7 +58,9 @@ async def sizes(automation: Automation, *pins: PinnedKnob, beside: Any = None) -
         training=SimpleNamespace(
             changes=SimpleNamespace(homeless={SIDS[1]}), recutting=SimpleNamespace(missing=nobody)
         ),
-        holding=SimpleNamespace(automation=automation, replicas=2, change_size=change_size),
+        holding=SimpleNamespace(
+            automation=automation, replicas=2, change_size=change_size, tell_limit=lambda: None
+        ),
     )
     mesh: Any = SimpleNamespace(
         automation=automation,

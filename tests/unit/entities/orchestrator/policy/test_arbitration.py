@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from entities.orchestrator.policy.arbitration import ArbitrationConfig, arbitrate, lapse, register
-from entities.orchestrator.policy.arbitration_state import ArbitrationState, forget_job
+from entities.orchestrator.policy.arbitration_state import ArbitrationState, backups, forget_job
 from entities.orchestrator.policy.module_reputation import ReputationConfig
 from entities.orchestrator.policy.suggestion_rules import JobFacts
+from schemas.actions import UseBackup
 from schemas.policy import (
     AvoidInstance,
     ExpectFailures,
@@ -196,6 +197,21 @@ def test_an_avoided_instance_gets_nothing_until_that_lapses():
     [lapsed] = mesh.tick(30.0)
     assert lapsed.weights == {"c": 1.0, "d": 1.5, "e": 0.5}
     assert lapsed.reason == "m no longer avoids c"
+
+
+def test_a_backup_gets_the_share_of_the_instance_that_it_stands_for_until_that_lapses():
+    mesh = Mesh()
+    mesh.facts = JobFacts(
+        active=FACTS.active, weights={1: {"c": 2.0, "d": 1.0, "e": 0.0}}, revision=7, step=10
+    )
+    outcome = mesh.ask(suggestion(UseBackup(sid="c", backup="e"), valid_s=30.0))
+    assert outcome.adopted
+    assert outcome.weights == {"c": 0.0, "d": 1.0, "e": 2.0}, "d keeps its share"
+    assert mesh.ask(avoid("e"), now=6.0).weights == {"c": 0.0, "d": 1.0, "e": 0.0}, "nobody stands for it"
+    assert backups(mesh.state, "j") == {"e"}
+    (back,) = mesh.tick(now=31.0)
+    assert back.weights == {"c": 2.0, "d": 1.0, "e": 0.0}
+    assert backups(mesh.state, "j") == frozenset()
 
 
 def test_the_last_instance_that_works_can_not_be_avoided():

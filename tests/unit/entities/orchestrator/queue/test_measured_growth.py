@@ -70,7 +70,7 @@ def test_speeds_stay_relative_to_what_the_job_wants() -> None:
         ({"budget": {"time": 3600.0}}, 4),
     ],
 )
-def test_a_job_for_another_objective_than_time_gets_no_more_than_it_wants(
+def test_a_job_for_another_objective_than_time_starts_with_no_more_than_it_wants(
     automation: dict[str, object], most: int
 ) -> None:
     parallel = {"stages": 2, "replicas": {"min": 1, "want": 2, "max": 4}}

@@ -33,7 +33,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from policies.numerics.path_split import Floats, Paths
+from policies.numerics.allocation.path_split import Floats, Paths
 from schemas.errors import BadInput
 
 Single = npt.NDArray[np.float32]

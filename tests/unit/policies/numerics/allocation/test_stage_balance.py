@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from policies.numerics.stage_balance import (
+from policies.numerics.allocation.stage_balance import (
     MoveLimits,
     Proposal,
     Situation,

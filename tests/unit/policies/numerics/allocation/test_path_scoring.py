@@ -10,8 +10,8 @@ import torch
 
 from benchmarks.train_path_scoring import Network, graph_of
 from policies.contrib.topology_file import paths_over, shortest_paths
-from policies.numerics.path_scoring import from_tensors, trained
-from policies.numerics.path_split import Floats, Paths
+from policies.numerics.allocation.path_scoring import from_tensors, trained
+from policies.numerics.allocation.path_split import Floats, Paths
 from schemas.errors import BadInput
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from policies.numerics.allocation.outcome_network import JOB_FEATURES, MARKS, NODE_FEATURES, ChangeGraphs
+from policies.numerics.allocation.stage_balance import makespan_ms
 from policies.numerics.features import Floats
-from policies.numerics.outcome_network import JOB_FEATURES, MARKS, NODE_FEATURES, ChangeGraphs
-from policies.numerics.stage_balance import makespan_ms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from policies.numerics.change_graphs import MeasuredJob, change_graphs, doubt_about, model_ms
-from policies.numerics.outcome_network import FORM, LogNormal, from_tensors, trained, untrained
+from policies.numerics.allocation.change_graphs import MeasuredJob, change_graphs, doubt_about, model_ms
+from policies.numerics.allocation.outcome_network import FORM, LogNormal, from_tensors, trained, untrained
 from schemas.errors import BadInput
 
 SAMPLES = 20
