@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from entities.planner.search.layer_graph import Floats, LayerGraph
+from entities.planner.search.layer_chain import Floats
 
 Cuts = list[tuple[int, int]]
 """(first, last) edge of each stage, as indices of the matrices; the last is exclusive."""
@@ -88,42 +88,6 @@ def least_sum(weights: Sequence[Floats], costs: Sequence[Floats], bottleneck: fl
         total = work[first, columns]
         firsts.append(first)
     return float(total[-1]), _traced(firsts) if np.isfinite(total[-1]) else []
-
-
-def interval_transfers(graph: LayerGraph, order: Sequence[int]) -> Floats:
-    """`(n+1, n+1)`: at [i, j] what layers i…j-1 of an order send to others and take from others.
-
-    Each output counts once for the stage that sends it and once for each stage that takes it (Tarnawski et
-    al., 2020): stages send straight to each other here, and relay nothing.
-    """
-    count = graph.count
-    position = {layer: at for at, layer in enumerate(order)}
-    boxes: list[tuple[int, int, int, int, float]] = []  # intervals [i, j): i in low…high, j in low…high
-
-    for flow in graph.flows:
-        source = position[flow.source]
-        takers = sorted(position[consumer] for consumer in flow.consumers)
-        low, high = min(source, takers[0]), max(source, takers[-1])
-        boxes.append((0, source, source + 1, count, flow.size))  # has the source, so sends it …
-        boxes.append((0, low, high + 1, count, -flow.size))  # … unless all who take it are inside
-        before = -1
-        for taker in takers:  # the first taker inside is this one: takes it, unless the source is inside, too
-            boxes.append((before + 1, taker, taker + 1, count, flow.size))
-            boxes.append((before + 1, min(taker, source), max(taker, source) + 1, count, -flow.size))
-            before = taker
-    change = np.zeros((count + 2, count + 2))
-    if boxes:
-        corners = np.array(boxes)
-        corners = corners[(corners[:, 0] <= corners[:, 1]) & (corners[:, 2] <= corners[:, 3])]
-        rows, past_rows = corners[:, 0].astype(int), corners[:, 1].astype(int) + 1
-        columns, past_columns = corners[:, 2].astype(int), corners[:, 3].astype(int) + 1
-        sizes = corners[:, 4]
-        np.add.at(change, (rows, columns), sizes)
-        np.add.at(change, (past_rows, columns), -sizes)
-        np.add.at(change, (rows, past_columns), -sizes)
-        np.add.at(change, (past_rows, past_columns), sizes)
-    transfers: Floats = change.cumsum(0).cumsum(1)[: count + 1, : count + 1]
-    return np.maximum(transfers, 0.0)
 
 
 def _traced(firsts: Sequence[np.ndarray]) -> Cuts:

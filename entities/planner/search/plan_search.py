@@ -27,7 +27,7 @@ from entities.planner.plan_request import (
 )
 from entities.planner.search.chain_cut import interval_sums, least_bottlenecks
 from entities.planner.search.instance_assignment import AssignedStages, AssignmentConfig, best_assignments
-from entities.planner.search.layer_graph import LayerChain
+from entities.planner.search.layer_chain import LayerChain
 from entities.planner.search.plan_places import first_places, groups_of, kind_of, on_links
 from entities.planner.search.plan_trial import JUDGED, Judge, PlanCandidate, judged
 from entities.planner.search.step_cost import InstanceKind, StepCost, StepForecast, StepSettings

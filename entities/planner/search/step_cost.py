@@ -17,7 +17,7 @@ import numpy as np
 
 from entities.planner.layer_rules import reaches
 from entities.planner.search.chain_cut import Cuts, interval_sums, least_bottleneck, least_sum
-from entities.planner.search.layer_graph import Floats, LayerChain
+from entities.planner.search.layer_chain import Floats, LayerChain
 from entities.planner.windows import held, in_flight_before
 
 NO_FIT = 1e12

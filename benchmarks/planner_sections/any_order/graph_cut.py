@@ -13,8 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entities.planner.search.chain_cut import interval_sums, interval_transfers, least_bottlenecks
-from entities.planner.search.layer_graph import LayerGraph, branch_first_order, flows_by_layer, neighbours
+from benchmarks.planner_sections.any_order.layer_graph import (
+    LayerGraph,
+    branch_first_order,
+    flows_by_layer,
+    interval_transfers,
+    neighbours,
+)
+from entities.planner.search.chain_cut import interval_sums, least_bottlenecks
 
 
 @dataclass(frozen=True, kw_only=True)
