@@ -82,7 +82,7 @@ class ChainSteps:
         return float(least[-1])
 
     def _least_fill(self, matrices: Sequence[tuple[Floats, Floats]], bound: float) -> tuple[float, float]:
-        """The least Σ fill of the cuts with `total − fill` ≤ bound, and the largest `total − fill` of that."""
+        """The least Σ fill of the cuts with `total − fill` ≤ bound, and their largest `total − fill`."""
         sums = np.full(self.count + 1, np.inf)
         sums[0] = 0.0
         firsts = []

@@ -1,4 +1,4 @@
-"""Cuts of a graph in any order of its layers: what the product's cuts, of the model's order, are compared with.
+"""Cuts of a graph in any order of its layers: what the product's cuts of the model's order are compared with.
 
 The product cuts the order in which a model computes (ADR-0078, ADR-0104), so nothing here runs in it.
 

@@ -1,4 +1,4 @@
-"""A model's layers as a graph: who takes whose output, an order of them, and what is alive or sent along it."""
+"""A model's layers as a graph: who takes whose output, an order of them, what is alive or sent along it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from entities.planner.search.layer_chain import Floats
 
 @dataclass(frozen=True)
 class OutputFlow:
-    """One output of a layer and the layers that take it. It travels once to each stage that has some of them."""
+    """One output of a layer and who takes it. It travels once to each stage that has some of these."""
 
     source: int
     size: float

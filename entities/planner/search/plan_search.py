@@ -25,15 +25,15 @@ from entities.planner.plan_request import (
     PlannedStep,
     PlanRequest,
 )
-from entities.planner.search.chain_cut import interval_sums, least_bottlenecks
 from entities.planner.search.instance_assignment import AssignedStages, AssignmentConfig, best_assignments
 from entities.planner.search.layer_chain import LayerChain
 from entities.planner.search.plan_places import first_places, groups_of, kind_of, on_links
 from entities.planner.search.plan_trial import JUDGED, Judge, PlanCandidate, judged
 from entities.planner.search.step_cost import InstanceKind, StepCost, StepForecast, StepSettings
 
-COARSE_EDGES = 64
-"""While instances are assigned, a longer chain is cut at so many edges at most; the last cut uses all."""
+COARSE_PIECES, FINER_PIECES, FEW_SLOTS = 64, 128, 8
+"""While instances are assigned, a longer chain has so many pieces at most, and the second number where there
+are few slots; the last cut uses all edges."""
 STAGE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """That are tried where the planner chooses; then those beside the best one."""
 
@@ -54,18 +54,11 @@ def search_plan(request: PlanRequest, judge: Judge | None = None) -> PlanAnswer:
         raise NoPlan("no slot is free: wait for a job to end, or join a node", never=False)
     counts = Counter(kind_of(slot) for slot in request.slots)
     have = [counts[kind] for kind in kinds]
-    settings = StepSettings(
-        microbatches=request.microbatches,
-        link_bytes_per_s=request.link_bytes_per_s,
-        hop_ms=request.hop_ms,
-        constant_ms=request.constant_ms,
-        instance_ms=request.instance_ms,
-        most_held=request.most_held,
-        memory_factor=request.memory_factor,
-    )
+    settings = settings_of(request)
     pins = tuple(layer.pinned_to for layer in request.layers)
     fine = StepCost(chain, kinds, settings, pins, request.parted)
-    coarse = StepCost(coarser(chain, COARSE_EDGES, request.parted), kinds, settings, pins, request.parted)
+    pieces = FINER_PIECES if sum(have) <= FEW_SLOTS else COARSE_PIECES
+    coarse = StepCost(coarser(chain, pieces, request.parted), kinds, settings, pins, request.parted)
     candidates = _candidates(request, fine, coarse, have)
     fitting = [candidate for candidate in candidates if candidate.found.cuts]
     if not fitting:
@@ -136,6 +129,19 @@ def _planned_step(forecast: StepForecast) -> PlannedStep:
     )
 
 
+def settings_of(request: PlanRequest) -> StepSettings:
+    """What the request's step depends on, as the cost model takes it."""
+    return StepSettings(
+        microbatches=request.microbatches,
+        link_bytes_per_s=request.link_bytes_per_s,
+        hop_ms=request.hop_ms,
+        constant_ms=request.constant_ms,
+        instance_ms=request.instance_ms,
+        most_held=request.most_held,
+        memory_factor=request.memory_factor,
+    )
+
+
 def chain_of_request(request: PlanRequest) -> LayerChain:
     """The layers as the cost model takes them."""
     layers = request.layers
@@ -161,15 +167,19 @@ def chain_of_request(request: PlanRequest) -> LayerChain:
 
 
 def coarser(chain: LayerChain, pieces: int, parted: Sequence[tuple[int, int, str]] = ()) -> LayerChain:
-    """The chain with at most so many pieces between its edges, as equal in work as they can be.
+    """The chain with at most so many pieces between its edges, each with about its share of the work.
 
     Edges between parted layers stay beside these.
     """
-    if len(chain.edges) - 1 <= pieces:
+    count = len(chain.edges) - 1
+    if count <= pieces:
         return chain
-    work = interval_sums(np.add.reduceat(chain.work_ms, np.array(chain.edges[:-1])))
-    _, cuts = least_bottlenecks(work, pieces)[-1]
-    kept = {chain.edges[last] for _, last in cuts}
+    reached = np.cumsum(np.add.reduceat(chain.work_ms, np.array(chain.edges[:-1])))
+    inner = np.arange(1, pieces)
+    at = np.searchsorted(reached, reached[-1] * inner / pieces) + 1
+    at = np.maximum.accumulate(at - inner) + inner  # no piece is empty, however heavy the one before it is
+    at = np.minimum(at, count - pieces + inner)
+    kept = {chain.edges[edge] for edge in (*at, count)}
     for lower, upper, _ in parted:
         kept.add(chain.edges[bisect_right(chain.edges, lower)])
         kept.add(chain.edges[bisect_right(chain.edges, upper) - 1])
@@ -240,7 +250,7 @@ def _candidates(
 
 
 def _recut(fine: StepCost, assigned: AssignedStages) -> PlanCandidate:
-    step_ms, cuts = fine.best_cut(assigned.groups)
+    step_ms, cuts = fine.best_cut(assigned.groups, assigned.step_ms if assigned.cuts else np.inf)
     recut = replace(assigned, step_ms=step_ms, cuts=cuts)
     nothing = StepForecast(
         step_ms=step_ms, bottleneck_ms=0, fill_ms=0, reduction_ms=0, constant_ms=0, stages=()
