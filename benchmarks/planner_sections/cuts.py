@@ -117,13 +117,10 @@ def _any_order(bench: Bench, name: str, case: PartitioningCase, order: list[int]
     longer = replace(GraphCutConfig(seed=bench.seed + 1), rounds=40, moves=1200, stale_moves=300)
     best = min(best, cut_graph(graph, stages, longer)[0])
     proof = _proof(bench, case, min(best, mine))
-    beside = {"bound": proof.bound / best} if proof is not None and proof.bound else {}
-    bench.told(
-        f"{name}: costliest stage, of that in any order",
-        mine / best,
-        note="the bound is proven" if proof is not None and proof.closed else "",
-        **beside,
-    )
+    note = ""
+    if proof is not None and proof.bound:
+        note = f"solver's bound {proof.bound / best:.3f}{', closed' if proof.closed else ''}"
+    bench.told(f"{name}: costliest stage, of that in any order", mine / best, note=note)
 
 
 def _proof(bench: Bench, case: PartitioningCase, upper: float) -> ProvenBound | None:
