@@ -66,6 +66,9 @@ def search_plan(request: PlanRequest, judge: Judge | None = None) -> PlanAnswer:
     if judge is not None:
         fitting = judged(fitting, fine, request, judge)
     chosen = _choose(fitting, request)
+    if len({(each.shape, round(each.found.step_ms)) for each in fitting}) <= ALTERNATIVES:
+        shapes = _other_shapes(request, fine, coarse, have, chosen)
+        fitting += judged(shapes, fine, request, judge) if shapes and chosen.simulated and judge else shapes
     forecast = chosen.forecast
     others = sorted(
         (other for other in fitting if other is not chosen), key=lambda other: other.found.step_ms
@@ -249,6 +252,27 @@ def _candidates(
     return [_recut(fine, assigned) for assigned in chosen.values()]
 
 
+def _other_shapes(
+    request: PlanRequest, fine: StepCost, coarse: StepCost, have: Sequence[int], chosen: PlanCandidate
+) -> list[PlanCandidate]:
+    """What other stages and replicas than the job asks for would take, where what it asks for leaves few
+    choices: a stage fewer and more of as many instances, and an instance fewer."""
+    counts = [sum(group) for group in chosen.found.groups]
+    total, stages = sum(counts), len(counts)
+    shapes = []
+    for count in (stages - 1, stages + 1):
+        if least_stages(request) <= count <= min(total, fine.pieces):
+            shapes.append([(at + 1) * total // count - at * total // count for at in range(count)])
+    if (largest := max(counts)) > 1:
+        at = counts.index(largest)
+        shapes.append([*counts[:at], largest - 1, *counts[at + 1 :]])
+    config = AssignmentConfig(restarts=3, stale_moves=4, evaluations=50, candidates=40, seed=request.seed)
+    found = [
+        best_assignments(coarse, have, len(shape), shape=shape, config=config, most=1)[0] for shape in shapes
+    ]
+    return [other for other in (_recut(fine, assigned) for assigned in found) if other.found.cuts]
+
+
 def _recut(fine: StepCost, assigned: AssignedStages) -> PlanCandidate:
     step_ms, cuts = fine.best_cut(assigned.groups, assigned.step_ms if assigned.cuts else np.inf)
     recut = replace(assigned, step_ms=step_ms, cuts=cuts)
@@ -299,6 +323,9 @@ def _alternatives(
 def _why_not(chosen: PlanCandidate, other: PlanCandidate) -> str:
     if other.found.step_ms < chosen.found.step_ms:
         more = other.found.instances - chosen.found.instances
+        if more <= 0:
+            less = 1 - other.found.step_ms / chosen.found.step_ms
+            return f"{less:.1%} shorter: the job asks for other stages or replicas"
         return f"{1 - other.found.step_ms / chosen.found.step_ms:.1%} shorter for {more} instances more"
     mine, theirs = chosen.forecast, other.forecast
     parts = {
