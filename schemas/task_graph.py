@@ -277,6 +277,9 @@ class TaskGraph(Part):
         {}, description="links between clusters, by the mesh's topology file; empty: there is none"
     )
     forecast: PlanForecast | None = Field(None, description="as planned; changes of replicas leave it")
+    facts_digest: str = Field(
+        "", description="of what its slots could do when it was planned; empty: an older orchestrator's plan"
+    )
 
     def unit(self, sid: str) -> TaskUnit:
         return next(unit for unit in self.units if unit.sid == sid)

@@ -17,7 +17,7 @@ from functools import cache
 import numpy as np
 
 from benchmarks.mind_sections.scenarios import Slot, SlotScripts
-from entities.planner.search.layer_graph import LayerChain
+from entities.planner.search.layer_chain import LayerChain
 from entities.planner.search.step_cost import InstanceKind, StepCost, StepSettings
 from schemas.slot_conditions import SlotPhase, SlotScript
 from schemas.task_graph import TaskGraph

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.policy_data.forms import WrongForm, read_json, read_text
-from entities.planner.search.contraction import contract
-from entities.planner.search.layer_graph import (
-    Floats,
-    LayerChain,
+from benchmarks.planner_sections.any_order.contraction import contract
+from benchmarks.planner_sections.any_order.layer_graph import (
     LayerGraph,
     OutputFlow,
     branch_first_order,
     live_bytes,
 )
+from benchmarks.policy_data.forms import WrongForm, read_json, read_text
+from entities.planner.plan_request import PlanLayer
+from entities.planner.search.layer_chain import Floats, LayerChain
 
 PROFILE = re.compile(
     r"(\S+) -- .* -- forward_compute_time=([\d.]+), backward_compute_time=([\d.]+), "
@@ -159,3 +159,16 @@ def _merged(columns: Floats, live: Floats, names: list[str], layers: int | None)
         crossing_bytes=live[edges],
         edges=tuple(range(len(edges))),
     )
+
+
+def planned_layers(chain: LayerChain) -> tuple[PlanLayer, ...]:
+    """The layers of a chain as a request has them."""
+    columns = (
+        chain.work_ms,
+        chain.state_bytes,
+        chain.activation_bytes,
+        chain.reduction_bytes,
+        chain.crossing_bytes[1:],
+    )
+    rows = zip(*(map(float, column) for column in columns), strict=True)
+    return tuple(PlanLayer(name, *row) for name, row in zip(chain.names, rows, strict=True))

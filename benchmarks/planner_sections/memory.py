@@ -1,6 +1,8 @@
-"""No slot beyond its memory: random models on random nodes, and how many of those refused had no place.
+"""Random models on random nodes: no slot beyond its memory, and no search that is worse than no search.
 
-Drawn: 4–24 layers, 2–16 slots of unequal memory and speed, stages and replicas given or not.
+Drawn: 4–24 layers, 2–16 slots of unequal memory and speed, stages and replicas given or not. The plan made at
+once takes the slots as they come; what it takes on them is computed by the formula of the search. The best
+step is asked for, however many slots that takes, for that is what the two are compared in.
 """
 
 from __future__ import annotations
@@ -11,16 +13,20 @@ import numpy as np
 
 from benchmarks.harness.emptiness import some
 from benchmarks.policy_sections.sheet import Bench
-from entities.planner.plan_request import NoPlan, PlanLayer, PlanRequest, PlanSlot
-from entities.planner.search.plan_search import search_plan
+from entities.planner.plan_at_once import plan_at_once
+from entities.planner.plan_request import NoPlan, PlanAnswer, PlanLayer, PlanRequest, PlanSlot
+from entities.planner.search.plan_places import groups_of, kind_of
+from entities.planner.search.plan_search import chain_of_request, search_plan, settings_of
+from entities.planner.search.step_cost import StepCost
 
 PLANS = 1000
 
 
 def run(bench: Bench) -> None:
-    """Slots with more in them than they have, in 1,000 plans."""
+    """Slots with more in them than they have, and steps beside plans made at once, in 1,000 plans."""
     draws = np.random.default_rng(bench.seed)
-    planned = refused = beyond = 0
+    planned = refused = beyond = at_once_alone = 0
+    beside: list[float] = []
     began = time.perf_counter()
     while planned < PLANS and planned + refused < 5 * PLANS:
         request = drawn_request(draws)
@@ -28,14 +34,45 @@ def run(bench: Bench) -> None:
             answer = search_plan(request)
         except NoPlan:
             refused += 1
+            at_once_alone += at_once_ms(request) is not None
             continue
         planned += 1
+        if (at_once := at_once_ms(request)) is not None:
+            beside.append(answer.forecast.step_ms / at_once)
         for place in answer.places:
             room = request.slots[place.slot].memory_bytes
             beyond += bool(room) and answer.forecast.memory_bytes[place.stage] > room
     some(range(planned), "plans", f"{refused} requests, all refused")
     bench.say(f"{planned} plans, {refused} requests refused, {time.perf_counter() - began:.0f} s")
     bench.at_most("slots beyond their memory", float(beyond), 0.0)
+    some(beside, "plans that are made at once, too")
+    worse = sum(ratio > 1 + 1e-9 for ratio in beside)
+    bench.at_most(
+        "searched plans with a longer step than the plan at once",
+        float(worse),
+        0.0,
+        note=f"{len(beside)} requests have both",
+        mean=float(np.mean(beside)),
+        worst=max(beside),
+    )
+    bench.at_most("plans at once that the search has not found", float(at_once_alone), 0.0)
+
+
+def at_once_ms(request: PlanRequest) -> float | None:
+    """The step of the plan made at once on the very slots that it takes, by the search's formula; None: there
+    is no such plan."""
+    try:
+        answer = plan_at_once(request)
+    except NoPlan:
+        return None
+    return step_on_slots_ms(request, answer)
+
+
+def step_on_slots_ms(request: PlanRequest, answer: PlanAnswer) -> float:
+    """What a plan's step takes on the slots of its places, ms."""
+    kinds = sorted({kind_of(slot) for slot in request.slots})
+    cost = StepCost(chain_of_request(request), kinds, settings_of(request))
+    return cost.forecast(list(answer.cuts), groups_of(request, kinds, answer)).step_ms
 
 
 def drawn_request(draws: np.random.Generator) -> PlanRequest:
@@ -70,5 +107,6 @@ def drawn_request(draws: np.random.Generator) -> PlanRequest:
         stages=stages,
         replicas=replicas,
         memory_factor=1.1,
+        least_gain=0.0,
         effort=0.1,
     )

@@ -1,7 +1,8 @@
 """Large models and many units: seconds.
 
-A drawn chain of 1,251 layers whose outputs skip up to forty layers, cut into 8 and into 64 stages; 10,000
-units placed on 1,251 nodes of eight slots; the plan at once that the leader may make on its own loop.
+The product's search on a drawn chain of 1,251 layers whose outputs skip up to forty layers: 8 stages on
+slots of one speed and on slots of four, 64 stages; 10,000 units placed on 1,251 nodes of eight slots; the
+plan at once that the leader may make on its own loop.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import time
 
 import numpy as np
 
+from benchmarks.planner_sections.any_order.layer_graph import LayerGraph, OutputFlow
+from benchmarks.planner_sections.cuts import request_of_order
 from benchmarks.policy_sections.sheet import Bench
 from entities.planner.first_placement import NeededPlace, NodeRoom, place_first
 from entities.planner.plan_at_once import is_small, plan_at_once
 from entities.planner.plan_request import PlanLayer, PlanRequest, PlanSlot
-from entities.planner.search.chain_cut import interval_sums, interval_transfers, least_bottleneck
-from entities.planner.search.layer_graph import LayerGraph, OutputFlow
+from entities.planner.search.plan_search import search_plan
 
 LAYERS = 1251
 
@@ -24,16 +26,18 @@ def run(bench: Bench) -> None:
     """Rows of seconds."""
     draws = np.random.default_rng(bench.seed)
     graph = drawn_graph(draws, LAYERS)
-    for stages in (8, 64):
+    order = list(range(graph.count))
+    unequal = (0.5, 0.5, 1.0, 1.0, 1.0, 2.0, 2.0, 4.0)
+    for name, speeds in (("", (1.0,) * 8), (" of unequal slots", unequal), ("", (1.0,) * 64)):
+        request = request_of_order(graph, order, speeds)
         began = time.perf_counter()
-        order = list(range(graph.count))
-        cost = interval_sums(np.array(graph.work_ms)) + interval_transfers(graph, order)
-        least_bottleneck([cost] * stages)
+        search_plan(request)
         took = time.perf_counter() - began
-        if stages == 8:
-            bench.at_most(f"{LAYERS} layers, {stages} stages", took, 2.0, unit="s")
+        title = f"search, {LAYERS} layers, {len(speeds)} stages{name}"
+        if speeds == (1.0,) * 8:
+            bench.at_most(title, took, 2.0, unit="s")
         else:
-            bench.told(f"{LAYERS} layers, {stages} stages", took, unit="s")
+            bench.told(title, took, unit="s")
     for count in (512, 10_000):
         units = [NeededPlace(stage, replica, 10**9) for stage in range(8) for replica in range(count // 8)]
         nodes = [

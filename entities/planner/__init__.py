@@ -1,8 +1,10 @@
 """The planner: where a model is cut, which instances work for which stage, where they run (draft §3, §4.5).
 
-It decides a plan from what a request says: layers with their costs, free slots with speed and memory, and
-what lies between them. The orchestrator asks. Deciding is pure: no clock, and searches end by counts, so
-the same request gives the same plan. It never starts an instance and reads no record.
+It decides, from what a request says (layers in the order in which the model computes them, free slots with
+speed and memory, and what lies between them): into how many stages that order is cut and where, how many
+instances each stage has and in which slots, and what a step of that is forecast to take. The orchestrator
+asks. Deciding is pure: no clock, and searches end by counts, so the same request gives the same plan. It
+never changes the order of layers, never starts an instance, and reads no record.
 
 plan_request.py      what is asked and answered, as JSON between processes; `NoPlan`
 plan_at_once.py      the plan of a small job, or one to fall back on, for the leader's loop

@@ -15,12 +15,11 @@ from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.instances import NodeLost, NotReady, StartFailed
 from entities.orchestrator.job_state.retry_limits import Parked
 from entities.orchestrator.planning.eligible_slots import class_of, eligible, query_of
-from entities.orchestrator.planning.placement import NoRoom, OpenRoom, are_free
+from entities.orchestrator.planning.placement import NoRoom, OpenRoom, are_free, facts_digest
 from entities.orchestrator.planning.plan_requests import (
     cluster_distances,
     on_network,
     request_for,
-    still_open,
 )
 from entities.orchestrator.planning.task_graph import graph_for, room_for, why_inexact
 from entities.orchestrator.queue.granted_plan import GrantFacts, plan_granted
@@ -142,22 +141,18 @@ class Deployment:
             await job.store.note(now=True, bits_class=found)
 
     async def _plan(self, topology: ModelTopology) -> TaskGraph:
-        """Waits in the queue until the job has its slots."""
-        began = time.monotonic()
-        place = partial(self.place, topology)
-        with self._searching(), self._job.queue.turn(self._job.name, place) as turn:
-            self._turn = turn
-            while isinstance(graph := await self._told(turn), NoRoom):
-                if graph.never and not self._has_trained:  # what has trained waits for the nodes that it had
-                    raise BadJob(graph.reason)
-                waits_as = JobState.PARKED if self._has_trained else JobState.QUEUED
-                async with self._job.queue.writing:
-                    if self._job.store.record.state is not waits_as:
-                        await self._job.store.move(waits_as, graph.reason)
-                    else:
-                        await self._job.store.reason(graph.reason)
-                began = time.monotonic()
-        graph = await self._on_network(await self._improve(graph, topology))
+        """Waits in the queue until the job has its slots; records the plan, if they still are as it has them.
+
+        Slots that change again and again while a plan is searched are taken as they come in the end.
+        """
+        for left in reversed(range(PLAN_TRIES)):
+            graph, began = await self._granted(topology)
+            graph = await self._on_network(await self._improve(graph, topology))
+            if not self._is_stale(graph) or not left:
+                break
+            self.waits = True
+            self._job.instances.graph = None
+            await self._job.store.reason("its slots changed while a better plan was searched: planned again")
         if (former := self._job.store.record.graph) is not None:
             seen = [former.revision, *(recut.plan for recut in self._job.store.record.recuts)]
             graph = graph.model_copy(update={"revision": max(seen) + 1})
@@ -177,6 +172,28 @@ class Deployment:
             inexact_because=because,
         )
         return graph
+
+    def _is_stale(self, graph: TaskGraph) -> bool:
+        """Whether its slots can do something else than they could when it was planned."""
+        return graph.facts_digest != facts_digest(graph.placements, self._job.mesh.open_nodes())
+
+    async def _granted(self, topology: ModelTopology) -> tuple[TaskGraph, float]:
+        """The plan at once when the queue has given the job its slots, and since when it was only planned."""
+        began = time.monotonic()
+        place = partial(self.place, topology)
+        with self._searching(), self._job.queue.turn(self._job.name, place) as turn:
+            self._turn = turn
+            while isinstance(graph := await self._told(turn), NoRoom):
+                if graph.never and not self._has_trained:  # what has trained waits for the nodes that it had
+                    raise BadJob(graph.reason)
+                waits_as = JobState.PARKED if self._has_trained else JobState.QUEUED
+                async with self._job.queue.writing:
+                    if self._job.store.record.state is not waits_as:
+                        await self._job.store.move(waits_as, graph.reason)
+                    else:
+                        await self._job.store.reason(graph.reason)
+                began = time.monotonic()
+        return graph, began
 
     async def _told(self, turn: QueueTurn) -> TaskGraph | NoRoom:
         """What the queue says.
@@ -246,12 +263,15 @@ class Deployment:
                     self._unfit = extent, planned.unfit
                 return planned.graph
             cordoned = job.mesh.cordons.places()
-            if are_free(planned.graph, job.mesh.open_nodes(), job.queue.occupied(job.name), cordoned):
+            free = are_free(planned.graph, job.mesh.open_nodes(), job.queue.occupied(job.name), cordoned)
+            if free and not self._is_stale(planned.graph):
                 job.instances.graph = planned.graph
                 self.waits, self.placed_at = False, time.time()
                 return planned.graph
         job.queue.again()
-        return NoRoom("the slots that it was to get were taken while it was planned: it is planned again")
+        return NoRoom(
+            "the slots that it was to get were taken, or changed, while it was planned: it is planned again"
+        )
 
     async def _search_for(self, request: PlanRequest) -> None:
         refusal: NoRoom | None = None
@@ -301,8 +321,11 @@ class Deployment:
         except NoPlan:
             return graph  # only with less memory than all that windows may hold
         better = await beside_the_loop(graph_for, job.name, shaped, topology, room, request, answer)
-        now = self._room(graph)
-        if isinstance(better, NoRoom) or isinstance(now, NoRoom) or not still_open(now, request, answer):
+        if isinstance(better, NoRoom) or self._is_stale(better):
+            return graph
+        if not are_free(
+            better, job.mesh.open_nodes(), job.queue.occupied(job.name), job.mesh.cordons.places()
+        ):
             return graph
         job.instances.graph = better
         return better

@@ -8,6 +8,8 @@ the first stage's instances and take no slot.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ from schemas.cluster import NodeStatus, Slot
 from schemas.memory_estimate import shown
 from schemas.task_graph import Placement, TaskGraph, TaskUnit, UnitKind
 
+STAGE = "stage"
+"""The kind of work (`Capability.speed`) by which a stage's time is compared."""
 Cordoned = Mapping[str, Collection[int | None]]
 """Slots that get no new instances, by node agent; None stands for the whole node."""
 
@@ -210,6 +214,29 @@ def are_free(
         if place.slot >= 0 and place.slot not in unused:
             return False
     return True
+
+
+def facts_digest(placements: Iterable[Placement], nodes: Iterable[NodeStatus]) -> str:
+    """SHA-256 of what a plan's slots can do, as far as a plan depends on it; 64 hexadecimal digits.
+
+    That is where they are, their kind, memory, speed and class of bits, and all labels. Who is in them is no
+    part of it: that is `are_free`. A slot that is no longer there has nothing.
+    """
+    there = {(node.cluster, node.node): node for node in nodes}
+    facts = []
+    for place in sorted(placements, key=lambda place: place.sid):
+        node = there.get((place.cluster, place.node))
+        slots = () if node is None else node.slots
+        slot = next((slot for slot in slots if slot.index == place.slot), None)
+        able = slot and [
+            slot.device_kind,
+            slot.memory_bytes,
+            f"{slot.speed.get(STAGE, 1.0) * slot.performance:.2g}",
+            slot.bits_class,
+            sorted(slot.labels.items()),
+        ]
+        facts.append([place.sid, place.cluster, place.node, place.slot, node and node.sid, able])
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def place_data_units(

@@ -9,20 +9,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from entities.orchestrator.planning.placement import OpenRoom
+from entities.orchestrator.planning.placement import STAGE, OpenRoom
 from entities.orchestrator.planning.plan_rules import kept_edges, labels_for, rules_of
 from entities.orchestrator.planning.segmentation import cut_edges
 from entities.planner.layer_rules import with_rules
 from entities.planner.network_topology import NetworkTopology, distances, measured_topology
-from entities.planner.plan_request import PlanAnswer, PlanLayer, PlanRequest, PlanSlot
+from entities.planner.plan_request import PlanLayer, PlanRequest, PlanSlot
 from schemas.cluster import NodeStatus, Slot
 from schemas.job import JobSpec
 from schemas.limits import SPEEDS_ALIKE
 from schemas.memory_estimate import estimate_stage
 from schemas.task_graph import ModelTopology
 
-STAGE = "stage"
-"""The kind of work (`Capability.speed`) by which a stage's time is compared."""
 SUMS_BYTES = {True: 9, False: 4}
 """Bytes of a trained parameter, as replicas exchange their sums: exact ones packed (ADR-0066), or floats."""
 
@@ -210,13 +208,6 @@ def on_network(request: PlanRequest, network: MeshNetwork, step_ms: float) -> Pl
         hosts=topology.hosts,
         links=tuple((first, second, speed) for (first, second), speed in topology.links.items()),
     )
-
-
-def still_open(room: OpenRoom, request: PlanRequest, answer: PlanAnswer) -> bool:
-    """Whether all slots of an earlier request's plan are free now."""
-    free = {(sid, slot.index) for sid, slots in room.free.items() for slot in slots}
-    chosen = (request.slots[place.slot] for place in answer.places)
-    return all((slot.node, slot.index) in free for slot in chosen)
 
 
 def alike_speeds(speeds: Iterable[float]) -> dict[float, float]:

@@ -8,14 +8,16 @@ from dataclasses import asdict, replace
 from entities.orchestrator.planning.kept_apart import owners_constraints
 from entities.orchestrator.planning.memory_fit import fewer_slots
 from entities.orchestrator.planning.placement import (
+    STAGE,
     Cordoned,
     NoRoom,
     OpenRoom,
+    facts_digest,
     open_room,
     placement,
     with_data_units,
 )
-from entities.orchestrator.planning.plan_requests import STAGE, request_for
+from entities.orchestrator.planning.plan_requests import request_for
 from entities.orchestrator.planning.plan_rules import open_to
 from entities.planner.plan_at_once import cut_at_once, plan_at_once, steps_ms
 from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest
@@ -205,6 +207,7 @@ def graph_for(
         parameters=topology.parameters,
         batch=topology.batch,
         sources=topology.sources,
+        facts_digest=facts_digest(placed, room.nodes),
         tied_stages=tied_stages(topology.shared, cuts),
         forecast=PlanForecast(
             **asdict(answer.forecast),

@@ -8,9 +8,7 @@ plan_places.py          the slot of each instance
 step_cost.py            what a step takes; the best cut for given instances
 instance_assignment.py  which instances work for which stage: tabu over counts
 chain_cut.py            the exact cut of a chain
-graph_cut.py            that of a graph with branches
-contraction.py          ties and cycles as one layer
-layer_graph.py          what is cut
+layer_chain.py          what is cut: the layers in the order in which the model computes them
 plan_trial.py           candidates, and their trial by a judge
 access_routes.py        which links lie between hosts
 link_placement.py       places where the busiest link is least busy

@@ -13,7 +13,7 @@ import numpy as np
 
 from entities.planner.network_topology import NetworkTopology, neighbours, shortest
 from entities.planner.plan_request import NoPlan
-from entities.planner.search.layer_graph import Floats
+from entities.planner.search.layer_chain import Floats
 
 MOST_ROUTES = 100_000_000
 """Numbers that routes between access points may take."""

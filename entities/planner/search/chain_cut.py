@@ -2,7 +2,7 @@
 
 A stage's cost is any function of its first and last edge, given as a matrix, so stages may differ in speed
 and memory. The least bottleneck is exact, and so is the least sum of weights among the cuts within a
-bottleneck. The work is O(edges² · stages) in numpy: 1,251 layers and 8 stages take some 0.1 s.
+bottleneck. The work is O(edges² · stages) in numpy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from entities.planner.search.layer_graph import Floats, LayerGraph
+from entities.planner.search.layer_chain import Floats
 
 Cuts = list[tuple[int, int]]
 """(first, last) edge of each stage, as indices of the matrices; the last is exclusive."""
@@ -29,41 +29,23 @@ def least_bottleneck(costs: Sequence[Floats]) -> tuple[float, Cuts]:
     """Cuts into `len(costs)` stages, none of them empty, such that the costliest stage costs least.
 
     Args:
-        costs: of each stage, `(n+1, n+1)`: at [i, j] the cost of layers i…j-1; infinite where it may not be.
+        costs: of each stage: at [i, j] the cost from its i-th first edge to its j-th last one; infinite where
+            it may not be. The last edges of a stage are the first ones of the next. The chain begins at the
+            first row of the first matrix, and ends at the last column of the last one; all are `(n+1, n+1)`
+            where a stage may begin anywhere.
 
     Returns:
         The cost of the costliest stage, infinite if there is no such cut, and the cuts (then empty).
     """
-    size = costs[0].shape[0]
-    columns = np.arange(size)
-    least = np.full(size, np.inf)
-    least[0] = 0.0
-    work = np.empty((size, size))
+    least = np.full(costs[0].shape[0], np.inf)
+    least[0] = -np.inf
     firsts = []
     for cost in costs:
-        np.maximum(least[:, None], cost, out=work)
+        work = np.maximum(least[:, None], cost)
         first = work.argmin(0)
-        least = work[first, columns]
+        least = work[first, np.arange(cost.shape[1])]
         firsts.append(first)
-    return float(least[-1]), _traced(firsts) if np.isfinite(least[-1]) else []
-
-
-def least_bottlenecks(cost: Floats, stages: int) -> list[tuple[float, Cuts]]:
-    """`least_bottleneck` for 1…`stages` stages of equal cost, in one pass."""
-    size = cost.shape[0]
-    columns = np.arange(size)
-    least = np.full(size, np.inf)
-    least[0] = 0.0
-    work = np.empty((size, size))
-    firsts: list[np.ndarray] = []
-    found: list[tuple[float, Cuts]] = []
-    for _ in range(stages):
-        np.maximum(least[:, None], cost, out=work)
-        first = work.argmin(0)
-        least = work[first, columns]
-        firsts.append(first)
-        found.append((float(least[-1]), _traced(firsts) if np.isfinite(least[-1]) else []))
-    return found
+    return float(least[-1]), traced(firsts) if np.isfinite(least[-1]) else []
 
 
 def least_sum(weights: Sequence[Floats], costs: Sequence[Floats], bottleneck: float) -> tuple[float, Cuts]:
@@ -77,58 +59,21 @@ def least_sum(weights: Sequence[Floats], costs: Sequence[Floats], bottleneck: fl
     Returns:
         The sum, infinite if there is no such cut, and the cuts.
     """
-    size = costs[0].shape[0]
-    columns = np.arange(size)
-    total = np.full(size, np.inf)
+    total = np.full(costs[0].shape[0], np.inf)
     total[0] = 0.0
     firsts = []
     for weight, cost in zip(weights, costs, strict=True):
         work = np.where(cost <= bottleneck, weight, np.inf) + total[:, None]
         first = work.argmin(0)
-        total = work[first, columns]
+        total = work[first, np.arange(cost.shape[1])]
         firsts.append(first)
-    return float(total[-1]), _traced(firsts) if np.isfinite(total[-1]) else []
+    return float(total[-1]), traced(firsts) if np.isfinite(total[-1]) else []
 
 
-def interval_transfers(graph: LayerGraph, order: Sequence[int]) -> Floats:
-    """`(n+1, n+1)`: at [i, j] what layers i…j-1 of an order send to others and take from others.
-
-    Each output counts once for the stage that sends it and once for each stage that takes it (Tarnawski et
-    al., 2020): stages send straight to each other here, and relay nothing.
-    """
-    count = graph.count
-    position = {layer: at for at, layer in enumerate(order)}
-    boxes: list[tuple[int, int, int, int, float]] = []  # intervals [i, j): i in low…high, j in low…high
-
-    for flow in graph.flows:
-        source = position[flow.source]
-        takers = sorted(position[consumer] for consumer in flow.consumers)
-        low, high = min(source, takers[0]), max(source, takers[-1])
-        boxes.append((0, source, source + 1, count, flow.size))  # has the source, so sends it …
-        boxes.append((0, low, high + 1, count, -flow.size))  # … unless all who take it are inside
-        before = -1
-        for taker in takers:  # the first taker inside is this one: takes it, unless the source is inside, too
-            boxes.append((before + 1, taker, taker + 1, count, flow.size))
-            boxes.append((before + 1, min(taker, source), max(taker, source) + 1, count, -flow.size))
-            before = taker
-    change = np.zeros((count + 2, count + 2))
-    if boxes:
-        corners = np.array(boxes)
-        corners = corners[(corners[:, 0] <= corners[:, 1]) & (corners[:, 2] <= corners[:, 3])]
-        rows, past_rows = corners[:, 0].astype(int), corners[:, 1].astype(int) + 1
-        columns, past_columns = corners[:, 2].astype(int), corners[:, 3].astype(int) + 1
-        sizes = corners[:, 4]
-        np.add.at(change, (rows, columns), sizes)
-        np.add.at(change, (past_rows, columns), -sizes)
-        np.add.at(change, (rows, past_columns), -sizes)
-        np.add.at(change, (past_rows, past_columns), sizes)
-    transfers: Floats = change.cumsum(0).cumsum(1)[: count + 1, : count + 1]
-    return np.maximum(transfers, 0.0)
-
-
-def _traced(firsts: Sequence[np.ndarray]) -> Cuts:
+def traced(firsts: Sequence[np.ndarray]) -> Cuts:
+    """The cuts of a dynamic programme that noted, stage by stage, the first edge for each last one."""
     cuts: Cuts = []
-    last = len(firsts[0]) - 1
+    last = len(firsts[-1]) - 1
     for first in reversed(firsts):
         cuts.append((int(first[last]), last))
         last = int(first[last])

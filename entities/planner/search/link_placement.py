@@ -16,7 +16,7 @@ import numpy as np
 
 from entities.planner.constraints import PlaceConstraint, PlaceFacts
 from entities.planner.search.access_routes import AccessRoutes
-from entities.planner.search.layer_graph import Floats
+from entities.planner.search.layer_chain import Floats
 
 MOST_UNITS = 512
 """Beyond these the first placement stays."""

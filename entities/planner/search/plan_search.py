@@ -25,15 +25,15 @@ from entities.planner.plan_request import (
     PlannedStep,
     PlanRequest,
 )
-from entities.planner.search.chain_cut import interval_sums, least_bottlenecks
 from entities.planner.search.instance_assignment import AssignedStages, AssignmentConfig, best_assignments
-from entities.planner.search.layer_graph import LayerChain
+from entities.planner.search.layer_chain import LayerChain
 from entities.planner.search.plan_places import first_places, groups_of, kind_of, on_links
 from entities.planner.search.plan_trial import JUDGED, Judge, PlanCandidate, judged
 from entities.planner.search.step_cost import InstanceKind, StepCost, StepForecast, StepSettings
 
-COARSE_EDGES = 64
-"""While instances are assigned, a longer chain is cut at so many edges at most; the last cut uses all."""
+COARSE_PIECES, FINER_PIECES, FEW_SLOTS = 64, 128, 8
+"""While instances are assigned, a longer chain has so many pieces at most, and the second number where there
+are few slots; the last cut uses all edges."""
 STAGE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """That are tried where the planner chooses; then those beside the best one."""
 
@@ -54,18 +54,11 @@ def search_plan(request: PlanRequest, judge: Judge | None = None) -> PlanAnswer:
         raise NoPlan("no slot is free: wait for a job to end, or join a node", never=False)
     counts = Counter(kind_of(slot) for slot in request.slots)
     have = [counts[kind] for kind in kinds]
-    settings = StepSettings(
-        microbatches=request.microbatches,
-        link_bytes_per_s=request.link_bytes_per_s,
-        hop_ms=request.hop_ms,
-        constant_ms=request.constant_ms,
-        instance_ms=request.instance_ms,
-        most_held=request.most_held,
-        memory_factor=request.memory_factor,
-    )
+    settings = settings_of(request)
     pins = tuple(layer.pinned_to for layer in request.layers)
     fine = StepCost(chain, kinds, settings, pins, request.parted)
-    coarse = StepCost(coarser(chain, COARSE_EDGES, request.parted), kinds, settings, pins, request.parted)
+    pieces = FINER_PIECES if sum(have) <= FEW_SLOTS else COARSE_PIECES
+    coarse = StepCost(coarser(chain, pieces, request.parted), kinds, settings, pins, request.parted)
     candidates = _candidates(request, fine, coarse, have)
     fitting = [candidate for candidate in candidates if candidate.found.cuts]
     if not fitting:
@@ -73,6 +66,9 @@ def search_plan(request: PlanRequest, judge: Judge | None = None) -> PlanAnswer:
     if judge is not None:
         fitting = judged(fitting, fine, request, judge)
     chosen = _choose(fitting, request)
+    if len({(each.shape, round(each.found.step_ms)) for each in fitting}) <= ALTERNATIVES:
+        shapes = _other_shapes(request, fine, coarse, have, chosen)
+        fitting += judged(shapes, fine, request, judge) if shapes and chosen.simulated and judge else shapes
     forecast = chosen.forecast
     others = sorted(
         (other for other in fitting if other is not chosen), key=lambda other: other.found.step_ms
@@ -136,6 +132,19 @@ def _planned_step(forecast: StepForecast) -> PlannedStep:
     )
 
 
+def settings_of(request: PlanRequest) -> StepSettings:
+    """What the request's step depends on, as the cost model takes it."""
+    return StepSettings(
+        microbatches=request.microbatches,
+        link_bytes_per_s=request.link_bytes_per_s,
+        hop_ms=request.hop_ms,
+        constant_ms=request.constant_ms,
+        instance_ms=request.instance_ms,
+        most_held=request.most_held,
+        memory_factor=request.memory_factor,
+    )
+
+
 def chain_of_request(request: PlanRequest) -> LayerChain:
     """The layers as the cost model takes them."""
     layers = request.layers
@@ -161,15 +170,19 @@ def chain_of_request(request: PlanRequest) -> LayerChain:
 
 
 def coarser(chain: LayerChain, pieces: int, parted: Sequence[tuple[int, int, str]] = ()) -> LayerChain:
-    """The chain with at most so many pieces between its edges, as equal in work as they can be.
+    """The chain with at most so many pieces between its edges, each with about its share of the work.
 
     Edges between parted layers stay beside these.
     """
-    if len(chain.edges) - 1 <= pieces:
+    count = len(chain.edges) - 1
+    if count <= pieces:
         return chain
-    work = interval_sums(np.add.reduceat(chain.work_ms, np.array(chain.edges[:-1])))
-    _, cuts = least_bottlenecks(work, pieces)[-1]
-    kept = {chain.edges[last] for _, last in cuts}
+    reached = np.cumsum(np.add.reduceat(chain.work_ms, np.array(chain.edges[:-1])))
+    inner = np.arange(1, pieces)
+    at = np.searchsorted(reached, reached[-1] * inner / pieces) + 1
+    at = np.maximum.accumulate(at - inner) + inner  # no piece is empty, however heavy the one before it is
+    at = np.minimum(at, count - pieces + inner)
+    kept = {chain.edges[edge] for edge in (*at, count)}
     for lower, upper, _ in parted:
         kept.add(chain.edges[bisect_right(chain.edges, lower)])
         kept.add(chain.edges[bisect_right(chain.edges, upper) - 1])
@@ -239,8 +252,29 @@ def _candidates(
     return [_recut(fine, assigned) for assigned in chosen.values()]
 
 
+def _other_shapes(
+    request: PlanRequest, fine: StepCost, coarse: StepCost, have: Sequence[int], chosen: PlanCandidate
+) -> list[PlanCandidate]:
+    """What other stages and replicas than the job asks for would take, where what it asks for leaves few
+    choices: a stage fewer and more of as many instances, and an instance fewer."""
+    counts = [sum(group) for group in chosen.found.groups]
+    total, stages = sum(counts), len(counts)
+    shapes = []
+    for count in (stages - 1, stages + 1):
+        if least_stages(request) <= count <= min(total, fine.pieces):
+            shapes.append([(at + 1) * total // count - at * total // count for at in range(count)])
+    if (largest := max(counts)) > 1:
+        at = counts.index(largest)
+        shapes.append([*counts[:at], largest - 1, *counts[at + 1 :]])
+    config = AssignmentConfig(restarts=3, stale_moves=4, evaluations=50, candidates=40, seed=request.seed)
+    found = [
+        best_assignments(coarse, have, len(shape), shape=shape, config=config, most=1)[0] for shape in shapes
+    ]
+    return [other for other in (_recut(fine, assigned) for assigned in found) if other.found.cuts]
+
+
 def _recut(fine: StepCost, assigned: AssignedStages) -> PlanCandidate:
-    step_ms, cuts = fine.best_cut(assigned.groups)
+    step_ms, cuts = fine.best_cut(assigned.groups, assigned.step_ms if assigned.cuts else np.inf)
     recut = replace(assigned, step_ms=step_ms, cuts=cuts)
     nothing = StepForecast(
         step_ms=step_ms, bottleneck_ms=0, fill_ms=0, reduction_ms=0, constant_ms=0, stages=()
@@ -289,6 +323,9 @@ def _alternatives(
 def _why_not(chosen: PlanCandidate, other: PlanCandidate) -> str:
     if other.found.step_ms < chosen.found.step_ms:
         more = other.found.instances - chosen.found.instances
+        if more <= 0:
+            less = 1 - other.found.step_ms / chosen.found.step_ms
+            return f"{less:.1%} shorter: the job asks for other stages or replicas"
         return f"{1 - other.found.step_ms / chosen.found.step_ms:.1%} shorter for {more} instances more"
     mine, theirs = chosen.forecast, other.forecast
     parts = {

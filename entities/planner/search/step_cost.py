@@ -12,18 +12,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
 from entities.planner.layer_rules import reaches
 from entities.planner.search.chain_cut import Cuts, interval_sums, least_bottleneck, least_sum
-from entities.planner.search.layer_graph import Floats, LayerChain
+from entities.planner.search.layer_chain import Floats, LayerChain
 from entities.planner.windows import held, in_flight_before
 
 NO_FIT = 1e12
 """The step, ms, of what does not fit into memory, times by how much: a search still sees the way down."""
-SLACK = (1.0, 1.01, 1.04, 1.14, 1.3)
-"""Bottlenecks, beside the least one, within which the shortest fill is looked for."""
+UNBOUNDED = float(np.finfo(np.float64).max)
+"""Less than infinite: what may not be stays out."""
+SLACK = (0.0, 0.01, 0.02, 0.04, 0.08, 0.16, 0.3)
+"""Within the least that a stage takes beyond its fill, and such a part of it more, the shortest fill is
+looked for."""
 
 
 @dataclass(frozen=True, order=True)
@@ -103,6 +107,8 @@ class StepForecast:
 
 Group = tuple[int, ...]
 """How many instances of each kind one stage has."""
+Window = tuple[slice, slice]
+"""The edges at which a stage may begin, and at which it may end."""
 
 
 @lru_cache(maxsize=65536)
@@ -170,8 +176,12 @@ class StepCost:
         """How many stages there can be at most."""
         return len(self._edges) - 1
 
-    def best_cut(self, groups: Sequence[Group]) -> tuple[float, Cuts]:
+    def best_cut(self, groups: Sequence[Group], within_ms: float = np.inf) -> tuple[float, Cuts]:
         """The step's time with the best cut for these groups, one for each stage, and the cut.
+
+        Args:
+            groups: of each stage.
+            within_ms: a step that is known to be possible with them: a long chain is cut the sooner for it.
 
         Returns:
             Milliseconds and edges of the chain. What fits nowhere costs at least `NO_FIT`, and has no cut.
@@ -180,19 +190,33 @@ class StepCost:
         stages = len(groups)
         if stages > self.pieces or not all(map(any, groups)):
             return np.inf, []
-        matrices = [self._stage(stage, groups) for stage in range(stages)]
-        costs = [cost for cost, _ in matrices]
-        bottleneck, cuts = least_bottleneck(costs)
-        if not np.isfinite(bottleneck):
-            excess, _ = least_bottleneck([self._excess(stage, groups) for stage in range(stages)])
+        windows = self._windows(groups, within_ms)
+        matrices = [self._stage(stage, groups, window) for stage, window in enumerate(windows)]
+        overs = [over for over, _ in matrices]
+        least_over, cuts = least_bottleneck(overs)
+        if not np.isfinite(least_over):
+            excess, _ = least_bottleneck(
+                [self._excess(stage, groups, window) for stage, window in enumerate(windows)]
+            )
             return NO_FIT * max(1.0, excess), []
-        best, chosen = self._step_ms(cuts, groups), cuts
-        weights = [weight for _, weight in matrices]
-        for slack in SLACK if stages > 1 else ():
-            _, cuts = least_sum(weights, costs, bottleneck * slack + 1e-9)
-            if cuts and (time := self._step_ms(cuts, groups)) < best - 1e-9:
-                best, chosen = time, cuts
-        return best, [(int(self._edges[first]), int(self._edges[last])) for first, last in chosen]
+        chosen = self._edges_of(cuts, windows)
+        best = self.forecast(chosen, groups).step_ms
+        fills = [fill for _, fill in matrices]
+        constant = self._constant_ms(groups)
+        margin = abs(least_over)
+        # the first bound is none: if nothing is left between its fill and the step, no cut is better
+        for bound in (
+            (UNBOUNDED, *(least_over + slack * margin + 1e-9 for slack in SLACK)) if stages > 1 else ()
+        ):
+            fill, cuts = least_sum(fills, overs, bound)
+            if not cuts:
+                continue
+            edges = self._edges_of(cuts, windows)
+            if (time := self.forecast(edges, groups).step_ms) < best - 1e-9:
+                best, chosen = time, edges
+            if bound == UNBOUNDED and fill + least_over + constant >= best - 1e-9:
+                break
+        return best, chosen
 
     def forecast(self, cuts: Cuts, groups: Sequence[Group]) -> StepForecast:
         """What a step takes.
@@ -215,7 +239,7 @@ class StepCost:
         fill = sum(fills) - fills[worst]
         bottleneck = stages[worst].total_ms
         reduction = max(stage.reduction_ms for stage in stages)
-        constant = self.settings.constant_ms + self.settings.instance_ms * sum(map(sum, groups))
+        constant = self._constant_ms(groups)
         return StepForecast(
             step_ms=bottleneck + fill + reduction + constant,
             bottleneck_ms=bottleneck,
@@ -250,40 +274,90 @@ class StepCost:
         count = sum(group)
         return 1e3 * 2 * (count - 1) / count / self.settings.link_bytes_per_s
 
-    def _excess(self, stage: int, groups: Sequence[Group]) -> Floats:
+    def _constant_ms(self, groups: Sequence[Group]) -> float:
+        return self.settings.constant_ms + self.settings.instance_ms * sum(map(sum, groups))
+
+    def _windows(self, groups: Sequence[Group], within_ms: float) -> list[Window]:
+        """Where each stage may begin and end in a step that is no longer than this.
+
+        Such a step is at least what a stage computes for all microbatches, and what the others compute for
+        one of them. So a stage has no more work than that leaves, and those before it no more than theirs.
+        """
+        stages = len(groups)
+        whole = slice(0, self.pieces + 1)
+        if not np.isfinite(within_ms):
+            return [(whole, whole)] * stages
+        work = np.concatenate([[0.0], self._work[0, 1:]])
+        speeds = [self._speeds(group) for group in groups]
+        soonest = 1 / max(fast[-1][0] for fast in speeds)
+        spare = within_ms * (1 + 1e-9) - self._constant_ms(groups) - work[-1] * soonest
+        most = [
+            spare / beyond if (beyond := rounds(fast, self.settings.microbatches) - soonest) > 0 else np.inf
+            for fast in speeds
+        ]
+        slack = 1e-9 * work[-1]
+        reached = np.concatenate([[0.0], np.cumsum(most)])
+        left = np.concatenate([np.cumsum(most[::-1])[::-1], [0.0]])
+        edges = [
+            slice(
+                max(stage, int(np.searchsorted(work, work[-1] - left[stage] - slack))),
+                min(
+                    self.pieces - (stages - stage),
+                    int(np.searchsorted(work, reached[stage] + slack, "right")) - 1,
+                )
+                + 1,
+            )
+            for stage in range(stages + 1)
+        ]
+        edges[0], edges[-1] = slice(0, 1), slice(self.pieces, self.pieces + 1)
+        return list(pairwise(edges))
+
+    def _edges_of(self, cuts: Cuts, windows: Sequence[Window]) -> Cuts:
+        """Cuts of windows, as edges of the chain."""
+        return [
+            (int(self._edges[first + begins.start]), int(self._edges[last + ends.start]))
+            for (first, last), (begins, ends) in zip(cuts, windows, strict=True)
+        ]
+
+    def _excess(self, stage: int, groups: Sequence[Group], window: Window) -> Floats:
         """By how much each interval is too large, or infinite where a pin forbids it."""
         group = groups[stage]
         flying = held(self.settings.microbatches, _in_flight(groups, stage), self.settings.most_held)
-        need = (
-            self._state + self._kept * flying + 2 * self._live[None, :] * flying
-        ) * self.settings.memory_factor
+        kept = self._kept[window] * flying + 2 * self._live[None, window[1]] * flying
+        need = (self._state[window] + kept) * self.settings.memory_factor
         rooms = [kind.memory_bytes for kind, count in zip(self.kinds, group, strict=True) if count]
         room = min((room for room in rooms if room), default=0)
         excess: Floats = need / room if room else np.where(np.isfinite(need), 0.0, np.inf)
         if self._both_parted.any():
-            excess = np.where(self._both_parted, np.inf, excess)
+            excess = np.where(self._both_parted[window], np.inf, excess)
         for barred, count in zip(self._barred, group, strict=True):
             if count and barred is not None:
-                excess = np.where(barred > 0, np.inf, excess)
+                excess = np.where(barred[window] > 0, np.inf, excess)
         return excess
 
-    def _stage(self, stage: int, groups: Sequence[Group]) -> tuple[Floats, Floats]:
-        """(cost, fill) of each interval as this stage, ms of a step; the cost is infinite where it may not
-        be."""
+    def _stage(self, stage: int, groups: Sequence[Group], window: Window) -> tuple[Floats, Floats]:
+        """(what it takes beyond its fill, fill) of each interval as this stage, ms of a step; the first is
+        infinite where it may not be.
+
+        A step is the sum of all fills and the most that a stage takes beyond its own.
+        """
         group = groups[stage]
+        whole = window[0].stop - window[0].start > self.pieces
         key = (len(groups) - stage, _in_flight(groups, stage), not stage, group)
-        if (kept := self._matrices.get(key)) is not None:
+        if whole and (kept := self._matrices.get(key)) is not None:
             return kept
-        speeds = self._speeds(group)
-        compute = self._work * rounds(speeds, self.settings.microbatches)
-        link = self._both * (self.settings.microbatches * self._per_byte_ms(group))
-        cost = np.maximum(compute, link) + self._sums * self._reduction_ms_per_byte(group)
-        cost = np.where(self._excess(stage, groups) <= 1.0, cost, np.inf)
-        fill = self._work / speeds[-1][0]
+        speeds, work = self._speeds(group), self._work[window]
+        compute = work * rounds(speeds, self.settings.microbatches)
+        link = self._both[window] * (self.settings.microbatches * self._per_byte_ms(group))
+        cost = np.maximum(compute, link) + self._sums[window] * self._reduction_ms_per_byte(group)
+        fits = (self._excess(stage, groups, window) <= 1.0) & np.isfinite(work)
+        fill = work / speeds[-1][0]
         if stage:
-            fill = fill + (2e3 * self._live / self.settings.link_bytes_per_s)[:, None]
-        found = (cost, np.where(np.isfinite(cost), fill, 0.0))
-        if len(self._matrices) * self._work.size < 2e7:
+            sent = 2e3 * self._live[window[0]] / self.settings.link_bytes_per_s
+            fill = fill + (2 * self.settings.hop_ms + sent)[:, None]
+        fill = np.where(fits, fill, 0.0)
+        found = (np.where(fits, cost - fill, np.inf), fill)
+        if whole and len(self._matrices) * self._work.size < 2e7:
             self._matrices[key] = found
         return found
 
@@ -291,10 +365,6 @@ class StepCost:
         fastest = self._speeds(group)[-1][0]
         hop = 2 * self.settings.hop_ms + 2e3 * self._live[first] / self.settings.link_bytes_per_s
         return float(self._work[first, last] / fastest + (hop if stage else 0.0))
-
-    def _step_ms(self, cuts: Cuts, groups: Sequence[Group]) -> float:
-        edges = [(int(self._edges[first]), int(self._edges[last])) for first, last in cuts]
-        return self.forecast(edges, groups).step_ms
 
     def _stage_forecast(self, stage: int, first: int, last: int, groups: Sequence[Group]) -> StageForecast:
         group = groups[stage]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from entities.planner.search.instance_assignment import assign_instances
-from entities.planner.search.layer_graph import LayerChain
+from entities.planner.search.layer_chain import LayerChain
 from entities.planner.search.step_cost import NO_FIT, InstanceKind, StepCost, StepSettings, rounds
 
 

@@ -10,10 +10,11 @@ import pytest
 
 from entities.orchestrator.job import deployment
 from entities.orchestrator.job.deployment import PLAN_TRIES, Deployment
-from entities.orchestrator.planning.placement import NoRoom
+from entities.orchestrator.planning.placement import NoRoom, facts_digest
 from entities.orchestrator.queue.granted_plan import plan_granted
 from entities.orchestrator.queue.job_queue import JobQueue, SlotGrant
 from entities.orchestrator.queue.mesh_slots import queue_rules
+from schemas.cluster import NodeStatus
 from schemas.job import JobState
 from schemas.task_graph import TaskGraph
 from tests.builders.graphs import node, placement, topology
@@ -84,6 +85,38 @@ async def test_it_is_planned_anew_if_its_slot_is_cordoned_or_its_node_leaves(
     assert len(plans) == 2
 
 
+def given_speed(status: NodeStatus, speed: float) -> NodeStatus:
+    slots = tuple(slot.model_copy(update={"speed": {"stage": speed}}) for slot in status.slots)
+    return status.model_copy(update={"slots": slots})
+
+
+async def test_a_plan_of_slots_that_have_changed_is_refused_and_made_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody has taken them: the digest of what they can do is another one."""
+    first = node("a", slots=2)
+    mesh = await mesh_of(first)
+    waiting = Waiting(mesh, 2)
+    digests: list[str] = []
+
+    def planned(facts: Any) -> Any:
+        found = plan_granted(facts)
+        assert isinstance(found.graph, TaskGraph)
+        digests.append(found.graph.facts_digest)
+        if len(digests) == 1:
+            mesh.nodes["a-n"] = given_speed(first, 0.25)
+        return found
+
+    monkeypatch.setattr(deployment, "plan_granted", planned)
+    found = await waiting.place(2)
+    assert isinstance(found, TaskGraph)
+    assert len(digests) == 2
+    assert digests[0] != digests[1] == found.facts_digest
+    assert facts_digest(found.placements, mesh.open_nodes()) == found.facts_digest
+    mesh.nodes["a-n"] = given_speed(first, 0.2501)  # as good as measured before
+    assert facts_digest(found.placements, mesh.open_nodes()) == found.facts_digest
+
+
 async def test_while_others_take_all_that_it_plans_it_waits_and_holds_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -95,7 +128,7 @@ async def test_while_others_take_all_that_it_plans_it_waits_and_holds_nothing(
     plans = meanwhile(monkeypatch, taken)
     found = await waiting.place()
     assert isinstance(found, NoRoom)
-    assert "taken while it was planned" in found.reason
+    assert "were taken, or changed, while it was planned" in found.reason
     assert not found.never
     assert len(plans) == PLAN_TRIES
     assert waiting.instances.graph is None

@@ -4,6 +4,8 @@ turn."""
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,6 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from bus.connection import Bus
+from dmsc.client.job_file import load_job
 from entities.gateway.operations.jobs import OperationTimes
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.plan_question import asked, only, told
@@ -96,6 +99,27 @@ def test_rules_of_the_question_stand_instead_of_the_jobs() -> None:
     assert 3 not in request.edges
     with pytest.raises(NoPlan, match="needs 2 slots, 0 of 0 free"):
         asked(question(plan={"tabu": {"labels": ["price=0.5", "price=1.5"]}}), CHAIN, NODES, {}, {}, {})
+
+
+def test_memory_that_a_job_file_asks_for_decides_where_its_layers_are(tmp_path: Path) -> None:
+    def places(*constraints: dict[str, Any]) -> list[int]:
+        body = question().job.model_dump(mode="json", exclude_unset=True)
+        file = tmp_path / "job.yaml"
+        file.write_text(json.dumps(body | {"plan": {"constraints": constraints}}))
+        _, _, request = asked(PlanBody(job=load_job(file)), CHAIN, [sized], {}, {}, {})
+        return [request.slots[place.slot].memory_bytes >> 30 for place in search_plan(request).places]
+
+    first = node("a", "n1", 3)
+    rooms = (8, 24, 8)
+    slots = zip(first.slots, rooms, strict=True)
+    sized = first.model_copy(
+        update={"slots": tuple(slot.model_copy(update={"memory_bytes": gib << 30}) for slot, gib in slots)}
+    )
+    assert places() == [8, 8]
+    assert places({"kind": "memory", "layers": ["layer5"], "gib": 16}) == [8, 24]
+    assert places({"kind": "memory", "layers": ["layer0"], "gib": 16}) == [24, 8]
+    with pytest.raises(NoPlan, match=r"GiB"):
+        places({"kind": "memory", "layers": ["layer0"], "gib": 32})
 
 
 def test_the_best_shape_of_at_most_so_many_slots() -> None:

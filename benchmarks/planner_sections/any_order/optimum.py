@@ -1,4 +1,4 @@
-"""The least bottleneck of a graph's cut, proven by HiGHS: what the planner's cuts are compared with."""
+"""The least bottleneck of a graph's cut, proven by HiGHS: beside what the search for one finds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entities.planner.search.layer_graph import LayerGraph
+from benchmarks.planner_sections.any_order.layer_graph import LayerGraph
 
 GAP = 0.002
 """Relative; within it the bound counts as closed."""

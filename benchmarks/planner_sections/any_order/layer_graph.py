@@ -1,4 +1,4 @@
-"""What is cut: a model's layers with their costs, as a graph, and as the chain in which they are computed."""
+"""A model's layers as a graph: who takes whose output, an order of them, what is alive or sent along it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from entities.planner.plan_request import NoPlan
-
-Floats = NDArray[np.float64]
+from entities.planner.search.layer_chain import Floats
 
 
 @dataclass(frozen=True)
 class OutputFlow:
-    """One output of a layer and the layers that take it. It travels once to each stage that has some of them.
-    One output of a layer and the layers that take it. It travels once to each stage that has some of them."""
+    """One output of a layer and who takes it. It travels once to each stage that has some of these."""
 
     source: int
     size: float
@@ -43,30 +40,6 @@ class LayerGraph:
     """Of one microbatch, between its forward and its backward."""
     edges: tuple[tuple[int, int], ...]
     flows: tuple[OutputFlow, ...]
-
-    @property
-    def count(self) -> int:
-        return len(self.work_ms)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerChain:
-    """Layers in the order in which they are computed, and what is alive at the edges between them.
-
-    Edge e lies in front of layer e; `crossing_bytes` has one value more than there are layers. A stage relays
-    what later stages take of earlier ones, so all that is alive at an edge crosses it, once forward and, as
-    gradients, once backward.
-    """
-
-    names: tuple[str, ...]
-    work_ms: Floats
-    state_bytes: Floats
-    activation_bytes: Floats
-    reduction_bytes: Floats
-    """Of a layer's sums, as replicas exchange them at the end of a step."""
-    crossing_bytes: Floats
-    edges: tuple[int, ...]
-    """Where it may be cut, 0 and the number of layers among them."""
 
     @property
     def count(self) -> int:
@@ -142,3 +115,39 @@ def flows_by_layer(graph: LayerGraph) -> list[list[int]]:
         for layer in {flow.source, *flow.consumers}:
             touching[layer].append(number)
     return [touching[layer] for layer in range(graph.count)]
+
+
+def interval_transfers(graph: LayerGraph, order: Sequence[int]) -> Floats:
+    """`(n+1, n+1)`: at [i, j] what layers i…j-1 of an order send to others and take from others.
+
+    Each output counts once for the stage that sends it and once for each stage that takes it (Tarnawski et
+    al., 2020): stages send straight to each other here, and relay nothing.
+    """
+    count = graph.count
+    position = {layer: at for at, layer in enumerate(order)}
+    boxes: list[tuple[int, int, int, int, float]] = []  # intervals [i, j): i in low…high, j in low…high
+
+    for flow in graph.flows:
+        source = position[flow.source]
+        takers = sorted(position[consumer] for consumer in flow.consumers)
+        low, high = min(source, takers[0]), max(source, takers[-1])
+        boxes.append((0, source, source + 1, count, flow.size))  # has the source, so sends it …
+        boxes.append((0, low, high + 1, count, -flow.size))  # … unless all who take it are inside
+        before = -1
+        for taker in takers:  # the first taker inside is this one: takes it, unless the source is inside, too
+            boxes.append((before + 1, taker, taker + 1, count, flow.size))
+            boxes.append((before + 1, min(taker, source), max(taker, source) + 1, count, -flow.size))
+            before = taker
+    change = np.zeros((count + 2, count + 2))
+    if boxes:
+        corners = np.array(boxes)
+        corners = corners[(corners[:, 0] <= corners[:, 1]) & (corners[:, 2] <= corners[:, 3])]
+        rows, past_rows = corners[:, 0].astype(int), corners[:, 1].astype(int) + 1
+        columns, past_columns = corners[:, 2].astype(int), corners[:, 3].astype(int) + 1
+        sizes = corners[:, 4]
+        np.add.at(change, (rows, columns), sizes)
+        np.add.at(change, (past_rows, columns), -sizes)
+        np.add.at(change, (rows, past_columns), -sizes)
+        np.add.at(change, (past_rows, past_columns), sizes)
+    transfers: Floats = change.cumsum(0).cumsum(1)[: count + 1, : count + 1]
+    return np.maximum(transfers, 0.0)

@@ -13,8 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entities.planner.search.chain_cut import interval_sums, interval_transfers, least_bottlenecks
-from entities.planner.search.layer_graph import LayerGraph, branch_first_order, flows_by_layer, neighbours
+from benchmarks.planner_sections.any_order.layer_graph import (
+    LayerGraph,
+    branch_first_order,
+    flows_by_layer,
+    interval_transfers,
+    neighbours,
+)
+from entities.planner.search.chain_cut import Cuts, interval_sums, traced
+from entities.planner.search.layer_chain import Floats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +83,24 @@ def stage_costs(graph: LayerGraph, assigned: Sequence[int], stages: int) -> list
         if others:
             costs[source] += flow.size
     return costs
+
+
+def least_bottlenecks(cost: Floats, stages: int) -> list[tuple[float, Cuts]]:
+    """`chain_cut.least_bottleneck` for 1…`stages` stages of equal cost, in one pass."""
+    size = cost.shape[0]
+    columns = np.arange(size)
+    least = np.full(size, np.inf)
+    least[0] = 0.0
+    work = np.empty((size, size))
+    firsts: list[np.ndarray] = []
+    found: list[tuple[float, Cuts]] = []
+    for _ in range(stages):
+        np.maximum(least[:, None], cost, out=work)
+        first = work.argmin(0)
+        least = work[first, columns]
+        firsts.append(first)
+        found.append((float(least[-1]), traced(firsts) if np.isfinite(least[-1]) else []))
+    return found
 
 
 def _cut_of_order(graph: LayerGraph, order: Sequence[int], stages: int) -> tuple[float, list[int]]:

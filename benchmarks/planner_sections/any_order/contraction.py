@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from entities.planner.search.layer_graph import LayerGraph, OutputFlow
+from benchmarks.planner_sections.any_order.layer_graph import LayerGraph, OutputFlow
 
 
 def contract(
