@@ -51,8 +51,8 @@ def explain(
         return QueueExplanation(
             job=job, position=position, of=len(queue), cause=None, reason="starts now", starts_at=now
         )
-    starts_at = None
-    if hold.cause not in (Cause.HELD, Cause.NEVER):
+    starts_at = hold.expected_at
+    if hold.cause not in (Cause.HELD, Cause.NEVER, Cause.PLAN):  # nobody plans in virtual time
         starts_at = expected_start(job, queue, running, around, now)
     return QueueExplanation(
         job=job,
@@ -74,7 +74,7 @@ def expected_start(
     now: float,
 ) -> float | None:
     """When a waiting job starts if nothing new comes; None: not within what can be predicted."""
-    ahead = VirtualQueue(around=replace(around, trial=None))
+    ahead = VirtualQueue(around=replace(around, trials={}))
     ahead.adopt(queue, running, now)
     course = ahead.courses[job]
     ahead.run(lambda: course.first_start_at is not None or ahead.decisions >= MOST_DECISIONS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -129,28 +128,6 @@ def test_the_weakest_claim_that_is_enough_parks() -> None:
     decision = decide([waits(asks("urgent", 3, priority=9))], running, around, NOW)
     assert [park.job for park in decision.parks] == ["low-large"]
     assert not decide([waits(asks("peer", 3, priority=0))], running, around, NOW).parks
-
-
-def test_victims_are_chosen_by_trying_the_plan() -> None:
-    """Kueue's issue 10815: a preemption that frees slots which the plan can't use."""
-    tried: list[tuple[str, ...]] = []
-
-    def on_one_node(request: JobRequest, replicas: int, slots: Sequence[str]) -> Sequence[str] | None:
-        tried.append(tuple(slots))
-        for node in (("s0", "s1"), ("s2", "s3")):
-            if set(node) <= set(slots):
-                return list(node)
-        return None
-
-    around = QueueSurroundings(
-        table=mesh(4),
-        rules=QueueRules(order=QueueOrder.PRIORITY),
-        trial=on_one_node,
-    )
-    running = [runs(asks(f"r{slot}", priority=slot), slot) for slot in range(4)]
-    decision = decide([waits(asks("urgent", 2, priority=9))], running, around, NOW)
-    assert sorted(park.job for park in decision.parks) == ["r0", "r1"]
-    assert tried
 
 
 def test_a_job_parks_at_most_once_per_cool_down_and_after_its_notice() -> None:
