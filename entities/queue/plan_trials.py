@@ -23,14 +23,15 @@ class TrialLater(Exception):
 
 
 class SlotTrial(Protocol):
-    """Plans one job. `why`: what its last trial without a plan lacked."""
+    """Plans one job. `why`: what its last trial lacked that had no plan. `searching`: one is searched now."""
 
     why: str
+    searching: bool
 
-    def __call__(self, replicas: int, slots: Sequence[str], *, sure: bool) -> Sequence[str] | None:
-        """Which of these slots a plan with so many replicas uses; None: there is no such plan.
+    def __call__(self, replicas: int, slots: Sequence[str], *, search: bool = False) -> Sequence[str] | None:
+        """Which of these slots a plan with so many replicas uses; None: there is no such plan, or not yet.
 
-        `sure`: only a plan that is there counts, and not that a search may find one.
+        `search`: these slots are free, so a search may begin if there is none at once.
 
         Raises:
             TrialLater: see there.
@@ -57,7 +58,7 @@ class RoomByPlan:
         slots = [*self._free, *filter(self._usable, more)]
         if len(slots) < self._request.least_slots:
             return None
-        return self._trial(self._request.replicas.least, slots, sure=True)
+        return self._trial(self._request.replicas.least, slots)
 
     def _usable(self, slot: str) -> bool:
         number = self._table.index.get(slot, -1)

@@ -297,7 +297,7 @@ class _Deciding:
             return self._free.first(pools, count, barred, rather_not)
         slots = self._table.slots
         open_to_it = [slots[number].slot for number in self._free.candidates(pools, barred)]
-        chosen = trial(replicas, open_to_it, sure=False)
+        chosen = trial(replicas, open_to_it, search=True)
         return None if chosen is None else [self._table.index[slot] for slot in chosen]
 
     def _begin(self, job: QueuedJob, replicas: int, numbers: list[int], rival: Shadow | None) -> None:
@@ -388,7 +388,7 @@ class _Deciding:
         firm = rival is None or displaces
         room = RoomByPlan(request, trial, self._table, pools, barred, self._free)
         given = room.by_leavers(self._moves) if firm else None
-        if given is None and self._displacing < MOST_DISPLACING:
+        if given is None and not trial.searching and self._displacing < MOST_DISPLACING:
             self._displacing += 1
             claim = self._ranking.claim(job) if displaces else None
             why = self._why_parked(request)
@@ -406,7 +406,7 @@ class _Deciding:
         )
         head = room.shadow(later, self._now)
         if head is None:
-            cause = Cause.PLAN if barred else Cause.NEVER
+            cause = Cause.PLAN if barred or trial.searching else Cause.NEVER
             return Hold(cause=cause, reason=f"no plan on this mesh, others go first: {trial.why}")
         return self._lead(head, Cause.PLAN, f"no plan with the free slots: {trial.why}")
 

@@ -22,12 +22,13 @@ class TwoOnOneNode:
     """A plan needs two slots of one node: `s0` and `s1`, `s2` and `s3`, …"""
 
     why = "no node has two slots"
+    searching = False
 
     def __init__(self, most: int = 100) -> None:
         self.tried: list[tuple[str, ...]] = []
         self.most = most
 
-    def __call__(self, replicas: int, slots: Sequence[str], *, sure: bool) -> Sequence[str] | None:
+    def __call__(self, replicas: int, slots: Sequence[str], *, search: bool = False) -> Sequence[str] | None:
         if len(self.tried) >= self.most:
             raise TrialLater
         self.tried.append(tuple(slots))
@@ -98,7 +99,7 @@ def test_under_other_rules_a_job_without_a_plan_is_a_head_like_others(backfill: 
 
 
 class Nowhere(TwoOnOneNode):
-    def __call__(self, replicas: int, slots: Sequence[str], *, sure: bool) -> Sequence[str] | None:
+    def __call__(self, replicas: int, slots: Sequence[str], *, search: bool = False) -> Sequence[str] | None:
         self.tried.append(tuple(slots))
         return None
 
@@ -117,6 +118,15 @@ def test_a_job_that_no_slots_of_the_mesh_can_have_keeps_nothing_from_others() ->
     window = SlotReservation(name="w", start_at=0, end_at=2e9, count=1)
     kept = decide(queue, running, replace(nowhere, reservations=(window,)), NOW)
     assert kept.holds["pair"].cause is Cause.PLAN, "it may have one when the reservation ends"
+
+
+def test_while_a_plan_is_searched_nobody_parks_for_the_job() -> None:
+    running = [runs(asks("r0", priority=1), 0), runs(asks("r3", priority=0), 3)]
+    trial = TwoOnOneNode()
+    trial.searching = True
+    decision = decide([waits(asks("pair", 2, priority=9))], running, around(trials={"pair": trial}), NOW)
+    assert not decision.parks
+    assert decision.holds["pair"].cause is Cause.PLAN
 
 
 def test_what_was_not_tried_yet_is_tried_in_the_next_decision() -> None:
