@@ -372,7 +372,9 @@ class JobQueue:
         if job is not None:
             first = next(name for name in decision.order if name in asked)
             told = await asyncio.to_thread(explain, first, facts.queue, facts.running, around, now)
-            explained = QueueExplained(starts_at=told.starts_at, remedies=told.remedies)
+            explained = QueueExplained(
+                starts_at=told.starts_at, later_than=told.later_than, remedies=told.remedies
+            )
         shown = (
             (position, name)
             for position, name in enumerate(decision.order, start=1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from entities.queue import explanation
 from entities.queue.decision import Cause, QueueDecision
 from entities.queue.explanation import explain
 from entities.queue.queue_rules import Backfill, QueueOrder, QueueRules
@@ -432,6 +433,17 @@ def test_a_person_is_told_position_blocker_start_and_remedies() -> None:
     first = explain("large", queue, running, around, NOW)
     assert first.starts_at == pytest.approx(NOW + 100)
     assert first.remedies == ("replicas.min 1 instead of 4: it starts now",)
+
+
+def test_a_prediction_that_would_take_too_long_says_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four jobs of a hundred seconds before it, one at a time; three of their ends are looked at."""
+    queue = [waits(asks(f"j{number}", at=number), 100.0) for number in range(5)]
+    around, running = QueueSurroundings(table=mesh(1)), [runs(asks("r"), 0, work_s=100.0)]
+    whole = explain("j4", queue, running, around, NOW)
+    assert (whole.starts_at, whole.later_than) == (NOW + 500, None)
+    monkeypatch.setattr(explanation, "MOST_LOOKS", 6 + 5 + 4)
+    cut = explain("j4", queue, running, around, NOW)
+    assert (cut.starts_at, cut.later_than) == (None, NOW + 200)
 
 
 def test_cordoned_slots_get_nothing_new() -> None:
