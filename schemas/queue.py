@@ -55,6 +55,9 @@ class QueueExplained(Part):
     starts_at: Time | None = Field(
         None, description="if all predictions hold and nothing new comes; null: not to be predicted"
     )
+    later_than: Time | None = Field(
+        None, description="the prediction was given up there, since it would have taken too long"
+    )
     remedies: tuple[str, ...] = Field((), description="what would have it start now; each was tried")
 
 
@@ -144,7 +147,7 @@ class QueueCapacity(Message, wire="queue.capacity"):
     )
 
 
-class QueueStatus(Message, wire="queue.status", version=(1, 4)):
+class QueueStatus(Message, wire="queue.status", version=(1, 5)):
     """SMO → MG: the queue, first first."""
 
     order: str

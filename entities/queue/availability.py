@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from entities.queue.queued_job import ActiveJob
+from entities.queue.decision import Hold
+from entities.queue.queued_job import ActiveJob, QueuedJob
 from entities.queue.slot_pools import SlotTable
 
 Return = tuple[float, int, int]
@@ -20,7 +21,8 @@ class Shadow:
 
     `pools`: those that it may use; `spare`: how many of their slots it will leave. A later job may take free
     slots if it ends before `at`, or takes from these pools no more than `spare`. `everywhere`: it holds back
-    those that use other pools, too.
+    those that use other pools, too. `numbers`: the slots of its plan, if it was planned: others may have any
+    other ones.
     """
 
     job: str
@@ -28,6 +30,7 @@ class Shadow:
     pools: frozenset[int]
     spare: int
     everywhere: bool = False
+    numbers: frozenset[int] | None = None
 
 
 def returns(
@@ -93,6 +96,31 @@ def delays(
     for each in heads:
         if ends_at <= each.at and not math.isinf(each.at):
             continue
+        if each.numbers is not None:
+            if not each.numbers.isdisjoint(numbers):
+                return each
+            continue
         if sum(table.pool_of[number] in each.pools for number in numbers) > each.spare:
             return each
     return None
+
+
+@dataclass(slots=True)
+class QueueGate:
+    """What keeps back all jobs with the same needs behind a head, so that each takes a microsecond.
+
+    `free`: free slots; `window_s`: until the head starts; `spare`: slots that it will leave to others;
+    `total`: slots, free or not: who needs more waits for nobody, and is told so.
+    """
+
+    total: int
+    free: float
+    window_s: float
+    spare: float
+    hold: Hold
+
+    def shuts_out(self, job: QueuedJob) -> bool:
+        least = job.request.least_slots
+        if least > self.total:
+            return False
+        return least > self.free or (job.shortest_s > self.window_s and least > self.spare)

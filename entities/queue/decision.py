@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from entities.queue.queued_job import ActiveJob
+
 
 class Cause(StrEnum):
     """Why a job waits."""
@@ -93,3 +95,38 @@ class QueueDecision:
         """Asks for another decision at `at`."""
         if self.next_at is None or at < self.next_at:
             self.next_at = at
+
+
+@dataclass(slots=True)
+class RunChanges:
+    """A running job in a decision. `replicas`, `slots`: what it will have. `leaves`: what it gives up."""
+
+    job: ActiveJob
+    replicas: int
+    slots: list[str]
+    leaves: list[str] = field(default_factory=list)
+    takes: list[str] = field(default_factory=list)
+    reason: str = ""
+    parks: ParkOrder | None = None
+
+    @property
+    def changeable(self) -> bool:
+        """Whether it may still be told to do something else."""
+        job = self.job
+        return self.parks is None and not job.gives_up and not job.leaving and not job.fixed
+
+    @property
+    def admission(self) -> Admission:
+        """What it is told if it starts now."""
+        return Admission(
+            job=self.job.request.job, replicas=self.replicas, slots=tuple(self.slots), reason=self.reason
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RoomOffer:
+    """What a running job may give up: its last replica, or the rest of its slots (`parks`)."""
+
+    state: RunChanges
+    slots: tuple[str, ...]
+    parks: bool = False

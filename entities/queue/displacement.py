@@ -1,18 +1,17 @@
 """How running jobs make room for a waiting one: they shrink first, and only then somebody parks.
 
-Who has most beyond its `want` shrinks first; below it, who has most of what it wants. Who parks is chosen by
-trying the plan on what it would free, so that nobody parks for a job that still can't start: weakest hold
-first, then lowest priority, then least lost slot-seconds.
+Who has most beyond its `want` shrinks first; below it, who has most of what it wants. Who parks: weakest hold
+first, then lowest priority, then least lost slot-seconds. For a job that has to be planned each is an offer,
+of which its plan takes what it needs (`plan_trials.py`).
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from entities.queue.decision import ParkOrder, Resize
+from entities.queue.decision import ParkOrder, Resize, RoomOffer, RunChanges
 from entities.queue.queue_rules import QueueRules
 from entities.queue.queued_job import ActiveJob, JobRequest
 from entities.queue.reservations import ReservedSlots
@@ -20,25 +19,6 @@ from entities.queue.slot_pools import SlotTable
 
 Keeping = tuple[float, float, int]
 """Who gives up a replica first: the weakest hold, then the most of what it wants, then a number."""
-
-
-@dataclass(slots=True)
-class RunChanges:
-    """A running job in a decision. `replicas`, `slots`: what it will have. `leaves`: what it gives up."""
-
-    job: ActiveJob
-    replicas: int
-    slots: list[str]
-    leaves: list[str] = field(default_factory=list)
-    takes: list[str] = field(default_factory=list)
-    reason: str = ""
-    parks: ParkOrder | None = None
-
-    @property
-    def changeable(self) -> bool:
-        """Whether it may still be told to do something else."""
-        job = self.job
-        return self.parks is None and not job.gives_up and not job.leaving and not job.fixed
 
 
 class Displacement:
@@ -121,6 +101,15 @@ class Displacement:
                 self._coming[pool] -= part
                 left -= part
         return count - left
+
+    def coming(self, pools: Sequence[int]) -> int:
+        """How many slots of these pools were given up earlier, and are promised to nobody."""
+        return sum(self._coming[pool] for pool in pools)
+
+    def coming_slots(self) -> list[str]:
+        """The slots that were given up earlier."""
+        leavers = (job for job in self._active if job.leaving or job.gives_up)
+        return [slot for job in leavers for slot in (job.slots if job.gives_up else sorted(job.leaving))]
 
     # --- shrinking ----------------------------------------------------------------------------------------
     @property
@@ -233,13 +222,10 @@ class Displacement:
         missing: int,
         pools: Sequence[int],
         claim: float,
-        works: Callable[[Sequence[str]], bool],
         claimant: JobRequest,
         why: str = "",
     ) -> int:
         """Parks jobs with a weaker hold than `claim`, and shrinks others as far as that helps.
-
-        `works`: whether the plan works out with these slots free as well.
 
         Returns:
             How many slots come free; 0 if that would not be enough.
@@ -248,8 +234,7 @@ class Displacement:
         by_shrinking = self._by_shrinking(usable, claimant.account)
 
         def enough(victims: Sequence[RunChanges]) -> bool:
-            freed = by_shrinking + sum(self._adds(each, usable) for each in victims)
-            return freed >= missing and works([slot for each in victims for slot in each.job.slots])
+            return by_shrinking + sum(self._adds(each, usable) for each in victims) >= missing
 
         victims: list[RunChanges] = []
         chosen: Counter[str] = Counter()
@@ -276,6 +261,55 @@ class Displacement:
         if freed < missing:
             freed += self.shrink(missing - freed, pools, below_want=True, claimant=claimant)
         return freed
+
+    # --- what a plan may choose from ------------------------------------------------------------------------
+    def offers(self, claimant: JobRequest, *, below_want: bool, claim: float | None) -> list[RoomOffer]:
+        """What jobs may give up, in the order to be asked for: first what they have beyond `want`.
+
+        `below_want`: down to their minimum, too. `claim`: those with a weaker hold may park; None: nobody.
+        """
+        found, left, given = list[RoomOffer](), dict[str, list[str]](), Counter[str]()
+        for deep in (False, True) if below_want else (False,):
+            states = [self.state_of(job) for job in self._elastic]
+            ranked = sorted((self._keeps(state, n, deep), n) for n, state in enumerate(states))
+            for state in (states[n] for _, n in ranked):
+                request, size = state.job.request, state.job.request.replica_slots
+                slots = left.setdefault(request.job, list(state.slots))
+                floor = request.slots(request.replicas.least if deep else request.replicas.want)
+                while state.changeable and not state.takes and len(slots) - size >= floor:
+                    if deep and not self._lends(request.account, claimant.account, given):
+                        break
+                    found.append(RoomOffer(state, tuple(slots[-size:])))
+                    given[request.account] += size
+                    del slots[-size:]
+        for hold, state in self._candidates(self._ranked()) if claim is not None else ():
+            account = state.job.request.account
+            if claim is not None and hold <= claim:
+                break
+            if self._lent_by and self._lent_by(account) <= self._given_back[account] + given[account]:
+                continue  # what it has left is its own
+            slots = left.get(state.job.request.job, state.slots)
+            found.append(RoomOffer(state, tuple(slots), parks=True))
+            given[account] += len(slots)
+        return found
+
+    def _lends(self, owner: str, tenant: str, given: Mapping[str, int]) -> bool:
+        return (
+            self._lent_by is None
+            or owner == tenant
+            or self._lent_by(owner) > self._given_back[owner] + given.get(owner, 0)
+        )
+
+    def accept(self, offers: Sequence[RoomOffer], claimant: JobRequest, why: str) -> None:
+        """Has jobs give up what they have offered."""
+        parking = {id(offer.state) for offer in offers if offer.parks}
+        for offer in offers:
+            if offer.parks:
+                self.park_job(offer.state, f"parks for {claimant.job}{why}", blocker=claimant.job)
+            elif id(offer.state) not in parking:
+                self._shrink_by_one(offer.state, f"makes room for {claimant.job}")
+                self.comes_at = max(self.comes_at, self._now + self._rules.shrink_s)
+        self._givers.clear()
 
     def _by_shrinking(self, usable: frozenset[int], tenant: str) -> int:
         """How many of these pools' slots jobs may give up by shrinking for a tenant."""

@@ -13,11 +13,24 @@ from entities.queue.virtual_queue import VirtualQueue
 
 MOST_DECISIONS = 2_000
 """Decisions in virtual time after which an expected start is given up."""
+MOST_LOOKS = 200_000
+"""Jobs at which all of these decisions look, after which it is given up, too: about a second of a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedStart:
+    """`at`: if all predictions hold and nothing new comes; None: unknown.
+
+    `later_than`: up to there it was predicted, and it does not start.
+    """
+
+    at: float | None
+    later_than: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueExplanation:
-    """`position`: from 1. `starts_at`: if all predictions hold and nothing new comes; None: unknown."""
+    """`position`: from 1. `starts_at`, `later_than`: see `ExpectedStart`."""
 
     job: str
     position: int
@@ -26,6 +39,7 @@ class QueueExplanation:
     reason: str
     blocker: str = ""
     starts_at: float | None = None
+    later_than: float | None = None
     remedies: tuple[str, ...] = ()
 
 
@@ -51,9 +65,9 @@ def explain(
         return QueueExplanation(
             job=job, position=position, of=len(queue), cause=None, reason="starts now", starts_at=now
         )
-    starts_at = None
-    if hold.cause not in (Cause.HELD, Cause.NEVER):
-        starts_at = expected_start(job, queue, running, around, now)
+    start = ExpectedStart(hold.expected_at)
+    if hold.cause not in (Cause.HELD, Cause.NEVER, Cause.PLAN):  # nobody plans in virtual time
+        start = expected_start(job, queue, running, around, now)
     return QueueExplanation(
         job=job,
         position=position,
@@ -61,7 +75,8 @@ def explain(
         cause=hold.cause,
         reason=hold.reason,
         blocker=hold.blocker,
-        starts_at=starts_at,
+        starts_at=start.at,
+        later_than=start.later_than,
         remedies=_remedies(mine, hold, queue, running, around, now),
     )
 
@@ -72,13 +87,18 @@ def expected_start(
     running: Sequence[ActiveJob],
     around: QueueSurroundings,
     now: float,
-) -> float | None:
-    """When a waiting job starts if nothing new comes; None: not within what can be predicted."""
-    ahead = VirtualQueue(around=replace(around, trial=None))
+) -> ExpectedStart:
+    """When a waiting job starts if nothing new comes, as far as that takes no more than `MOST_LOOKS`."""
+    ahead = VirtualQueue(around=replace(around, trials={}))
     ahead.adopt(queue, running, now)
     course = ahead.courses[job]
-    ahead.run(lambda: course.first_start_at is not None or ahead.decisions >= MOST_DECISIONS)
-    return course.first_start_at
+
+    def over() -> bool:
+        return ahead.decisions >= MOST_DECISIONS or ahead.looked >= MOST_LOOKS
+
+    ahead.run(lambda: course.first_start_at is not None or over())
+    given_up = course.first_start_at is None and ahead.pending
+    return ExpectedStart(course.first_start_at, ahead.now if given_up else None)
 
 
 def _remedies(
@@ -101,10 +121,19 @@ def _remedies(
         return request.job not in decide(changed, running, around, now).holds
 
     least = request.replicas.least
-    for fewer in range(least - 1, 0, -1):
-        if starts(replace(request, replicas=replace(request.replicas, least=fewer))):
-            remedies.append(f"replicas.min {fewer} instead of {least}: it starts now")
-            break
+
+    def starts_with(fewer: int) -> bool:
+        return starts(replace(request, replicas=replace(request.replicas, least=fewer)))
+
+    fewest, most = (
+        0,
+        least - 1,
+    )  # with `fewest` it starts, if that is not 0; a decision for each of 64 is long
+    while fewest < most:
+        middle = (fewest + most + 1) // 2
+        fewest, most = (middle, most) if starts_with(middle) else (fewest, middle - 1)
+    if fewest:
+        remedies.append(f"replicas.min {fewest} instead of {least}: it starts now")
     if around.rules.order is QueueOrder.PRIORITY:
         there = [*(job.request for job in queue), *(job.request for job in running)]
         above = max(other.priority for other in there) + 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable
 
-from entities.queue.displacement import RunChanges
+from entities.queue.decision import RunChanges
 from entities.queue.queue_rules import QueueRules
 from entities.queue.slot_pools import FreeSlots
 

@@ -55,6 +55,8 @@ class QueueRules:
     """Expected time from the order to shrink until the exit of the leavers is seen."""
     park_s: float = 30.0
     """The same of the order to park; with the way back it is the cost of a park."""
+    trial_pause_s: float = 1.0
+    """Until the next decision, if one has tried as many plans as it may."""
     least_gain: float = 0.10
     """A job grows beyond `want` while one replica more saves at least this share of its step."""
     urgent_share: float = 0.5

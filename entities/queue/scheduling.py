@@ -11,22 +11,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from entities.queue.availability import Shadow, delays, returns, shadow
-from entities.queue.decision import Admission, Cause, Hold, QueueDecision
-from entities.queue.displacement import Displacement, RunChanges
+from entities.queue.availability import QueueGate, Shadow, delays, returns, shadow
+from entities.queue.decision import Cause, Hold, QueueDecision, RunChanges
+from entities.queue.displacement import Displacement
 from entities.queue.growth import grow
 from entities.queue.ordering import QueueRanking
+from entities.queue.plan_trials import RoomByPlan, SlotTrial, TrialLater, slot_returns
 from entities.queue.queue_rules import Backfill, QueueOrder, QueueRules
 from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob, predicted_s
 from entities.queue.reservations import SlotReservation, assign, barred_for
 from entities.queue.slot_pools import FreeSlots, SlotNeeds, SlotTable
 from entities.queue.tenant_shares import TenantQuota, TenantShares
-
-PlanTrial = Callable[[JobRequest, int, Sequence[str]], Sequence[str] | None]
-"""Plans a job with so many replicas on some of these free slots; returns which, or None if it can't be."""
 
 MOST_DISPLACING = 16
 """Jobs for which others are asked to make room in one decision; the next decision goes on."""
@@ -36,8 +34,8 @@ MOST_DISPLACING = 16
 class QueueSurroundings:
     """What is there beside the jobs.
 
-    `done`: jobs that have ended, and whether well. `used_slot_s`: decayed use by tenant. `trial`: who plans,
-    if pools and nodes do not say enough.
+    `done`: jobs that have ended, and whether well. `used_slot_s`: decayed use by tenant. `trials`: by
+    job, who plans it if counts of slots do not say enough.
     """
 
     table: SlotTable
@@ -46,7 +44,7 @@ class QueueSurroundings:
     quotas: Mapping[str, TenantQuota] = field(default_factory=dict)
     used_slot_s: Mapping[str, float] = field(default_factory=dict)
     done: Mapping[str, bool] = field(default_factory=dict)
-    trial: PlanTrial | None = None
+    trials: Mapping[str, SlotTrial] = field(default_factory=dict)
 
 
 def decide(
@@ -61,27 +59,6 @@ def decide(
         now: seconds since the epoch, as are all times.
     """
     return _Deciding(queue, running, around, now).decide()
-
-
-@dataclass(slots=True)
-class _Gate:
-    """What keeps back all jobs with the same needs behind a head, so that each takes a microsecond.
-
-    `free`: free slots; `window_s`: until the head starts; `spare`: slots that it will leave to others;
-    `total`: slots, free or not: who needs more waits for nobody, and is told so.
-    """
-
-    total: int
-    free: float
-    window_s: float
-    spare: float
-    hold: Hold
-
-    def shuts_out(self, job: QueuedJob) -> bool:
-        least = job.request.least_slots
-        if least > self.total:
-            return False
-        return least > self.free or (job.shortest_s > self.window_s and least > self.spare)
 
 
 class _Deciding:
@@ -124,17 +101,16 @@ class _Deciding:
         own = rules.order is QueueOrder.FAIR and self._shares.limited
         lent_by = self._shares.borrowed if own else None
         self._moves = Displacement(running, table, rules, self._ranking.standing, displaces, now, lent_by)
-        self._places = {job.request.job: job.slots for job in running} if self._near_matters() else {}
+        self._places = (
+            {job.request.job: job.slots for job in running} if any(job.request.local for job in queue) else {}
+        )
         self._arrays = Counter(job.request.array for job in running if job.request.array)
         self._starts: list[RunChanges] = []
         self._heads: list[Shadow] = []
         self._weakest: float | None = None
         self._displacing = 0
         self._holds_behind: dict[str, Hold] = {}
-        self._gates: dict[int, _Gate] = {}
-
-    def _near_matters(self) -> bool:
-        return any(job.request.local for job in self._queue)
+        self._gates: dict[int, QueueGate] = {}
 
     def decide(self) -> QueueDecision:
         self._moves.over_time(self._said.again_at)
@@ -193,6 +169,13 @@ class _Deciding:
 
     def _admit(self, job: QueuedJob) -> Hold | None:
         """Starts the job, or has others make room for it, or says why it waits."""
+        try:
+            return self._looked_after(job)
+        except TrialLater:
+            self._said.again_at(self._now + self._rules.trial_pause_s)
+            return Hold(cause=Cause.PLAN, reason="its plan is tried in a moment: many others were before it")
+
+    def _looked_after(self, job: QueuedJob) -> Hold | None:
         request = job.request
         pools = self._table.usable(request.needs)
         rival = self._rival(pools) if self._heads else None
@@ -208,16 +191,16 @@ class _Deciding:
             return self._start(job, pools, barred, free, rival)
         return self._make_room(job, pools, barred, free, rival)
 
-    def _gate(self, needs: SlotNeeds, pools: Sequence[int], rival: Shadow) -> _Gate:
+    def _gate(self, needs: SlotNeeds, pools: Sequence[int], rival: Shadow) -> QueueGate:
         """Made anew whenever something has changed: see `_changed`."""
         hold, backfill = self._behind(rival), self._rules.backfill
         total = self._table.total(needs)
         if backfill is Backfill.NONE:
-            return _Gate(total, -1, math.inf, math.inf, hold)
+            return QueueGate(total, -1, math.inf, math.inf, hold)
         free = math.inf if self._moves.grown else self._free.count(pools)
         if backfill is Backfill.ANY:
-            return _Gate(total, free, math.inf, math.inf, hold)
-        return _Gate(total, free, -1 if math.isinf(rival.at) else rival.at - self._now, rival.spare, hold)
+            return QueueGate(total, free, math.inf, math.inf, hold)
+        return QueueGate(total, free, -1 if math.isinf(rival.at) else rival.at - self._now, rival.spare, hold)
 
     def _changed(self) -> None:
         self._gates.clear()
@@ -280,10 +263,6 @@ class _Deciding:
                     continue
             numbers = self._planned(request, count, pools, closed)
             if numbers is None:
-                blocked = Hold(
-                    cause=Cause.PLAN,
-                    reason=f"{free} slots are free, but no plan with them keeps its constraints",
-                )
                 continue
             late = None
             if rival is not None and self._rules.backfill is Backfill.EASY:
@@ -308,15 +287,17 @@ class _Deciding:
     ) -> list[int] | None:
         """The slots for the job: those of a plan, or the first free ones; None: there is no plan."""
         count = request.slots(replicas)
-        if self._around.trial is None:
-            rather_not = frozenset[int]()
-            for each in self._reserved:
-                if not each.reservation.is_for(request):
-                    rather_not |= each.numbers
+        rather_not = frozenset[int]()
+        for each in self._reserved:
+            if not each.reservation.is_for(request):
+                rather_not |= each.numbers
+        for head in self._heads:
+            rather_not |= head.numbers or frozenset()
+        if (trial := self._around.trials.get(request.job)) is None:
             return self._free.first(pools, count, barred, rather_not)
         slots = self._table.slots
         open_to_it = [slots[number].slot for number in self._free.candidates(pools, barred)]
-        chosen = self._around.trial(request, replicas, open_to_it)
+        chosen = trial(replicas, open_to_it, search=True)
         return None if chosen is None else [self._table.index[slot] for slot in chosen]
 
     def _begin(self, job: QueuedJob, replicas: int, numbers: list[int], rival: Shadow | None) -> None:
@@ -362,42 +343,77 @@ class _Deciding:
                 reason=f"needs {least} {request.needs.places}{which}, the mesh has {there}: lower its "
                 "minimum, or add nodes",
             )
-        missing, displaces = least - free, self._may_displace(job)
-        if rival is None or displaces:
-            missing -= self._moves.promise(pools, missing)
-            if missing <= 0:
-                return self._keep(request, pools, barred, free)
-        if self._displacing < MOST_DISPLACING:
-            self._displacing += 1
-            shrink = self._moves.shrink
-            if shrink(missing, pools, below_want=False, claimant=request):
-                return self._keep(request, pools, barred, free)
-            if (rival is None or displaces) and shrink(missing, pools, below_want=True, claimant=request):
-                return self._keep(request, pools, barred, free)
-            claim, works = self._ranking.claim(job), self._tries(job, pools, barred)
-            fair = self._rules.order is QueueOrder.FAIR
-            why = f", within the slots guaranteed to {request.tenant}" if fair else ""
-            if displaces and self._moves.park(missing, pools, claim, works, request, why):
-                self._weakest = self._moves.weakest()
-                return self._keep(request, pools, barred, free)
+        if (trial := self._around.trials.get(request.job)) is not None:
+            return self._room_by_plan(job, trial, pools, barred, rival)
+        if self._gives_way(job, pools, least - free, rival):
+            return self._keep(request, self._free.first(pools, min(least, free), barred, ()))
         if rival is not None:
             return self._behind(rival)
         return self._wait(job, pools, barred, least, free)
 
-    def _tries(
-        self, job: QueuedJob, pools: Sequence[int], barred: frozenset[int]
-    ) -> Callable[[Sequence[str]], bool]:
-        """Whether the job could be planned on what is free, and these slots."""
-        trial, request = self._around.trial, job.request
-        if trial is None:
-            return lambda slots: True
-        names = [self._table.slots[number].slot for number in self._free.candidates(pools, barred)]
-        return lambda slots: trial(request, request.replicas.least, [*names, *slots]) is not None
+    def _gives_way(self, job: QueuedJob, pools: Sequence[int], missing: int, rival: Shadow | None) -> bool:
+        """Has others leave as many slots as are missing, if they may; returns whether they do."""
+        request, displaces = job.request, self._may_displace(job)
+        if rival is None or displaces:
+            missing -= self._moves.promise(pools, missing)
+            if missing <= 0:
+                return True
+        if self._displacing >= MOST_DISPLACING:
+            return False
+        self._displacing += 1
+        shrink, claim = self._moves.shrink, self._ranking.claim(job)
+        if shrink(missing, pools, below_want=False, claimant=request):
+            return True
+        if (rival is None or displaces) and shrink(missing, pools, below_want=True, claimant=request):
+            return True
+        if displaces and self._moves.park(missing, pools, claim, request, self._why_parked(request)):
+            self._weakest = self._moves.weakest()
+            return True
+        return False
 
-    def _keep(self, request: JobRequest, pools: Sequence[int], barred: frozenset[int], free: int) -> Hold:
-        """Keeps what is free for the job until those who make room have left."""
+    def _why_parked(self, request: JobRequest) -> str:
+        fair = self._rules.order is QueueOrder.FAIR
+        return f", within the slots guaranteed to {request.tenant}" if fair else ""
+
+    def _room_by_plan(
+        self,
+        job: QueuedJob,
+        trial: SlotTrial,
+        pools: Sequence[int],
+        barred: frozenset[int],
+        rival: Shadow | None,
+    ) -> Hold:
+        """As `_make_room`, for a job that counts say too little of."""
+        request, displaces = job.request, self._may_displace(job)
+        firm = rival is None or displaces
+        room = RoomByPlan(request, trial, self._table, pools, barred, self._free)
+        given = room.by_leavers(self._moves) if firm else None
+        if given is None and not trial.searching and self._displacing < MOST_DISPLACING:
+            self._displacing += 1
+            claim = self._ranking.claim(job) if displaces else None
+            why = self._why_parked(request)
+            given = room.by_displacement(self._moves, below_want=firm, claim=claim, why=why)
+            self._weakest = self._moves.weakest()
+        if given is not None:
+            return self._keep(request, room.free_of(given))
+        if rival is not None:
+            return self._behind(rival)
+        later = slot_returns(
+            [*self._running, *(state.job for state in self._starts)],
+            self._table,
+            lambda other: self._rules.resize and self._moves.may_give(other, request.account),
+            self._now,
+        )
+        head = room.shadow(later, self._now)
+        if head is None:
+            cause = Cause.PLAN if barred or trial.searching else Cause.NEVER
+            return Hold(cause=cause, reason=f"no plan on this mesh, others go first: {trial.why}")
+        return self._lead(head, Cause.PLAN, f"no plan with the free slots: {trial.why}")
+
+    def _keep(self, request: JobRequest, numbers: Sequence[int]) -> Hold:
+        """Keeps these free slots for the job until those who make room have left."""
         self._shares.promise(request.account, request.least_slots)
-        self._free.take(self._free.first(pools, min(request.least_slots, free), barred, ()))
+        self._free.take(numbers)
         self._changed()
         text = "waits for the exit of those who make room for it"
         return Hold(cause=Cause.LEAVERS, reason=text, expected_at=self._moves.comes_at)
@@ -425,18 +441,24 @@ class _Deciding:
                 )
         else:
             head = Shadow(request.job, math.inf, frozenset(pools), 0)
-        head.everywhere = rules.backfill is Backfill.NONE
+        cause = Cause.RESERVED if barred and free + len(barred) >= least else Cause.ROOM
+        free_of_all = self._table.free_of_all(request.needs, free)
+        lacks = (
+            f"needs {least} {request.needs.places}, {free_of_all}: waiting for a job to end or a node to join"
+        )
+        return self._lead(head, cause, lacks)
+
+    def _lead(self, head: Shadow, cause: Cause, reason: str) -> Hold:
+        """The job is the first of those without room that may use its slots."""
+        if self._rules.backfill is not Backfill.EASY:
+            head.at, head.numbers = math.inf, None
+        head.everywhere = self._rules.backfill is Backfill.NONE
         self._heads.append(head)
         self._changed()
         expected_at = None if math.isinf(head.at) else head.at
         if not self._said.head:
-            self._said.head, self._said.head_at = request.job, expected_at
-        return Hold(
-            cause=Cause.RESERVED if barred and free + len(barred) >= least else Cause.ROOM,
-            reason=f"needs {least} {request.needs.places}, {self._table.free_of_all(request.needs, free)}: "
-            "waiting for a job to end or a node to join",
-            expected_at=expected_at,
-        )
+            self._said.head, self._said.head_at = head.job, expected_at
+        return Hold(cause=cause, reason=reason, expected_at=expected_at)
 
     def _behind(self, head: Shadow) -> Hold:
         hold = self._holds_behind.get(head.job)
@@ -471,13 +493,5 @@ class _Deciding:
         self._look_again()
         said = self._said
         said.resizes, said.parks = self._moves.resizes(), self._moves.parks()
-        said.admissions = [
-            Admission(
-                job=state.job.request.job,
-                replicas=state.replicas,
-                slots=tuple(state.slots),
-                reason=state.reason,
-            )
-            for state in self._starts
-        ]
+        said.admissions = [state.admission for state in self._starts]
         return said

@@ -120,6 +120,8 @@ class VirtualQueue:
     watch: Callable[[float, QueueDecision], None] = lambda now, decision: None
     now: float = 0.0
     decisions: int = 0
+    looked: int = 0
+    """At how many jobs all decisions have looked."""
     courses: dict[str, JobCourse] = field(default_factory=dict)
     busy_slot_s: float = 0.0
 
@@ -336,6 +338,7 @@ class VirtualQueue:
     def _decide(self) -> None:
         self.decisions += 1
         queue, running = self.snapshot()
+        self.looked += len(queue) + len(running)
         around = replace(self.around, used_slot_s=self._used.at(self.now), done=self._done)
         decision = decide(queue, running, around, self.now)
         for admission in decision.admissions:

@@ -10,6 +10,7 @@ from typing import Any
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.placement import NoRoom
 from entities.orchestrator.queue.job_queue import JobQueue, SlotGrant
+from entities.orchestrator.queue.job_trials import AsksTrial
 from entities.orchestrator.queue.mesh_slots import queue_rules
 from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob
 from schemas.errors import BadInput
@@ -39,6 +40,7 @@ class Run:
         self.resized: list[tuple[int, str]] = []
         self.replicas = 0
         self.ran_s = 0.0
+        self.trial: AsksTrial | None = None
 
     def give_way(self, why: str, *, held: bool) -> bool:
         self.gave_way.append((why, held))
@@ -115,6 +117,7 @@ async def queue_of(
     async def wait(run: Run) -> None:
         run.others = lambda: list(runs)
         with queue.turn(run.name, run.plan) as turn:
+            turn.trial = run.trial
             while not run.heard or isinstance(run.heard[-1], NoRoom):
                 try:
                     run.heard.append(await turn.news())

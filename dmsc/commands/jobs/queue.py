@@ -279,7 +279,11 @@ def explained(status: QueueStatus) -> list[str]:
         lines.append(f"behind:    {place.blocker}")
     told = status.explained
     starts_at = None if told is None else told.starts_at
-    lines.append(f"may start: {clock(starts_at) or 'not to be predicted'}")
+    later_than = None if told is None else told.later_than
+    known = (
+        f"later than {clock(later_than)}: so far it was predicted" if later_than else "not to be predicted"
+    )
+    lines.append(f"may start: {clock(starts_at) or known}")
     lines += [f"or:        {remedy}" for remedy in ((told and told.remedies) or ())]
     for reason, count in Counter(other.reason for other in others).items():
         lines.append(f"{count} more:    {reason}")

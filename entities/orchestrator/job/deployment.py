@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from bus.logs import get_logger
@@ -24,7 +26,8 @@ from entities.orchestrator.planning.plan_requests import (
 from entities.orchestrator.planning.task_graph import graph_for, room_for, why_inexact
 from entities.orchestrator.queue.granted_plan import GrantFacts, plan_granted
 from entities.orchestrator.queue.job_queue import QueueTurn, SlotGrant
-from entities.orchestrator.queue.mesh_slots import job_request, ran_s, work_left_s
+from entities.orchestrator.queue.job_trials import JobTrial, TriedMesh, TriedPlans
+from entities.orchestrator.queue.mesh_slots import is_placed_by_plan, job_request, ran_s, work_left_s
 from entities.planner.plan_at_once import EXACT
 from entities.planner.plan_request import (
     BY_SEARCH,
@@ -39,7 +42,7 @@ from entities.queue.queued_job import QueuedJob
 from schemas.cluster import NodeStatus
 from schemas.errors import BadJob
 from schemas.job import JobRecord, JobSpec, JobState
-from schemas.task_graph import ModelTopology, TaskGraph
+from schemas.task_graph import ModelTopology, Placement, TaskGraph
 
 log = get_logger("orchestrator")
 
@@ -70,6 +73,8 @@ class Deployment:
         self._found: dict[PlanRequest, PlanAnswer] = {}
         self._search: asyncio.Task[None] | None = None
         self._later: list[asyncio.TimerHandle] = []  # searches that failed, and are tried again
+        self._plans = TriedPlans(self._search_in_turn)
+        self._searched_at = -math.inf
 
     @property
     def waiting(self) -> QueuedJob | None:
@@ -183,6 +188,8 @@ class Deployment:
         place = partial(self.place, topology)
         with self._searching(), self._job.queue.turn(self._job.name, place) as turn:
             self._turn = turn
+            if is_placed_by_plan(self._job.spec):
+                turn.trial = partial(self.trial, topology)
             while isinstance(graph := await self._told(turn), NoRoom):
                 if graph.never and not self._has_trained:  # what has trained waits for the nodes that it had
                     raise BadJob(graph.reason)
@@ -233,21 +240,7 @@ class Deployment:
         self._only = grant.nodes
         for _ in range(PLAN_TRIES):
             extent = job.mesh.extent()
-            facts = GrantFacts(
-                job=job.name,
-                spec=job.spec,
-                topology=topology,
-                replicas=grant.replicas,
-                only=grant.nodes,
-                nodes=job.mesh.open_nodes(),
-                occupied=job.queue.occupied(job.name),
-                cordoned=job.mesh.cordons.places(),
-                bits_class=job.store.record.bits_class,
-                records=dict(job.mesh.records),
-                found=dict(self._found),
-                refused=dict(self._tried),
-                searching=self._search is not None,
-            )
+            facts = self._facts(topology, grant, job.mesh.open_nodes(), job.queue.occupied(job.name))
             planned = await beside_the_loop(plan_granted, facts)
             if self._turn is not turn:
                 return NoRoom("it has left the queue")
@@ -257,10 +250,12 @@ class Deployment:
                 continue
             self._shaped = planned.spec
             if isinstance(planned.graph, NoRoom):
-                if planned.search is not None and self._search is None:
-                    self._search = asyncio.create_task(self._search_for(planned.search))
+                if planned.search is not None:
+                    self._begin_search(planned.search)
                 if planned.unfit:
                     self._unfit = extent, planned.unfit
+                elif turn is not None:  # the count was right: from now on its plan is tried before
+                    turn.trial = partial(self.trial, topology)
                 return planned.graph
             cordoned = job.mesh.cordons.places()
             free = are_free(planned.graph, job.mesh.open_nodes(), job.queue.occupied(job.name), cordoned)
@@ -272,6 +267,49 @@ class Deployment:
         return NoRoom(
             "the slots that it was to get were taken, or changed, while it was planned: it is planned again"
         )
+
+    def _facts(
+        self,
+        topology: ModelTopology,
+        grant: SlotGrant,
+        nodes: Sequence[NodeStatus] = (),
+        occupied: Mapping[str, Sequence[Placement]] | None = None,
+    ) -> GrantFacts:
+        job = self._job
+        return GrantFacts(
+            job=job.name,
+            spec=job.spec,
+            topology=topology,
+            replicas=grant.replicas,
+            only=grant.nodes,
+            slots=grant.slots,
+            nodes=nodes,
+            occupied=occupied or {},
+            cordoned=job.mesh.cordons.places(),
+            bits_class=job.store.record.bits_class,
+            records=dict(job.mesh.records) if nodes else job.mesh.records,
+            found=dict(self._found),
+            refused=dict(self._tried),
+            searching=self._search is not None,
+        )
+
+    def trial(self, topology: ModelTopology, mesh: TriedMesh) -> JobTrial:
+        """Tries the job's plan during one decision of the queue."""
+        facts = replace(
+            self._facts(topology, SlotGrant(replicas=1)), records=mesh.records, cordoned=mesh.cordoned
+        )
+        rested = time.monotonic() - self._searched_at >= self._times.search_again_s
+        may_search = rested and self._search is None and self._turn is not None
+        return self._plans.trial(facts, mesh, may_search=may_search)
+
+    def _search_in_turn(self, request: PlanRequest) -> None:
+        """A trial of the queue found no plan at once; meanwhile the job may have been placed."""
+        if self._turn is not None:
+            self._begin_search(request)
+
+    def _begin_search(self, request: PlanRequest) -> None:
+        if self._search is None:
+            self._search = asyncio.create_task(self._search_for(request))
 
     async def _search_for(self, request: PlanRequest) -> None:
         refusal: NoRoom | None = None
@@ -288,7 +326,7 @@ class Deployment:
             refusal = NoRoom(f"the search for a plan failed: {type(error).__name__}: {error}")
             for_good = False
         self._tried[request] = refusal
-        self._search = None
+        self._search, self._searched_at = None, time.monotonic()
         if not for_good:
             again = partial(self._search_again, request)
             self._later.append(asyncio.get_running_loop().call_later(self._times.search_again_s, again))

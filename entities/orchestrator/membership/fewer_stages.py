@@ -194,6 +194,7 @@ class FewerStages:
             topology=topology,
             replicas=1 if within is None else within.min,
             only=None,
+            slots=None,
             nodes=nodes,
             occupied=job.queue.occupied(job.name),
             cordoned=job.mesh.cordons.places(),

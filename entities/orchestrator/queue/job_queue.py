@@ -24,15 +24,16 @@ from entities import metrics
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.placement import NoRoom
 from entities.orchestrator.queue.capacity_signal import capacity_of
+from entities.orchestrator.queue.job_trials import AsksTrial, trials_on
 from entities.orchestrator.queue.mesh_slots import (
     RegisteredSlots,
     SlotFacts,
     busy_slots,
     count_use,
-    guarantees,
     nodes_of,
     queue_place,
     slot_facts,
+    with_shares,
 )
 from entities.orchestrator.queue.park_orders import ParkOrders
 from entities.orchestrator.queue.promised_slots import PromisedSlots
@@ -78,20 +79,25 @@ KEPT = "kept"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlotGrant:
-    """What a job is placed with. `nodes`: those that it may use; None: any."""
+    """What a job is placed with. `nodes`: those that it may use; None: any. `slots`: of the plan tried."""
 
     replicas: int
     nodes: frozenset[str] | None = None
+    slots: frozenset[str] | None = None
 
 
 PlacesJob = Callable[[SlotGrant], Awaitable[TaskGraph | NoRoom]]
 
 
 class QueueTurn:
-    """A waiting job's place in the queue. `plan`: places it now, and so takes its slots, or says why not."""
+    """A waiting job's place in the queue. `plan`: places it now, and so takes its slots, or says why not.
+
+    `trial`: tries its plan during a decision, on a mesh; None: a count of slots says enough.
+    """
 
     def __init__(self, plan: PlacesJob) -> None:
         self.plan = plan
+        self.trial: AsksTrial | None = None
         self._news: asyncio.Queue[TaskGraph | NoRoom | DmscError] = asyncio.Queue()
         self._said: NoRoom | None = None
 
@@ -318,14 +324,19 @@ class JobQueue:
         }
         done = {job: fate for job, fate in fates.items() if fate is not None}
         now, rules = time.time(), self.rules
+        asked = {job: turn.trial for job, turn in self._turns.items() if turn.trial is not None}
         around = QueueSurroundings(
-            table=facts.table, rules=rules, reservations=self.reservations(now), done=done
+            table=facts.table,
+            rules=rules,
+            reservations=self.reservations(now),
+            done=done,
+            trials=trials_on(self._mesh, asked),
         )
         if rules.order is not QueueOrder.FAIR:
             return around
         jobs = [run.record for run in self._holders.values()]
         builds = list(self.builds.records().values())
-        return await asyncio.to_thread(_with_shares, around, self._used.copy(), jobs, builds, now)
+        return await asyncio.to_thread(with_shares, around, self._used.copy(), jobs, builds, now)
 
     def _done(self, name: str) -> bool:
         """Whether a job or build that has ended, ended well."""
@@ -361,7 +372,9 @@ class JobQueue:
         if job is not None:
             first = next(name for name in decision.order if name in asked)
             told = await asyncio.to_thread(explain, first, facts.queue, facts.running, around, now)
-            explained = QueueExplained(starts_at=told.starts_at, remedies=told.remedies)
+            explained = QueueExplained(
+                starts_at=told.starts_at, later_than=told.later_than, remedies=told.remedies
+            )
         shown = (
             (position, name)
             for position, name in enumerate(decision.order, start=1)
@@ -455,7 +468,9 @@ class JobQueue:
             self._orders.forget(admission.job)  # it has parked since orders were last followed
             if self._urgent:
                 turn.tell(NoRoom("behind a running job that replaces an instance"))
-            elif await turn.take(SlotGrant(replicas=admission.replicas, nodes=nodes)):
+                continue
+            slots = None if turn.trial is None else frozenset(admission.slots)
+            if await turn.take(SlotGrant(replicas=admission.replicas, nodes=nodes, slots=slots)):
                 log.info("job admitted", job=admission.job, reason=admission.reason)
         for resize in decision.resizes:  # after those that start: it grows into what they leave
             if self.builds.resize(resize):
@@ -482,18 +497,3 @@ class JobQueue:
                 await turn.take(SlotGrant(replicas=1))
             else:
                 turn.tell(NoRoom(hold.reason))
-
-
-def _with_shares(
-    around: QueueSurroundings,
-    used: DecayedUse,
-    jobs: Sequence[JobRecord],
-    builds: Sequence[BuildRecord],
-    now: float,
-) -> QueueSurroundings:
-    """With what each user's jobs and builds have used, and the slots that are each user's own."""
-    for job in jobs:
-        count_use(used, job, now)
-    for build in builds:
-        count_use(used, build, now)
-    return replace(around, quotas=guarantees(jobs), used_slot_s=used.at(now))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -14,6 +14,7 @@ from entities.orchestrator.planning.placement import Cordoned, is_cordoned
 from entities.queue.decision import Hold
 from entities.queue.queue_rules import QueueOrder, QueueRules
 from entities.queue.queued_job import GROWTH, ActiveJob, JobRequest, QueuedJob, Replicas, lanes_of
+from entities.queue.scheduling import QueueSurroundings
 from entities.queue.slot_pools import Labels, MeshSlot, SlotNeeds, SlotTable
 from entities.queue.tenant_shares import DecayedUse, TenantQuota
 from schemas.changes import ChangeState, JobChange, JobObjective
@@ -368,6 +369,13 @@ def _memory_asked(spec: JobSpec) -> int:
     return max((int(rule.gib * 2**30) for rule in rules if rule.gib), default=0)
 
 
+def is_placed_by_plan(spec: JobSpec) -> bool:
+    """Whether the job says so much about places that a count of slots says too little."""
+    plan, tabu = spec.plan, spec.plan.tabu
+    hard = any(rule.hard and rule.kind != "order" and rule.of != "stage" for rule in plan.constraints)
+    return bool(hard or plan.privacy or tabu.nodes or tabu.clusters or tabu.labels)
+
+
 def slots_of(parallel: ParallelSpec) -> int:
     """The slots that a job takes: one for each replica and each standby of a stage."""
     return sum(parallel.replicas_per_stage()) + sum(parallel.standbys_per_stage())
@@ -421,6 +429,21 @@ def count_use(use: DecayedUse, record: JobRecord | BuildRecord, now: float) -> N
         usage = usage.held(usage.slots, now)
     if usage.slot_s and usage.counted_at is not None:
         use.add(lanes_of(record.user) if build else record.user, usage.slot_s, usage.held_s, usage.counted_at)
+
+
+def with_shares(
+    around: QueueSurroundings,
+    used: DecayedUse,
+    jobs: Sequence[JobRecord],
+    builds: Sequence[BuildRecord],
+    now: float,
+) -> QueueSurroundings:
+    """With what each user's jobs and builds have used, and the slots that are each user's own."""
+    for job in jobs:
+        count_use(used, job, now)
+    for build in builds:
+        count_use(used, build, now)
+    return replace(around, quotas=guarantees(jobs), used_slot_s=used.at(now))
 
 
 def work_left_s(record: JobRecord, spec: JobSpec, step: int, request: JobRequest) -> float | None:

@@ -42,6 +42,14 @@ def test_one_job_explained() -> None:
     ]
 
 
+def test_a_start_beyond_what_was_predicted() -> None:
+    told = QueueExplained(later_than=datetime(2026, 11, 28, 23, 0).timestamp())
+    status = QueueStatus(order="las", slots=8, free=1, waiting=2, lacking=7, jobs=(PLACE,), explained=told)
+    line = next(line for line in explained(status) if line.startswith("may start"))
+    assert line.startswith("may start: later than ")
+    assert "23:00" in line
+
+
 def test_time_spans() -> None:
     assert [lasting(seconds) for seconds in (7, 67, 3725)] == ["7 s", "1 min 07 s", "1 h 02 min"]
 

@@ -156,4 +156,4 @@ def test_a_job_after_a_build_starts_when_that_is_done(well: bool | None) -> None
         assert decision.holds["j"].cause is Cause.NEVER
     else:
         assert decision.holds["j"].reason == "starts after b is done"
-        assert expected_start("j", queue, running, around, NOW) == NOW + 60.0
+        assert expected_start("j", queue, running, around, NOW).at == NOW + 60.0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from entities.queue import explanation
 from entities.queue.decision import Cause, QueueDecision
 from entities.queue.explanation import explain
 from entities.queue.queue_rules import Backfill, QueueOrder, QueueRules
@@ -129,28 +129,6 @@ def test_the_weakest_claim_that_is_enough_parks() -> None:
     decision = decide([waits(asks("urgent", 3, priority=9))], running, around, NOW)
     assert [park.job for park in decision.parks] == ["low-large"]
     assert not decide([waits(asks("peer", 3, priority=0))], running, around, NOW).parks
-
-
-def test_victims_are_chosen_by_trying_the_plan() -> None:
-    """Kueue's issue 10815: a preemption that frees slots which the plan can't use."""
-    tried: list[tuple[str, ...]] = []
-
-    def on_one_node(request: JobRequest, replicas: int, slots: Sequence[str]) -> Sequence[str] | None:
-        tried.append(tuple(slots))
-        for node in (("s0", "s1"), ("s2", "s3")):
-            if set(node) <= set(slots):
-                return list(node)
-        return None
-
-    around = QueueSurroundings(
-        table=mesh(4),
-        rules=QueueRules(order=QueueOrder.PRIORITY),
-        trial=on_one_node,
-    )
-    running = [runs(asks(f"r{slot}", priority=slot), slot) for slot in range(4)]
-    decision = decide([waits(asks("urgent", 2, priority=9))], running, around, NOW)
-    assert sorted(park.job for park in decision.parks) == ["r0", "r1"]
-    assert tried
 
 
 def test_a_job_parks_at_most_once_per_cool_down_and_after_its_notice() -> None:
@@ -455,6 +433,17 @@ def test_a_person_is_told_position_blocker_start_and_remedies() -> None:
     first = explain("large", queue, running, around, NOW)
     assert first.starts_at == pytest.approx(NOW + 100)
     assert first.remedies == ("replicas.min 1 instead of 4: it starts now",)
+
+
+def test_a_prediction_that_would_take_too_long_says_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four jobs of a hundred seconds before it, one at a time; three of their ends are looked at."""
+    queue = [waits(asks(f"j{number}", at=number), 100.0) for number in range(5)]
+    around, running = QueueSurroundings(table=mesh(1)), [runs(asks("r"), 0, work_s=100.0)]
+    whole = explain("j4", queue, running, around, NOW)
+    assert (whole.starts_at, whole.later_than) == (NOW + 500, None)
+    monkeypatch.setattr(explanation, "MOST_LOOKS", 6 + 5 + 4)
+    cut = explain("j4", queue, running, around, NOW)
+    assert (cut.starts_at, cut.later_than) == (None, NOW + 200)
 
 
 def test_cordoned_slots_get_nothing_new() -> None:
