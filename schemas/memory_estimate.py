@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 
 from schemas.cluster import NodeStatus
 from schemas.job import JobSpec
+from schemas.plain_text import shown
 from schemas.task_graph import LayerProfile
 
 SUM_BYTES = {True: 8, False: 4}
@@ -190,12 +191,3 @@ def _remedies(
     if spec.model.quantize is None and is_fp32 and spared and estimate.total - spared <= room_bytes:
         found.append("set model.quantize to int8, which keeps frozen weights of linear layers in a quarter")
     return found or [f"join a node with {shown(estimate.total)}, or make its largest layer several"]
-
-
-def shown(size: float) -> str:
-    """Bytes for people: `1.5 GiB`."""
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.3g} {unit}"
-        size /= 1024
-    return f"{size:,.3g} GiB" if size < 1000 else f"{size:,.0f} GiB"

@@ -1,4 +1,4 @@
-"""Makes foreign text safe for a terminal or a log: control characters are shown as escapes."""
+"""Text for people: bytes in units that suit them; foreign text, safe for a terminal or a log."""
 
 from __future__ import annotations
 
@@ -14,3 +14,12 @@ def plain(text: str, *, keep: str = "") -> str:
         char if char.isprintable() or char in keep else char.encode("unicode_escape").decode("ascii")
         for char in text
     )
+
+
+def shown(size: float) -> str:
+    """Bytes for people: `1.5 GiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:,.3g} GiB" if size < 1000 else f"{size:,.0f} GiB"

@@ -14,6 +14,7 @@ from types import GenericAlias, NoneType
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 from typer.models import ParameterInfo
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -35,6 +36,16 @@ class CommandApp(typer.Typer):
         """Add commands under their functions' names, in one panel of the help."""
         for command in commands:
             self.command(rich_help_panel=name)(command)
+
+
+class ListsByDefault(TyperGroup):
+    """Commands of which `list` is meant where none is named."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        help_names = ctx.help_option_names
+        if not args or (args[0].startswith("-") and not set(args) & set(help_names)):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
 
 
 def option(

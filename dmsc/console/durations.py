@@ -1,4 +1,4 @@
-"""Durations as people write them at the command line."""
+"""Durations as people write and read them at the command line."""
 
 from __future__ import annotations
 
@@ -24,3 +24,13 @@ def parse_duration(text: str, option: str, *, zero: bool = False) -> float:
     if not 0 <= seconds <= _LONGEST_DAYS * _UNITS["d"] or (seconds == 0 and not zero):
         raise BadInput(f"{option} {text}: write it as 90s, 30m, 8h or 14d, of {_LONGEST_DAYS}d at most")
     return seconds
+
+
+def in_units(seconds: float) -> str:
+    """The duration in the unit that suits it, to three figures: `0.36 s`, `12.4 min`, `146 h`."""
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    if seconds < 3600:
+        return f"{seconds / 60:.3g} min"
+    hours = seconds / 3600.0
+    return f"{hours:.3g} h" if hours < 1000 else f"{hours:,.0f} h"

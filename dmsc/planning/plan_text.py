@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from dmsc.console.durations import in_units
 from entities.planner.plan_request import Alternative, PlannedStep
+from schemas.plain_text import shown
 from schemas.task_graph import PlanAlternative, PlanForecast
 
 COLUMNS = ("slots", "stages × instances", "step", "bubble", "job", "price")
@@ -25,7 +27,7 @@ def row(
         f"{len(replicas)} × {counts}",
         f"{step.step_ms:.0f} ms",
         f"{step.bubble:.0%}",
-        "–" if hours is None else f"{hours:.3g} h",
+        "–" if hours is None else in_units(3600 * hours),
         "–" if price is None else f"{price:.2f}",
     )
 
@@ -34,7 +36,7 @@ def stage_line(stage: int, layers: str, step: PlannedStep) -> str:
     """A stage: its layers, its part of a step, and what an instance needs."""
     return (
         f"  stage {stage}: {layers}, {step.stage_ms[stage]:.0f} ms of a step, "
-        f"{step.memory_bytes[stage] / 2**30:.2f} GiB in each instance"
+        f"{shown(step.memory_bytes[stage])} in each instance"
     )
 
 

@@ -191,6 +191,8 @@ class ShortLivedWorkers:
     @contextlib.asynccontextmanager
     async def turn(self, kind: str, job: str) -> AsyncIterator[None]:
         """Wait for earlier workers; after `analysis_alone_s` the next worker may begin beside this one."""
+        if self._alone_lock.locked():
+            log.info(f"{kind} waits: another worker is to be alone on the node", node=self._node, job=job)
         await self._alone_lock.acquire()
         locked = True
 

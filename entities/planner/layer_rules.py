@@ -17,6 +17,7 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 
 from entities.planner.plan_request import LayerRule, NoPlan, PlanRequest
+from schemas.plain_text import shown
 
 
 def with_rules(request: PlanRequest, rules: Iterable[LayerRule]) -> PlanRequest:
@@ -84,7 +85,7 @@ def reaches(parted: Sequence[tuple[int, int, str]], count: int) -> list[int]:
 def in_words(label: str) -> str:
     """`region=eu`, or what stands for a node, a cluster, or memory: `node a1`."""
     if label.startswith(MEMORY):
-        return f"a slot of {int(label[len(MEMORY) :]) / 2**30:.2f} GiB"
+        return f"a slot of {shown(int(label[len(MEMORY) :]))}"
     if label.startswith("@"):
         return label[1:].replace("=", " ", 1)
     return f"the label {label}"
@@ -235,8 +236,8 @@ def _lacking(request: PlanRequest, rule: LayerRule, there: frozenset[str]) -> st
         wanted = int(rule.label[len(MEMORY) :])
         largest = max(slot.memory_bytes for slot in request.slots)
         return (
-            f"{rule.shown} wants {wanted / 2**30:.2f} GiB for {name}, the largest slot has "
-            f"{largest / 2**30:.2f} GiB ({(wanted - largest) / 2**30:.2f} GiB too little): ask for less, "
+            f"{rule.shown} wants {shown(wanted)} for {name}, the largest slot has "
+            f"{shown(largest)} ({shown(wanted - largest)} too little): ask for less, "
             "join a larger node, or have fewer slots share its memory"
         )
     if rule.label.startswith("@"):
@@ -244,16 +245,16 @@ def _lacking(request: PlanRequest, rule: LayerRule, there: frozenset[str]) -> st
         places = sorted(
             {slot.host or slot.node if kind == "node" else slot.cluster for slot in request.slots}
         )
-        shown = ", ".join(places[:8]) + (" …" if len(places) > 8 else "")
+        there_are = ", ".join(places[:8]) + (" …" if len(places) > 8 else "")
         return (
             f"{rule.shown} pins {name} to {in_words(rule.label)}, which has no slot for it (there are "
-            f"{shown}): name one of these"
+            f"{there_are}): name one of these"
         )
     key = rule.label.partition("=")[0]
-    shown = ", ".join(sorted(label for label in there if not label.startswith("@"))) or f"none with {key}"
+    labels = ", ".join(sorted(label for label in there if not label.startswith("@"))) or f"none with {key}"
     return (
-        f"{rule.shown} pins {name} to {in_words(rule.label)}, which no slot has (labels here: {shown}): name "
-        "one of these, or give it to a node (dmsc join --label)"
+        f"{rule.shown} pins {name} to {in_words(rule.label)}, which no slot has (labels here: {labels}): "
+        "name one of these, or give it to a node (dmsc join --label)"
     )
 
 

@@ -6,8 +6,10 @@ Pure Python: the control plane has one, and `search.access_routes` makes routes 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import Parameter, signature
+from math import inf, isfinite
 from statistics import median
 from typing import Any
 from xml.etree import ElementTree
@@ -16,6 +18,8 @@ from entities.planner.plan_request import NoPlan
 
 GBPS = 1.25e5
 """Bytes per millisecond of 1 Gbit/s."""
+MOST_PORTS = 64
+"""Largest whole number in a topology file: a fat tree of 64 ports has 65,536 hosts."""
 
 
 @dataclass(frozen=True)
@@ -118,35 +122,59 @@ def topology_from(name: str, body: Mapping[str, Any]) -> NetworkTopology:
     Raises:
         NoPlan: what is wrong, and where.
     """
-    kinds = {"fat_tree": fat_tree, "dragonfly": dragonfly}
     kind = body.get("kind")
-    arguments = {key: value for key, value in body.items() if key != "kind"}
-    if kind in kinds:
+    if kind in ("fat_tree", "dragonfly"):
+        make = fat_tree if kind == "fat_tree" else dragonfly
         try:
-            return kinds[kind](**arguments)  # type: ignore[no-any-return, operator]
-        except TypeError as error:
-            raise NoPlan(
-                f"{name}: {kind} takes other fields: {str(error).partition(') ')[2] or error}"
-            ) from None
+            return make(**_arguments(make, body))
+        except NoPlan as refused:
+            raise NoPlan(f"{name}: {refused}") from None
     if kind != "links":
         raise NoPlan(f"{name}: kind is {kind!r}; give fat_tree, dragonfly or links, or a GraphML file")
     links: dict[tuple[str, str], float] = {}
+    for key in ("hosts", "links"):
+        if not isinstance(body.get(key) or [], list):
+            raise NoPlan(f"{name}: {key} is {body[key]!r}: give a list")
     for number, link in enumerate(body.get("links") or ()):
         try:
             first, second = link["between"]
             speed = float(link["gbps"])
         except (TypeError, KeyError, ValueError):
             raise NoPlan(f"{name}: links[{number}] needs between: [A, B] and gbps: a number") from None
-        if speed <= 0:
-            raise NoPlan(f"{name}: links[{number}] has gbps {speed:g}; give more than 0")
+        if not 0 < speed < inf:
+            raise NoPlan(f"{name}: links[{number}] has gbps {speed:g}; give a number above 0")
         links[str(first), str(second)] = speed * GBPS
-    hosts = tuple(map(str, body.get("hosts") or ()))
+    hosts = tuple(dict.fromkeys(map(str, body.get("hosts") or ())))
     ends = {end for link in links for end in link}
     if unknown := [host for host in hosts if host not in ends]:
         raise NoPlan(f"{name}: no link has {_listed(unknown)}, which hosts names: give each host a link")
     if not hosts:
         raise NoPlan(f"{name}: hosts is empty: name the nodes of the mesh that the links connect")
     return NetworkTopology(hosts, links)
+
+
+def _arguments(make: Callable[..., NetworkTopology], body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a file, as this kind takes them. Raises NoPlan: one is unknown, missing or of another
+    type."""
+    given = {key: value for key, value in body.items() if key != "kind"}
+    fields = signature(make).parameters
+    known = f"{body['kind']} has {', '.join(fields)}"
+    if unknown := [key for key in given if key not in fields]:
+        raise NoPlan(f"{unknown[0]}: unknown field; {known}")
+    if missing := [
+        key for key, field in fields.items() if field.default is Parameter.empty and key not in given
+    ]:
+        raise NoPlan(f"{missing[0]} is missing; {known}")
+    for key, value in given.items():
+        if key == "hosts":
+            if not isinstance(value, list) or len(set(map(str, value))) < len(value):
+                raise NoPlan("hosts: give a list of names, none of them twice")
+        elif fields[key].annotation == "int":
+            if type(value) is not int or abs(value) > MOST_PORTS:
+                raise NoPlan(f"{key} is {value!r}: give a whole number of at most {MOST_PORTS}")
+        elif type(value) not in (int, float) or not isfinite(value):
+            raise NoPlan(f"{key} is {value!r}: give a number")
+    return given
 
 
 def topology_from_graphml(name: str, text: str) -> NetworkTopology:
@@ -185,14 +213,29 @@ def topology_from_graphml(name: str, text: str) -> NetworkTopology:
             raise NoPlan(f"{name}: an edge ends at node {unknown[0]!r}, which the file does not have")
         first, second = sorted(labels[end] for end in ends)
         if first != second:
-            parallel[first, second].append(float(data(edge).get("LinkSpeedRaw") or 0) / 8e3)
+            parallel[first, second].append(_link_speed(name, first, second, data(edge).get("LinkSpeedRaw")))
     if not parallel:
         raise NoPlan(f"{name}: has no edge between two nodes: give a GraphML file with links")
+    if not hosts:
+        raise NoPlan(f"{name}: all its nodes are of another type than host: name the nodes of the mesh")
     known = [speed for speeds in parallel.values() for speed in speeds if speed]
     usual = float(median(known)) if known else 100 * GBPS
     return NetworkTopology(
         tuple(hosts), {link: sum(speed or usual for speed in speeds) for link, speeds in parallel.items()}
     )
+
+
+def _link_speed(name: str, first: str, second: str, text: str | None) -> float:
+    """Bytes per millisecond of a link; 0: not known. Raises NoPlan: it is no number."""
+    try:
+        speed = float(text or 0)
+    except ValueError:
+        speed = -1.0
+    if not 0 <= speed < inf:
+        raise NoPlan(
+            f"{name}: LinkSpeedRaw between {first} and {second} is {text}: give bit/s, or leave it out"
+        )
+    return speed / 8e3
 
 
 def distances(topology: NetworkTopology, host_of: Mapping[str, Iterable[str]]) -> dict[str, dict[str, int]]:

@@ -27,6 +27,7 @@ from entities.planner.plan_request import (
     UnitPlace,
 )
 from entities.planner.windows import held, in_flight
+from schemas.plain_text import shown
 
 MOST_STEPS = 12_500
 """Of the exact cut's innermost loop: some 10 ms."""
@@ -381,8 +382,8 @@ def too_small(unit: NeededPlace, largest_left: int, request: PlanRequest) -> NoP
     room = largest if never else largest_left
     where = "the largest slot" if never else "the largest slot that is left"
     return NoPlan(
-        f"stage {unit.stage} needs {need / 2**30:.3g} GiB in each instance, {where} has "
-        f"{room / 2**30:.3g} GiB ({(need - room) / 2**30:.3g} GiB too little): set more parallel.stages "
+        f"stage {unit.stage} needs {shown(need)} in each instance, {where} has "
+        f"{shown(room)} ({shown(need - room)} too little): set more parallel.stages "
         "or fewer training.microbatch_samples, or join a larger node",
         never=never,
         needs_bytes=need,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +26,7 @@ def plan(
         Path | None, option("--code DIR", "The modules of this folder, as `dmsc train --code` sends them.")
     ] = None,
     slots: Annotated[
-        str | None, option("--slots N or A..B", "Plans of the best shape on so many slots of speed 1.")
+        str | None, option("--slots N|A..B", "Plans of the best shape on so many slots of speed 1.")
     ] = None,
     slot: Annotated[
         list[str] | None,
@@ -64,6 +65,7 @@ def plan(
     Example: dmsc plan examples/stdlib-gpt.yaml --slots 1..16 --price 0.4
     """
     from dmsc.client.job_file import load_job, with_code
+    from dmsc.console.durations import in_units
     from dmsc.planning.kept_plan import keep
     from dmsc.planning.local_plans import (
         PlanOptions,
@@ -82,6 +84,10 @@ def plan(
 
     if sum(given is not None for given in (slots, slot, deadline)) > 1:
         raise BadInput("--slots, --slot and --deadline exclude each other: give one of them")
+    if deadline is not None and not 0 < deadline < math.inf:
+        raise BadInput(f"--deadline {deadline:g}: give hours above 0")
+    if price is not None and not math.isfinite(price):
+        raise BadInput(f"--price {price:g}: give a number")
     counts = range_of(slots) if slots is not None else None
     offers = [offer_of(text) for text in slot or ()]
     if layers is not None and out is not None:
@@ -134,9 +140,9 @@ def plan(
         if not found:
             nearest = min(tried, key=lambda priced: priced.hours or 0.0)
             raise BadInput(
-                f"no {MOST_FOR_DEADLINE} slots end it in {deadline:g} h: the best plan, on {nearest.slots}, "
-                "takes "
-                f"{nearest.hours:.3g} h: give more time, or train fewer steps"
+                f"no {MOST_FOR_DEADLINE} slots end it in {in_units(3600 * deadline)}: the best plan, on "
+                f"{nearest.slots}, takes {in_units(3600 * (nearest.hours or 0.0))}: give more time, or train "
+                "fewer steps"
             )
     else:
         offers = offers or [SlotOffer(own)]

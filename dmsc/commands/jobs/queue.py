@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
-from dmsc.console.command_app import CommandApp, argument, option
+from dmsc.console.command_app import CommandApp, ListsByDefault, argument, option
 from dmsc.console.option_groups import GatewayQuery
 
 if TYPE_CHECKING:
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 MOST_PRIORITY = 1000
 
 app = CommandApp(
-    help="Show which jobs and builds wait, and why; priorities, reservations.", no_args_is_help=True
+    help="List who waits (`dmsc queue` alone does, too), and explain why; priorities, reservations.",
+    cls=ListsByDefault,
 )
 
 

@@ -51,6 +51,8 @@ def simulate(
     if (scenario is None) == (queue is None):
         raise BadInput("give either a scenario or --queue TRACE; see docs/simulator.md")
     if queue is not None:
+        if plot is not None or processes is not None:
+            raise BadInput("--plot and --processes are of scenarios: leave them out with --queue")
         _simulate_queue(queue, set_ or (), seed or 0, json)
         return
     assert scenario is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import yaml
@@ -26,7 +27,9 @@ class QueueSettings(Part):
     estimates: tuple[float, float] = Field(
         (1.0, 1.0), description="predicted ÷ real run times are drawn between these"
     )
-    cool_down_s: float = Field(600.0, ge=0, description="least time between two parks of a job")
+    cool_down_s: float = Field(
+        600.0, ge=0, allow_inf_nan=False, description="least time between two parks of a job"
+    )
 
     @property
     def rules(self) -> QueueRules:
@@ -60,6 +63,6 @@ def queue_settings(overrides: Sequence[str]) -> QueueSettings:
         first = error.errors()[0]
         raise BadInput(f"--set {first['loc'][0]}: {first['msg']}; given {first['input']!r}") from None
     low, high = settings.estimates
-    if not 0 < low <= high:
+    if not 0 < low <= high < math.inf:
         raise BadInput(f"--set estimates=[{low}, {high}]: give two numbers above 0, the lower first")
     return settings

@@ -12,8 +12,11 @@ import csv
 import gzip
 import json
 import math
-from collections.abc import Mapping
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from schemas.errors import BadInput
@@ -25,6 +28,8 @@ COLUMNS = {
     "slots": ("slots", "num_gpu"),
     "run_s": ("run_s", "duration"),
 }
+MOST = 1e12
+"""Of each number in a trace: some 30,000 years in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,8 +58,31 @@ def read_trace(path: Path) -> list[TraceLine]:
     first = text.partition("\n")[0]
     lines = _gavel(path, text) if "\t" in first else _table(path, text)
     if not lines:
-        raise BadInput(f"{path}: the trace has no job")
+        raise BadInput(f"{path}: the trace has no job: give each a line of its own")
+    _check_order(path, lines)
     return sorted(lines, key=lambda line: (line.submit_s, line.job))
+
+
+def _check_order(path: Path, lines: Sequence[TraceLine]) -> None:
+    """That each job has its own name, and comes after jobs of this trace, not after itself.
+
+    Raises:
+        BadInput: it is not so; the text names the jobs.
+    """
+    after = {line.job: line.after for line in lines}
+    if len(after) < len(lines):
+        ((twice, times),) = Counter(line.job for line in lines).most_common(1)
+        raise BadInput(f"{path}: {times} jobs are called {twice}: give each a name of its own")
+    for job, earlier in after.items():
+        if unknown := [name for name in earlier if name not in after]:
+            raise BadInput(
+                f"{path}: {job} is after {unknown[0]}, which the trace does not have: add or drop it"
+            )
+    try:
+        TopologicalSorter(after).prepare()
+    except CycleError as error:
+        cycle = " before ".join(error.args[1])
+        raise BadInput(f"{path}: the column after has a cycle: {cycle}: drop one of them") from None
 
 
 def _text(path: Path) -> str:
@@ -64,9 +92,15 @@ def _text(path: Path) -> str:
         raw = path.read_bytes()
         return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
     except FileNotFoundError:
-        raise BadInput(f"{path}: no such file") from None
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: can't be read: {error}") from error
+        raise BadInput(f"{path}: no such file: name a trace's") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise BadInput(f"{path}: not gzip ({error}): compress it anew, or give it without .gz") from error
+    except OSError as error:
+        raise BadInput(f"{path}: can't be read: {error.strerror}: name a trace's file") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(
+            f"{path}: not UTF-8 text (byte {error.start}): give CSV, or a trace of Gavel"
+        ) from error
 
 
 def _gavel(path: Path, text: str) -> list[TraceLine]:
@@ -81,6 +115,11 @@ def _gavel(path: Path, text: str) -> list[TraceLine]:
                 f"{path}:{number}: no line of Gavel: seven cells with tabs between, 5th to 7th steps, "
                 "time of arrival, devices"
             ) from None
+        if not (0 < steps <= MOST and abs(submit_s) <= MOST and slots > 0):
+            raise BadInput(
+                f"{path}:{number}: {steps:g} steps on {slots} devices from {submit_s:g} s: give "
+                "finite numbers, of steps and devices above 0"
+            )
         speed = speeds.get((kind, slots)) or speeds.get((kind, 1))
         if not speed:
             raise BadInput(f"{path}:{number}: {GAVEL_SPEEDS} has no speed of {kind} on {GAVEL_DEVICE}")
@@ -105,7 +144,7 @@ def _gavel_key(key: str) -> tuple[str, int]:
 
 
 def _table(path: Path, text: str) -> list[TraceLine]:
-    rows = csv.DictReader(text.splitlines())
+    rows = csv.DictReader(text.splitlines(), skipinitialspace=True)
     columns = {
         meaning: next((name for name in names if name in (rows.fieldnames or ())), "")
         for meaning, names in COLUMNS.items()
@@ -115,28 +154,43 @@ def _table(path: Path, text: str) -> list[TraceLine]:
             f"{path}:1: no column {', '.join(missing)}: a trace has submit_s, slots, run_s, or is one of "
             "Gavel or Tiresias"
         )
-    lines = []
-    for number, row in enumerate(rows, start=2):
+    return [_table_line(f"{path}:{number}", columns, row, number) for number, row in enumerate(rows, start=2)]
+
+
+def _table_line(at: str, columns: Mapping[str, str], row: Mapping[str, str], number: int) -> TraceLine:
+    def cell(column: str) -> float | None:
+        text = row.get(columns.get(column, column)) or ""
+        if not text and column not in columns:
+            return None
         try:
-            line = TraceLine(
-                job=row.get("job") or row.get("job_id") or f"job-{number - 1:05}",
-                submit_s=float(row[columns["submit_s"]]),
-                slots=int(row[columns["slots"]]),
-                run_s=float(row[columns["run_s"]]),
-                tenant=row.get("tenant") or "",
-                priority=int(row.get("priority") or 0),
-                least=int(row["min"]) if row.get("min") else None,
-                most=int(row["max"]) if row.get("max") else None,
-                deadline_s=float(row["deadline_s"]) if row.get("deadline_s") else None,
-                after=tuple((row.get("after") or "").split()),
-            )
-        except (TypeError, ValueError) as error:
-            raise BadInput(f"{path}:{number}: {error}") from None
-        if line.slots < 1 or not (line.run_s > 0 and math.isfinite(line.run_s)):
-            raise BadInput(f"{path}:{number}: {line.slots} slots for {line.run_s} s: both have to be above 0")
-        if not (line.least or 1) <= line.slots <= (line.most or line.slots):
-            raise BadInput(
-                f"{path}:{number}: min {line.least}, slots {line.slots}, max {line.most}: give rising numbers"
-            )
-        lines.append(line)
-    return lines
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not abs(value) <= MOST:  # nan, too
+            raise BadInput(f"{at}: {column} is {text or 'missing'}: give a number up to {MOST:g}")
+        return value
+
+    def whole(column: str) -> int | None:
+        value = cell(column)
+        if value is not None and value != int(value):
+            raise BadInput(f"{at}: {column} is {value:g}: give a whole number")
+        return None if value is None else int(value)
+
+    submit_s, slots, run_s = cell("submit_s") or 0.0, whole("slots") or 0, cell("run_s") or 0.0
+    least, most, deadline_s = whole("min"), whole("max"), cell("deadline_s")
+    if slots < 1 or run_s <= 0:
+        raise BadInput(f"{at}: {slots} slots for {run_s} s: both have to be above 0")
+    if not 1 <= (1 if least is None else least) <= slots <= (slots if most is None else most):
+        raise BadInput(f"{at}: min {least}, slots {slots}, max {most}: give 1 ≤ min ≤ slots ≤ max")
+    return TraceLine(
+        job=row.get("job") or row.get("job_id") or f"job-{number - 1:05}",
+        submit_s=submit_s,
+        slots=slots,
+        run_s=run_s,
+        tenant=row.get("tenant") or "",
+        priority=whole("priority") or 0,
+        least=least,
+        most=most,
+        deadline_s=deadline_s,
+        after=tuple((row.get("after") or "").split()),
+    )

@@ -7,23 +7,27 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dmsc.console.durations import in_units
 from dmsc.simulation.queue.queue_settings import QueueSettings
 from dmsc.simulation.queue.trace_files import TraceLine
 from entities.queue.queued_job import JobRequest, Replicas
 from entities.queue.scheduling import QueueSurroundings
 from entities.queue.slot_pools import MeshSlot, SlotTable
 from entities.queue.virtual_queue import JobCourse, TraceJob, VirtualQueue
+from schemas.errors import BadInput
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceResult:
     """What a trace came to. Times in hours; `busy`: the share of all slots until the last job's end.
 
-    `too_large`: jobs that the mesh has too few slots for; they were left out.
+    `too_large`: jobs that the mesh has too few slots for; they were left out. `never`: jobs that did not
+    start, as they come after jobs that were left out.
     """
 
     jobs: int
     too_large: int
+    never: int
     mean_completion_h: float
     median_completion_h: float
     longest_wait_h: float
@@ -37,10 +41,17 @@ class TraceResult:
 
 
 def run_trace(lines: Sequence[TraceLine], settings: QueueSettings, seed: int = 0) -> TraceResult:
-    """Runs the first jobs of a trace to their ends; the same seed gives the same result."""
+    """Runs the first jobs of a trace to their ends; the same seed gives the same result.
+
+    Raises:
+        BadInput: the mesh has too few slots for each of them.
+    """
     chosen = lines[: settings.jobs]
     jobs = [_job(line, settings, random.Random(f"{seed} {line.job}")) for line in chosen]
     fitting = [job for job in jobs if job.request.least_slots <= settings.slots]
+    if not fitting:
+        least = min((job.request.least_slots for job in jobs), default=0)
+        raise BadInput(f"no job of the trace fits {settings.slots} slots: --set slots={least} lets one in")
     ahead = VirtualQueue(around=QueueSurroundings(table=mesh_of(settings), rules=settings.rules))
     ahead.submit(fitting)
     ahead.run()
@@ -84,6 +95,7 @@ def _summed(
     return TraceResult(
         jobs=len(ended),
         too_large=too_large,
+        never=len(courses) - len(ended),
         mean_completion_h=statistics.fmean(completions),
         median_completion_h=statistics.median(completions),
         longest_wait_h=max(waits),
@@ -100,11 +112,13 @@ def _summed(
 def in_lines(result: TraceResult) -> list[str]:
     """For people."""
     left_out = f", {result.too_large} left out: the mesh is too small for them" if result.too_large else ""
+    never = f", {result.never} never started: they are after jobs left out" if result.never else ""
     return [
-        f"{result.jobs} jobs{left_out}; the last ended after {result.last_end_h:.1f} h, "
+        f"{result.jobs} jobs{left_out}{never}; the last ended after {in_units(3600 * result.last_end_h)}, "
         f"slots {result.busy:.0%} busy",
-        f"completion: mean {result.mean_completion_h:.2f} h, median {result.median_completion_h:.2f} h",
-        f"wait: mean {result.mean_wait_h:.2f} h, longest {result.longest_wait_h:.1f} h",
+        f"completion: mean {in_units(3600 * result.mean_completion_h)}, "
+        f"median {in_units(3600 * result.median_completion_h)}",
+        f"wait: mean {in_units(3600 * result.mean_wait_h)}, longest {in_units(3600 * result.longest_wait_h)}",
         f"{result.parks} parks, {result.resizes} changes of size, {result.late} deadlines missed, "
         f"{result.decisions} decisions",
     ]

@@ -14,7 +14,8 @@ from schemas.cluster import Analyse, AnalysisFailed, SampleWritten, WriteSample
 from schemas.errors import BadJob, BadModel, Conflict, DmscError, ErrorReply, Unavailable
 from schemas.job import JobState, WeightsManifest
 from schemas.limits import SLOWEST_BYTES_PER_S
-from schemas.memory_estimate import largest_room, shown
+from schemas.memory_estimate import largest_room
+from schemas.plain_text import shown
 from schemas.task_graph import ModelTopology
 
 log = get_logger("orchestrator")

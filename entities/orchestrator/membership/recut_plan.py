@@ -15,7 +15,8 @@ from entities.planner.plan_request import LayerRule, NoPlan, PlanLayer, PlanRequ
 from schemas.cluster import NodeStatus
 from schemas.errors import BadInput, BadJob, Conflict
 from schemas.job import JobSpec
-from schemas.memory_estimate import GRADIENT_BYTES, MOMENT_BYTES, SUM_BYTES, shown
+from schemas.memory_estimate import GRADIENT_BYTES, MOMENT_BYTES, SUM_BYTES
+from schemas.plain_text import shown
 from schemas.recut import Cuts, LayerRange, RecutAnswer, RecutJob, cuts_text
 from schemas.step import Member
 from schemas.task_graph import ModelTopology, PlanForecast, TaskGraph, UnitKind

@@ -18,7 +18,8 @@ from entities.planner.windows import in_flight
 from schemas.cluster import NodeStatus
 from schemas.job import JobSpec
 from schemas.job_file.training import samples_that_divide
-from schemas.memory_estimate import estimate_stage, shown
+from schemas.memory_estimate import estimate_stage
+from schemas.plain_text import shown
 from schemas.task_graph import LayerProfile, ModelTopology
 
 UNKNOWN_SAMPLES = 4

@@ -18,7 +18,7 @@ from entities.orchestrator.planning.plan_rules import labels_for
 from entities.planner.first_placement import NeededPlace, NodeRoom, NothingFits, place_first
 from entities.planner.layer_rules import in_words
 from schemas.cluster import NodeStatus, Slot
-from schemas.memory_estimate import shown
+from schemas.plain_text import shown
 from schemas.task_graph import Placement, TaskGraph, TaskUnit, UnitKind
 
 STAGE = "stage"

@@ -30,6 +30,7 @@ from entities.planner.search.layer_chain import LayerChain
 from entities.planner.search.plan_places import first_places, groups_of, kind_of, on_links
 from entities.planner.search.plan_trial import JUDGED, Judge, PlanCandidate, judged
 from entities.planner.search.step_cost import InstanceKind, StepCost, StepForecast, StepSettings
+from schemas.plain_text import shown
 
 COARSE_PIECES, FINER_PIECES, FEW_SLOTS = 64, 128, 8
 """While instances are assigned, a longer chain has so many pieces at most, and the second number where there
@@ -354,8 +355,8 @@ def _nothing_fits(request: PlanRequest, fine: StepCost, kinds: Sequence[Instance
     state = float(np.sum(fine.chain.state_bytes)) * request.memory_factor
     return NoPlan(
         f"no cut into {request.stages or 'any number of'} stages fits: the model needs "
-        f"{state / 2**30:.2f} GiB of state and its activations, the largest "
-        f"slot has {largest / 2**30:.2f} GiB, all {len(request.slots)} free ones {most / 2**30:.2f} GiB: "
+        f"{shown(state)} of state and its activations, the largest "
+        f"slot has {shown(largest)}, all {len(request.slots)} free ones {shown(most)}: "
         "set more "
         "parallel.stages, fewer training.microbatch_samples, or join a larger node"
     )
@@ -364,8 +365,8 @@ def _nothing_fits(request: PlanRequest, fine: StepCost, kinds: Sequence[Instance
 def too_small_layer(name: str, need: float, largest: float) -> NoPlan:
     """A layer that fits nowhere."""
     return NoPlan(
-        f"layer {name} alone needs {need / 2**30:.2f} GiB, the largest slot has {largest / 2**30:.2f} GiB "
-        f"({(need - largest) / 2**30:.2f} GiB too little): set fewer training.microbatch_samples, make it "
+        f"layer {name} alone needs {shown(need)}, the largest slot has {shown(largest)} "
+        f"({shown(need - largest)} too little): set fewer training.microbatch_samples, make it "
         "several "
         "layers, or join a larger node"
     )

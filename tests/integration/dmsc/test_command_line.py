@@ -83,6 +83,7 @@ def test_usage_is_exit_code_2(tmp_path: Path) -> None:
         "logs",
         "store j1 s0-r0",
         "policy list",
+        "queue",
         "down",
     ],
 )
@@ -151,6 +152,50 @@ def test_bad_input_is_one_line_and_exit_code_2(
     done = dmsc(*arguments, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith(expected)
+    assert len(done.stderr.splitlines()) == 1
+
+
+JOB = """
+name: j
+model: {factory: "models:build"}
+training: {steps: 2}
+parallel: {stages: 1, replicas: REPLICAS}
+"""
+TRACE = "submit_s,slots,run_s\n0,64,7200\n0,64,3600\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "replicas", "expected"),
+    [
+        ("--deadline 0", "1", "--deadline 0: give hours above 0"),
+        ("--topology job.yaml", "1", "job.yaml: kind is None; give fat_tree, dragonfly or links, or a Graph"),
+        ("--best", "1", "no mesh answers: no mesh runs on "),
+        ("", "{min: 3, want: 2, max: 4}", "job.yaml:5: parallel.replicas: min 3, want 2, max 4: give min ≤ "),
+    ],
+)
+def test_a_plan_of_what_is_wrong_is_one_line(
+    arguments: str, replicas: str, expected: str, tmp_path: Path
+) -> None:
+    (tmp_path / "job.yaml").write_text(JOB.replace("REPLICAS", replicas), encoding="utf-8")
+    done = dmsc("plan", "job.yaml", *arguments.split(), cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(f"dmsc: {expected}")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_trace_of_jobs_is_queued(tmp_path: Path) -> None:
+    (tmp_path / "jobs.csv").write_text(TRACE, encoding="utf-8")
+    done = dmsc("simulate", "--queue", "jobs.csv", cwd=tmp_path)
+    assert done.stdout.splitlines() == [
+        "2 jobs; the last ended after 3 h, slots 100% busy",
+        "completion: mean 2.5 h, median 2.5 h",
+        "wait: mean 1 h, longest 2 h",
+        "0 parks, 0 changes of size, 0 deadlines missed, 3 decisions",
+    ]
+    (tmp_path / "jobs.csv").write_text(TRACE.replace("0,64", "nan,64"), encoding="utf-8")
+    done = dmsc("simulate", "--queue", "jobs.csv", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("dmsc: jobs.csv:2: submit_s is nan: give a number")
     assert len(done.stderr.splitlines()) == 1
 
 

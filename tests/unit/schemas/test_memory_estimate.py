@@ -9,7 +9,8 @@ import pytest
 from entities.orchestrator.planning.placement import NoRoom
 from entities.orchestrator.planning.task_graph import plan
 from schemas.cluster import NodeStatus
-from schemas.memory_estimate import estimate_stage, largest_room, refusal, shown
+from schemas.memory_estimate import estimate_stage, largest_room, refusal
+from schemas.plain_text import shown
 from schemas.task_graph import LayerProfile, TaskGraph
 from tests.builders.graphs import layer, node, topology
 from tests.builders.jobs import spec

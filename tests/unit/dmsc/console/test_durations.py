@@ -1,10 +1,10 @@
-"""Durations as people write them: `--expires 14d`, `--since 10m`."""
+"""Durations as people write and read them: `--expires 14d`, `36 s`."""
 
 from __future__ import annotations
 
 import pytest
 
-from dmsc.console.durations import parse_duration
+from dmsc.console.durations import in_units, parse_duration
 from schemas.errors import BadInput
 
 
@@ -40,3 +40,11 @@ def test_a_duration_that_is_none_is_one_line(text: str) -> None:
 
 def test_none_at_all_only_where_that_is_something() -> None:
     assert parse_duration("0s", "--grace", zero=True) == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (0.3642, "0.364 s"), (99, "99 s"), (150, "2.5 min"), (43_200, "12 h"), (9e6, "2,500 h")],
+)
+def test_a_duration_in_the_unit_that_suits_it(seconds: float, text: str) -> None:
+    assert in_units(seconds) == text

@@ -70,7 +70,7 @@ def test_a_plan_of_a_mesh_in_words() -> None:
     assert row_of(made) == ("1", "1 × 1", "200 ms", "25%", "–", "–")
     assert lines_of(made) == [
         "why",
-        "  stage 0: a – b, 150 ms of a step, 1.00 GiB in each instance, on c/n:0, only a slot of 24.00 GiB "
+        "  stage 0: a – b, 150 ms of a step, 1 GiB in each instance, on c/n:0, only a slot of 24 GiB "
         "and the label trust=high",
         "  not 2 stages (–): its stages fit into no slot",
         "  not 3 stages (250 ms): 50 ms longer",

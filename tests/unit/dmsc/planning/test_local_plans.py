@@ -17,6 +17,7 @@ from dmsc.planning.local_plans import (
 )
 from dmsc.planning.topology_file import read_topology_file
 from schemas.errors import BadInput
+from schemas.job import JobSpec
 from tests.builders import graphs
 from tests.builders.jobs import spec
 
@@ -49,8 +50,71 @@ def test_more_slots_are_no_slower_and_each_number_comes_once() -> None:
 
 
 def test_what_fits_nowhere_is_one_line() -> None:
-    with pytest.raises(BadInput, match=r"layer layer6 alone needs .* GiB, the largest slot has 0.00 GiB"):
+    with pytest.raises(
+        BadInput, match=r"layer layer6 alone needs .* [KM]iB, the largest slot has 100 B \(.*iB too"
+    ):
         plans_by_slots(JOB, MODEL, [1, 2], SlotOffer(1, memory_bytes=100), PlanOptions())
+
+
+def of_layers(kind: str, *layers: str, **more: object) -> dict[str, object]:
+    return {"kind": kind, "layers": list(layers), **more}
+
+
+@pytest.mark.parametrize(
+    ("plan", "refusal"),
+    [
+        (
+            {"constraints": [of_layers("order", "layer0", "layer5"), of_layers("order", "layer5", "layer0")]},
+            "plan.constraints[0] (order) and plan.constraints[1] (order) contradict each other: layer0 "
+            "before layer5 before layer0: drop one",
+        ),
+        (
+            {"constraints": [of_layers("pin", "layer0", node="n9")]},
+            "plan.constraints[0] (pin) pins layer0 to node n9, which has no slot for it (there are node-0, "
+            "node-1): name one of these",
+        ),
+        (
+            {"constraints": [of_layers("pin", "layer0", label="trust=high")]},
+            "plan.constraints[0] (pin) pins layer0 to the label trust=high, which no slot has (labels here: "
+            "none with trust): name one of these, or give it to a node (dmsc join --label)",
+        ),
+        (
+            {"constraints": [of_layers("pin", "nosuch", node="node-0")]},
+            "plan.constraints[0]: no layer matches nosuch: the model has layer0, layer1, layer2, layer3, "
+            "layer4, layer5 … (8 in all)",
+        ),
+        (
+            {"constraints": [of_layers("memory", "layer7", gib=24)]},
+            "plan.constraints[0] (memory) wants 24 GiB for layer7, the largest slot has 2 GiB (22 GiB too "
+            "little): ask for less, join a larger node, or have fewer slots share its memory",
+        ),
+        (
+            {
+                "constraints": [
+                    of_layers("apart", "layer0", "layer7"),
+                    of_layers("together", "layer0", "layer7", scope="node"),
+                ]
+            },
+            "plan.constraints[1] (together) and plan.constraints[0] (apart) contradict each other: layers of "
+            "2 groups would be in one node and in different nodes: drop one, or prefer it",
+        ),
+        (
+            {"constraints": [of_layers("apart", "layer0", "layer1")], "shared": [["layer0", "layer1"]]},
+            "plan.constraints[0] (apart) and plan.shared[0] contradict each other: layer0 and layer1 would "
+            "be in one stage and in different stages: drop one, or prefer it",
+        ),
+        (
+            {"cuts": ["layer4"], "model": "0" * 16},
+            "plan.cuts is of another model: of 0000000000000000, and this one is ",
+        ),
+    ],
+)
+def test_what_can_not_be_kept_is_one_line(plan: dict[str, object], refusal: str) -> None:
+    job = JobSpec.model_validate({**JOB.model_dump(), "plan": plan})
+    with pytest.raises(BadInput) as refused:
+        plan_as_asked(job, MODEL, [SlotOffer(2, memory_bytes=2 << 30)], PlanOptions())
+    assert refused.value.text.startswith(refusal)
+    assert "\n" not in refused.value.text
 
 
 def test_numbers_of_slots() -> None:

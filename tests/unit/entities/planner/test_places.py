@@ -27,6 +27,11 @@ GRAPHML = """<graphml xmlns="http://graphml.graphdrawing.org/xmlns">
 </graph></graphml>"""
 
 
+SWITCHES = """<graphml><key attr.name="type" id="t"/><graph>
+<node id="0"><data key="t">switch</data></node><node id="1"><data key="t">switch</data></node>
+<edge source="0" target="1"/></graph></graphml>"""
+
+
 def rooms(*memories: list[int], clusters: int = 2) -> list[NodeRoom]:
     return [
         NodeRoom(f"node-{at}", f"cluster-{at % clusters}", tuple(enumerate(slots)))
@@ -135,6 +140,8 @@ def test_graphml_is_read() -> None:
         ("<graphml><graph/></graphml>", "has no edge"),
         (GRAPHML.replace('target="2"', 'target="9"'), "an edge ends at node '9'"),
         ("<!DOCTYPE x>" + GRAPHML, "declares entities"),
+        (GRAPHML.replace("8000000", "fast"), "LinkSpeedRaw between node-a and node-b is fast: give bit/s"),
+        (SWITCHES, "all its nodes are of another type than host"),
     ],
 )
 def test_bad_graphml_is_refused_in_one_line(text: str, refusal: str) -> None:
@@ -147,7 +154,12 @@ def test_bad_graphml_is_refused_in_one_line(text: str, refusal: str) -> None:
     [
         ({"kind": "torus"}, "kind is 'torus'; give fat_tree"),
         ({"kind": "fat_tree", "arity": 3}, "even arity"),
-        ({"kind": "fat_tree", "ports": 3}, "fat_tree takes other fields"),
+        ({"kind": "fat_tree", "ports": 3}, "net.yaml: ports: unknown field; fat_tree has arity, oversubs"),
+        ({"kind": "dragonfly", "groups": 3}, "net.yaml: routers is missing; dragonfly has groups, routers"),
+        ({"kind": "fat_tree", "arity": 1_000_000}, "arity is 1000000: give a whole number of at most 64"),
+        ({"kind": "fat_tree", "arity": 2, "gbps": float("nan")}, "gbps is nan: give a number"),
+        ({"kind": "fat_tree", "arity": 2, "hosts": ["a", "a"]}, "none of them twice"),
+        ({"kind": "links", "hosts": "a", "links": []}, "hosts is 'a': give a list"),
         ({"kind": "links", "hosts": ["a"], "links": [{"between": ["a"]}]}, r"links\[0\] needs between"),
         ({"kind": "links", "hosts": ["z"], "links": [{"between": ["a", "b"], "gbps": 1}]}, "no link has z"),
         ({"kind": "links", "links": [{"between": ["a", "b"], "gbps": 1}]}, "hosts is empty"),

@@ -116,11 +116,9 @@ def test_what_can_not_be_is_refused_in_one_line(changes: dict[str, object], refu
 def test_a_layer_that_fits_nowhere_is_named_with_what_is_missing() -> None:
     layers = request().layers
     large = (*layers[:3], replace(layers[3], state_bytes=16.0 * GIB), *layers[4:])
-    with pytest.raises(
-        NoPlan, match=r"layer layer-3 alone needs 16\.0\d GiB, the largest slot has 8\.00 GiB"
-    ):
+    with pytest.raises(NoPlan, match=r"layer layer-3 alone needs 16 GiB, the largest slot has 8 GiB"):
         search_plan(request(layers=large))
-    with pytest.raises(NoPlan, match=r"stage \d needs 1\d\.\d+ GiB in each instance, the largest slot"):
+    with pytest.raises(NoPlan, match=r"stage \d needs 1\d(\.\d)? GiB in each instance, the largest slot"):
         plan_at_once(request(layers=large))
 
 

@@ -9,7 +9,7 @@ import pytest
 from entities.orchestrator.membership.recut_plan import check_room, recut_graph
 from entities.orchestrator.planning.task_graph import stage_memory
 from schemas.errors import Conflict
-from schemas.memory_estimate import shown
+from schemas.plain_text import shown
 from tests.builders.graphs import graph, layer, node, placement, topology, unit
 from tests.builders.jobs import spec
 
