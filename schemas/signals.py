@@ -9,7 +9,7 @@ from pydantic import Field
 from schemas.base import Message, Part, Time, Token
 from schemas.marks import Secret
 from schemas.quota import Quota
-from schemas.registry import Capability, Endpoint, InstanceState, ServiceRecord
+from schemas.registry import Capability, Endpoint, InstanceState, ServiceRecord, TensorSchema
 from schemas.routing import DEFAULT_ALGORITHM, Algorithm
 from schemas.telemetry import LinkFigures
 
@@ -188,7 +188,7 @@ class StagePolicy(Part):
     )
 
 
-class CommunicationPolicy(Message, wire="signal.qos.policy", version=(1, 2)):
+class CommunicationPolicy(Message, wire="signal.qos.policy", version=(1, 3)):
     """Type 5, downward: how a job's traffic is to flow. Acknowledged; a higher revision replaces a lower."""
 
     job: Token
@@ -199,6 +199,10 @@ class CommunicationPolicy(Message, wire="signal.qos.policy", version=(1, 2)):
     algorithm: Algorithm = DEFAULT_ALGORITHM
     distances: dict[Token, dict[Token, int]] = Field(
         {}, description="links between clusters, by the mesh's topology file; empty: there is none"
+    )
+    entry_schema: tuple[TensorSchema, ...] = Field(
+        (),
+        description="of the batches that stage 0 takes: units that make others get no microbatch",
     )
     reason: str
     ended: bool = False

@@ -132,7 +132,14 @@ class Gateway:
         self._claims = InstanceSubscriptions(bus, subjects.STEP_CLAIM, self._on_claim)
         self._samples = InstanceSubscriptions(bus, subjects.INSTANCE_SAMPLE, self._on_sample)
         self._dispatcher = Dispatcher(
-            bus, config.sid, self.follower, self._last_compute, self._faults, self._qos, config.dispatch
+            bus,
+            config.sid,
+            self.follower,
+            self.book,
+            self._last_compute,
+            self._faults,
+            self._qos,
+            config.dispatch,
         )
 
     async def run(self, ready: asyncio.Event | None = None) -> None:

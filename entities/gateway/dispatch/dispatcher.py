@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,11 +20,12 @@ from bus.tasks import cancel
 from entities.gateway.dispatch.rules import EntryChoice, choose_entries, entry_query
 from entities.presence.registry_view import RegistryFollower
 from entities.qos.fault_reporter import FaultReporter
+from entities.qos.policy_book import PolicyBook
 from entities.qos.window import QosWindow
 from schemas.envelope import Envelope
 from schemas.errors import Ack, Fenced, Unavailable
 from schemas.fault import FaultReport
-from schemas.registry import InstanceState, ServiceRecord
+from schemas.registry import InstanceState, ServiceRecord, TensorSchema
 from schemas.signals import ComputeEntry
 from schemas.step import MicrobatchDispatch, StepBegin
 
@@ -44,6 +45,11 @@ class DispatcherConfig:
             raise ValueError(
                 f"entry_wait_s {self.entry_wait_s} must be above 0 and below deadline_s {self.deadline_s}"
             )
+
+
+def in_words(batch: Iterable[TensorSchema]) -> str:
+    """A batch's tensors, for people: `int64 [4, 16]`."""
+    return ", ".join(f"{each.dtype} {list(each.shape)}" for each in batch)
 
 
 class StepKey(NamedTuple):
@@ -70,6 +76,7 @@ class Dispatcher:
         bus: Bus,
         sid: str,
         follower: RegistryFollower,
+        book: PolicyBook,
         compute: Callable[[], Mapping[str, tuple[ComputeEntry, ...]]],
         faults: FaultReporter,
         qos: QosWindow,
@@ -78,6 +85,7 @@ class Dispatcher:
         self._bus = bus
         self._sid = sid
         self._follower = follower
+        self._book = book
         self._compute = compute
         self._faults = faults
         self._qos = qos
@@ -144,12 +152,14 @@ class Dispatcher:
         return step
 
     async def _choose(self, job: str, microbatches: list[int]) -> EntryChoice:
-        view, query = self._follower.view, entry_query(job)
+        policy = self._book.active.get(job)
+        view, query = self._follower.view, entry_query(job, policy.entry_schema if policy else ())
         if not view.resolve(query):
             await self._follower.wait_for(lambda view: bool(view.resolve(query)), self._config.entry_wait_s)
         choice = choose_entries(view.resolve(query), self._compute(), job, microbatches)
         if not choice.shares:
-            raise Unavailable(f"{job}: {choice.reason} is registered; the step can't begin", job=job)
+            what = f" whose batches are {in_words(query.output_schema)}" if query.output_schema else ""
+            raise Unavailable(f"{job}: {choice.reason}{what} is registered; the step can't begin", job=job)
         if self._reasons.get(job) != choice.reason:
             self._reasons[job] = choice.reason
             log.info(

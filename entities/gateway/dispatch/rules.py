@@ -12,7 +12,7 @@ from statistics import median
 
 from schemas.envelope import EntityKind
 from schemas.limits import ALIKE
-from schemas.registry import InstanceState, Resolve, ServiceRecord
+from schemas.registry import InstanceState, Resolve, ServiceRecord, TensorSchema
 from schemas.signals import ComputeEntry
 from schemas.task_graph import ENTRY
 
@@ -25,8 +25,13 @@ class EntryChoice:
     reason: str
 
 
-def entry_query(job: str) -> Resolve:
-    """What the registry is asked for: the units that hand batches to stage 0 of a job, by content."""
+def entry_query(job: str, batch: tuple[TensorSchema, ...] = ()) -> Resolve:
+    """What the registry is asked for: the units that hand batches to stage 0 of a job, by content.
+
+    Args:
+        job: its id.
+        batch: what these batches have to be, by the job's policy; empty: anything.
+    """
     return Resolve(
         prefix=f"train/{job}",
         kind=EntityKind.INSTANCE,
@@ -34,6 +39,7 @@ def entry_query(job: str) -> Resolve:
         stage=ENTRY,
         state=InstanceState.ACTIVE,
         tags=(f"job:{job}",),
+        output_schema=batch or None,
     )
 
 

@@ -242,7 +242,7 @@ def making_units(job: str, spec: JobSpec, topology: ModelTopology, *, data_repli
     What the last of them gives is what stage 0 takes.
     """
     chain = spec.data.preprocess
-    boundaries = (*topology.records, topology.batch) if chain else ((),)
+    boundaries = (*topology.records, topology.batch) if chain else (topology.batch,)
     units = [
         TaskUnit(
             sid=f"{job}-data-r{replica}",
@@ -309,6 +309,7 @@ def first_policy(
         return sum(not unit.standby for unit in graph.stage(stage))
 
     replicas = [workers(stage) for stage in stages]
+    entries = (unit.output_schema for unit in graph.units if unit.stage == ENTRY)
 
     return CommunicationPolicy(
         job=job,
@@ -336,6 +337,7 @@ def first_policy(
         ),
         algorithm=spec.routing.algorithm,
         distances=graph.distances,
+        entry_schema=next(iter(entries), ()),
         reason="initial: equal weights",
     )
 

@@ -14,7 +14,7 @@ from entities.gateway.dispatch.dispatcher import DispatcherConfig
 from entities.service_registry.service import ServiceRegistry
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, BadData, Fenced, Unavailable
-from schemas.registry import Endpoint, InstanceState, StateChange
+from schemas.registry import Endpoint, InstanceState, StateChange, TensorSchema
 from schemas.signals import ComputeEntry, ComputeNotification, Registration
 from schemas.step import Member, MicrobatchClaim, MicrobatchDispatch, StepBegin
 from tests.builders.records import instance, service
@@ -45,10 +45,10 @@ class StandInData:
         await self.bus.serve(subjects.STEP_DISPATCH, self._take, job="j", sid=self.sid)
         await self.register()
 
-    async def register(self, state: S = S.ACTIVE) -> None:
+    async def register(self, state: S = S.ACTIVE, batch: tuple[TensorSchema, ...] = ()) -> None:
         record = instance(
             self.sid, cluster=self.cluster, incarnation=self.bus.sender.incarnation, state=state
-        )
+        ).model_copy(update={"output_schema": batch})
         await self.bus.command(
             subjects.REGISTRATION, Registration(record=record), deadline_s=PATIENCE_S, sid=self.sid
         )
@@ -115,6 +115,32 @@ async def begin(smo: StandInOrchestrator, microbatches: Iterable[int] = range(8)
     )
     assert isinstance(answer, Ack)
     return answer
+
+
+async def test_a_unit_that_registered_other_batches_than_the_plans_gets_none(
+    smo: StandInOrchestrator, gateway: Gateway, data: Data
+) -> None:
+    """Draft §1: the registry is asked by schema. Without one in the policy both get some."""
+    east, west = data
+    batch, other = (
+        (TensorSchema(shape=(4, 17), dtype="int64"),),
+        (TensorSchema(shape=(4, 33), dtype="int64"),),
+    )
+    await east.register(batch=batch)
+    await west.register(batch=other)
+    await eventually(
+        lambda: (
+            {each.output_schema for each in gateway.follower.view.active(job="j", stage=-1)} == {batch, other}
+        )
+    )
+    await begin(smo)
+    assert east.taken
+    assert west.taken
+    west.taken.clear()
+    assert (await smo.send(policy(entry_schema=batch), "gateway-east")).note == "adopted"
+    await begin(smo, step=1)
+    assert next(message for message in east.taken if message.step == 1).microbatches == tuple(range(8))
+    assert west.taken == []
 
 
 async def notify(bus: Bus, gateway: Gateway, cluster: str, *entries: ComputeEntry) -> None:

@@ -14,7 +14,7 @@ from entities.gateway.dispatch.rules import (
     largest_remainder,
 )
 from entities.presence.registry_view import RegistryView
-from schemas.registry import InstanceState, Resolved, ServiceRecord
+from schemas.registry import InstanceState, Resolved, ServiceRecord, TensorSchema
 from schemas.signals import ComputeEntry
 from tests.builders.records import instance
 from tests.builders.telemetry import compute
@@ -161,14 +161,28 @@ def test_interleaving_lets_all_begin_at_once() -> None:
     assert sorted(interleave((3, 0, 1))) == [0, 0, 0, 2]
 
 
+def chosen(*records: ServiceRecord, batch: tuple[TensorSchema, ...] = ()) -> set[str]:
+    view = RegistryView()
+    view.snapshot(Resolved(revision=1, records=records))
+    return set(choose_entries(view.resolve(entry_query("j", batch)), {}, "j", range(4)).shares)
+
+
+def test_a_unit_that_makes_other_batches_than_the_plan_takes_gets_none() -> None:
+    """Draft §1: what the policy says of batches is asked of the registry by schema."""
+    batch = (TensorSchema(name="tokens", shape=(4, 17), dtype="int64"),)
+    longer = (TensorSchema(name="tokens", shape=(4, 33), dtype="int64"),)
+    right, former = (
+        instance(sid).model_copy(update={"output_schema": schema})
+        for sid, schema in (("j-data-r0", batch), ("j-data-r1", longer))
+    )
+    assert chosen(right, former) == {"j-data-r0", "j-data-r1"}
+    assert chosen(right, former, batch=batch) == {"j-data-r0"}
+    assert chosen(right, former, batch=longer) == {"j-data-r1"}
+    assert chosen(right.model_copy(update={"output_schema": ()}), former, batch=batch) == set()
+
+
 def test_a_tag_that_is_taken_away_changes_who_gets_microbatches() -> None:
     """Draft §1: gateways dispatch to what the registry finds by content."""
-    view = RegistryView()
-
-    def chosen(*records: ServiceRecord) -> set[str]:
-        view.snapshot(Resolved(revision=view.revision + 1, records=records))
-        return set(choose_entries(view.resolve(entry_query("j")), {}, "j", range(4)).shares)
-
     near, far = instance("j-data-r0"), instance("j-data-r1", cluster="west")
     assert chosen(near, far, instance("j-s0-r0"), instance("k-data-r0")) == {"j-data-r0", "j-data-r1"}
     assert chosen(near, far.model_copy(update={"tags": ()})) == {"j-data-r0"}
