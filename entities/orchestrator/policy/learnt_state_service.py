@@ -239,6 +239,8 @@ class LearntStateService:
             by=message.user,
             reason=message.reason,
         )
+        if state.damage:  # its text may have fewer characters than bytes
+            raise BadInput(f"{message.module}: {state.damage}", module=message.module)
         if present is not None and present.message.data:
             await self._put_aside(present.message, state, f"replaced by {message.user}")
         await self._write(state, present)

@@ -192,6 +192,8 @@ async def test_one_writer_per_state(
         await service.keep(state(3, 9, "i2", digest=digest_of("")), None)
     with pytest.raises(BadInput, match="the state is no canonical JSON"):
         await ask(service, data='{"count": 7}')
+    with pytest.raises(BadInput, match="counting: 400002 bytes, 262144 are allowed"):
+        await ask(service, data=f'"{"é" * 200_000}"')
     with pytest.raises(NotFound, match="no module strange runs, and nothing that it learnt is kept"):
         await service.direct(DirectLearnt(module="strange", user="ada", reset=True), None)
     with pytest.raises(NotFound, match="counting 2: no such module of system's is registered"):
