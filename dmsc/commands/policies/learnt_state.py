@@ -14,7 +14,7 @@ from dmsc.console.options import ModuleArgument
 if TYPE_CHECKING:
     from schemas.learnt_state import LearntState, LearntStates
 
-COLUMNS = ("version", "revision", "digest", "bytes", "schema", "source", "by", "at", "about")
+COLUMNS = ("owner", "version", "revision", "digest", "bytes", "schema", "source", "by", "at", "about")
 
 
 def state(
@@ -85,6 +85,7 @@ def _row(state: LearntState, *, aside: bool) -> tuple[str, ...]:
     at = datetime.datetime.fromtimestamp(state.at).astimezone()
     about = f"kept aside: {state.reason}" if aside else state.damage or state.reason
     return (
+        state.owner,
         state.version,
         str(state.revision),
         state.digest[:12],

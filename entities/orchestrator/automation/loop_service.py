@@ -149,15 +149,16 @@ class OwnLoop:
         self._seeking.create(self._guarded(run, self._seek(run, situation, question)), name=f"cut {run.name}")
 
     async def _seek(self, run: JobRun, situation: JobSituation, question: CutQuestion) -> None:
-        """Looks for a better cut beside the loop, and then acts."""
+        """Looks for a better cut beside the loop, and then acts; meanwhile the job is not looked at."""
         try:
             found = await beside_the_loop(best_cut, question)
+            if self._runs.get(run.name) is not run:
+                return
+            if found is None or found.then_ms > (1 - self._rules.stays) * found.now_ms:
+                self._sought[run.name] = question.question.paces
+            await self._act(run, replace(situation, best_cut=found), time.monotonic())
         finally:
             self._sought_now.discard(run.name)
-        if found is None or found.then_ms > (1 - self._rules.stays) * found.now_ms:
-            self._sought[run.name] = question.question.paces
-        if self._runs.get(run.name) is run:
-            await self._act(run, replace(situation, best_cut=found), time.monotonic())
 
     def _is_known(self, run: JobRun, question: CutQuestion, memory: LoopMemory, now: float) -> bool:
         """Whether a better cut was looked for in vain, by about the same figures, or may not be suggested."""
@@ -178,10 +179,13 @@ class OwnLoop:
             log.info(
                 "own loop", job=run.name, suggests=remedy.key, adopted=outcome.adopted, reason=outcome.reason
             )
+            present = self._memory.get(run.name)
+            if present is None:  # the job has ended meanwhile, or its automation was switched off
+                return
             if outcome.adopted:
-                self._memory[run.name] = adopted(self._memory[run.name], remedy, now, self._rules)
+                self._memory[run.name] = adopted(present, remedy, now, self._rules)
             elif remedy.renews:
-                self._memory[run.name] = renewed(self._memory[run.name], remedy, now)
+                self._memory[run.name] = renewed(present, remedy, now)
 
     def _gives_up_room(self, run: JobRun, now: float) -> bool:
         """Has a job whose size may vary go on with the replicas that it has, if others find no room for long.

@@ -173,20 +173,44 @@ class LearntStateService:
     async def direct(self, message: DirectLearnt, envelope: Envelope) -> LearntStates:
         """Shows a module's states, or replaces one for a person; a running module takes it over at once.
 
+        Those of the owner whose module runs come first; of a module that was retired they stay within reach.
+
         Raises:
             NotFound: Nothing is kept, and no such version runs.
-            BadInput: Several versions have a state and none is named; or the data are no plain data.
+            BadInput: Several versions, or modules of several owners, have a state and it is not said whose is
+                meant; or the data are no plain data.
         """
-        owner = self._owner_of(message.module, message.version or "")
         if message.reset or message.data is not None:
-            await self._replace(message, owner)
-        entries = await self._bucket.entries(owner=owner, module=message.module)
+            await self._replace(message, await self._owner(message))
+        entries = await self._bucket.entries(module=message.module)
         wanted = None if message.version is None else version_token(message.version)
         states: dict[str, list[LearntState]] = {CURRENT: [], ASIDE: []}
-        for entry in sorted(entries, key=lambda entry: entry.message.version):
+        first = self._owner_of(message.module, message.version or "")
+
+        def order(entry: KeyValueEntry) -> tuple[bool, str, str]:
+            return entry.message.owner != first, entry.message.owner, entry.message.version
+
+        for entry in sorted(entries, key=order):
             if wanted in (None, version_token(entry.message.version)):
                 states[entry.key.rpartition(".")[2]].append(entry.message)
         return LearntStates(states=tuple(states[CURRENT]), aside=tuple(states[ASIDE]))
+
+    async def _owner(self, message: DirectLearnt) -> str:
+        """Whose state is replaced: that of the module that runs, else the only one that is kept."""
+        module, version = message.module, message.version
+        if any(name == module and version in (None, running) for name, running in self._standings()):
+            return self._owner_of(module, version or "")
+        entries = await self._bucket.entries(module=module, place=CURRENT)
+        owners: set[str] = {
+            entry.message.owner for entry in entries if version in (None, entry.message.version)
+        }
+        if len(owners) > 1:
+            raise BadInput(
+                f"{module}: modules of {', '.join(sorted(owners))} have left a state; run the one that is "
+                "meant, or name a --version that only one of them had",
+                module=module,
+            )
+        return owners.pop() if owners else self._owner_of(module, version or "")
 
     async def _replace(self, message: DirectLearnt, owner: str) -> None:
         version = await self._version(message, owner)
@@ -215,6 +239,8 @@ class LearntStateService:
             by=message.user,
             reason=message.reason,
         )
+        if state.damage:  # its text may have fewer characters than bytes
+            raise BadInput(f"{message.module}: {state.damage}", module=message.module)
         if present is not None and present.message.data:
             await self._put_aside(present.message, state, f"replaced by {message.user}")
         await self._write(state, present)

@@ -7,6 +7,7 @@ import contextlib
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -191,6 +192,8 @@ async def test_one_writer_per_state(
         await service.keep(state(3, 9, "i2", digest=digest_of("")), None)
     with pytest.raises(BadInput, match="the state is no canonical JSON"):
         await ask(service, data='{"count": 7}')
+    with pytest.raises(BadInput, match="counting: 400002 bytes, 262144 are allowed"):
+        await ask(service, data=f'"{"é" * 200_000}"')
     with pytest.raises(NotFound, match="no module strange runs, and nothing that it learnt is kept"):
         await service.direct(DirectLearnt(module="strange", user="ada", reset=True), None)
     with pytest.raises(NotFound, match="counting 2: no such module of system's is registered"):
@@ -201,6 +204,7 @@ async def test_one_writer_per_state(
         await ask(service, reset=True)
     assert [one.version for one in (await ask(service)).states] == ["1", "2"]
     bucket = mesh.arbiter.bus.bucket(subjects.LEARNT_RECORD)
+    await _left_by_users(service, bucket, state(1, 5, "i1").state)
     for version in range(3, MOST_VERSIONS + 1):
         former = state(1, 9 + version, "i3", version=str(version)).state
         await bucket.put(former, owner=MESH, module="counting", version=str(version), place="current")
@@ -208,6 +212,27 @@ async def test_one_writer_per_state(
     await service.keep(state(1, 99, "i3", version="last"), None)
     versions = {one.version for one in (await ask(service)).states}
     assert versions == {"1", "2", "last"} | {str(version) for version in range(4, MOST_VERSIONS + 1)}
+
+
+async def _left_by_users(service: LearntStateService, bucket: Any, state: LearntState) -> None:
+    """What modules of users learnt is shown and forgotten after these were retired, too."""
+
+    async def left(owner: str, version: str) -> None:
+        former = state.model_copy(update={"owner": owner, "module": "retired", "version": version})
+        await bucket.put(former, owner=owner, module="retired", version=version, place="current")
+
+    async def direct(**fields: Any) -> LearntStates:
+        return await service.direct(DirectLearnt(module="retired", user="ada", **fields), None)
+
+    await left("ben", "1")
+    assert [(one.owner, one.revision) for one in (await direct()).states] == [("ben", 1)]
+    [forgotten] = (await direct(reset=True)).states
+    assert (forgotten.owner, forgotten.revision, forgotten.data) == ("ben", 2, "")
+    await left("eve", "2")
+    assert [one.owner for one in (await direct()).states] == ["ben", "eve"]
+    with pytest.raises(BadInput, match="retired: modules of ben, eve have left a state; run the one"):
+        await direct(reset=True)
+    assert [one.data for one in (await direct(reset=True, version="2")).states] == [""]
 
 
 async def test_of_two_processes_one_writes_and_the_other_takes_over_what_it_learnt(
