@@ -348,7 +348,7 @@ class FormerShape(Part):
     left_at: Time | None = Field(None, description="when it began to go back")
 
 
-class JobRecord(Message, wire="job.record", version=(1, 24)):
+class JobRecord(Message, wire="job.record", version=(1, 25)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token

@@ -33,6 +33,7 @@ from entities.cluster.capabilities.peer_links import LinkRegistration
 from entities.cluster.capabilities.slots import offer_slots, present_devices
 from entities.cluster.config import ClusterConfig
 from entities.cluster.context import NodeContext
+from entities.cluster.core import Device
 from entities.cluster.data_builds.unit_workers import UnitWorkers
 from entities.cluster.file_reach import FileRules
 from entities.cluster.file_requests import NodeFileReader
@@ -181,7 +182,10 @@ class ClusterAgent:
                 way = self._processes.ready.way if self._processes.ready is not None else ""
                 slots = len(self._instances.ledger.slots)
                 log.info("node offers slots", node=self._config.sid, slots=slots, sandbox=way)
-                await asyncio.Event().wait()
+                while True:
+                    await self._measured_again()
+                    record = self._record()
+                    await presence.update(capability=record.capability, offers=record.offers)
 
     async def _follow_renewals(self) -> None:
         """Give the instances new credentials once the agent has one, before their connections are closed."""
@@ -437,7 +441,7 @@ class ClusterAgent:
     async def _offer_slots(self, ready: ForkServerReady) -> None:
         config, memory_bytes = self._config, psutil.virtual_memory().total
         devices = () if config.device == "cpu" else ready.devices
-        measured = await self._measurement.of(present_devices(devices, memory_bytes), ready)
+        measured = await self._measurement.of(self._devices(ready), ready)
         slots = offer_slots(
             devices,
             config.slots,
@@ -450,6 +454,24 @@ class ClusterAgent:
         self._instances.offer(slots)
         self._offered.set()
         self._changed.set()
+
+    def _devices(self, ready: ForkServerReady) -> tuple[Device, ...]:
+        memory_bytes = psutil.virtual_memory().total
+        return present_devices(() if self._config.device == "cpu" else ready.devices, memory_bytes)
+
+    async def _measured_again(self) -> None:
+        """Returns once devices that were measured beside other work have other figures."""
+        while True:
+            await asyncio.sleep(self._config.times.measure_again_s)
+            ready, busy = self._processes.ready, 1.0 if self._cpu is None else self._cpu
+            if ready is None or not self._offered.is_set() or busy > self._config.rests_below:
+                continue
+            devices = self._devices(ready)
+            if self._instances.ledger.instances or not self._measurement.is_disturbed(devices, ready):
+                continue
+            if await self._measurement.again(devices, ready) and self._processes.ready is ready:
+                await self._offer_slots(ready)
+                return
 
     async def _on_reconnect(self) -> None:
         self._changed.set()

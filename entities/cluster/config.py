@@ -53,6 +53,8 @@ class ClusterTimes:
     beyond it is offered without figures."""
     measuring_look_s: float = 0.05
     """Pause before an agent looks again whether another one of this node has measured."""
+    measure_again_s: float = 60.0
+    """How often an agent looks whether its node rests, where devices were measured beside other work."""
     chain_check_s: float = 1.0
     """How often the instances' progress is judged; samples come as often."""
     slow_slot_s: float = 600.0
@@ -132,6 +134,8 @@ class ClusterConfig:
     """How often this node's status is sent to the orchestrator if nothing changes."""
     sample_every_s: float = 2.0
     """Period of the node's telemetry."""
+    rests_below: float = 0.25
+    """Busy part of all cores, below which devices that were measured beside other work are measured again."""
     worker_package: str = "workers"
     """The package in which the fork server finds `instance`, `analysis`, `sample` and `files`."""
     start_method: Literal["auto", "fork", "spawn"] = "auto"

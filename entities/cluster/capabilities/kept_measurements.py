@@ -106,4 +106,5 @@ def read_measured(content: object) -> MeasuredDevice:
         bits_class=bits_class,
         flops_per_s=float(content["flops_per_s"]),
         precisions=tuple(str(precision) for precision in content["precisions"]),
+        busy=min(1.0, max(0.0, float(content.get("busy", 1.0)))),  # former versions did not look
     )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
+
+import psutil
 
 from bus.logs import get_logger
 from entities.cluster.capabilities.kept_measurements import KeptMeasurements, default_folder, read_measured
@@ -19,6 +22,13 @@ from entities.cluster.model_tasks import Failure, read_result, wait_for_exit
 from schemas.errors import DmscError
 
 log = get_logger("cluster")
+
+BUSY = 0.25
+"""Part of the cores: what was measured beside more work than that is measured again."""
+MOST_TRIES = 3
+"""More would show again that this node never rests."""
+NEWS = 0.1
+"""Part by which a speed has to change for the node to be registered anew."""
 
 Alone = Callable[[str, str], AbstractAsyncContextManager[None]]
 """Waits until no short-lived worker runs, and holds off the next one (kind and name, for the log)."""
@@ -35,17 +45,56 @@ class DeviceMeasurement:
         self._alone = alone
         self._kept = KeptMeasurements(context.config.capabilities or default_folder())
         self._known: dict[tuple[str, Device], MeasuredDevice] = {}
+        self._tries = 0
 
     async def of(self, devices: tuple[Device, ...], ready: ForkServerReady) -> dict[str, MeasuredDevice]:
         """What each device can do, by torch's name for it; a kept figure comes at once."""
         found: dict[str, MeasuredDevice] = {}
         for device in devices:
-            key = (ready.build, replace(device, device=device.kind))
+            key = _key(device, ready.build)
             measured = self._known.get(key) or await self._measured(device, ready.build)
             if measured.speed:  # else another start of the fork server tries again
                 self._known[key] = measured
             found[device.device] = measured
         return found
+
+    def is_disturbed(self, devices: tuple[Device, ...], ready: ForkServerReady) -> bool:
+        """Whether a device was measured beside other work, and it is worth another try."""
+        known = (self._known.get(_key(device, ready.build)) for device in devices)
+        return self._tries < MOST_TRIES and any(each is not None and each.busy > BUSY for each in known)
+
+    async def again(self, devices: tuple[Device, ...], ready: ForkServerReady) -> bool:
+        """Measures those devices once more; what was less disturbed takes the place of the former figures.
+
+        Their class of bits stays. Returns whether a speed is another one now.
+        """
+        self._tries += 1
+        changed = False
+        for key, device in {_key(device, ready.build): device for device in devices}.items():
+            before = self._known.get(key)
+            if before is None or before.busy <= BUSY:
+                continue
+            try:
+                async with self._alone("standard stage", device.device):
+                    async with asyncio.timeout(self._context.config.times.measure_s):
+                        after = await self._run(device)
+            except (TimeoutError, DmscError) as error:
+                log.warning("not measured again", device=device.device, reason=str(error))
+                continue
+            if after.busy >= before.busy or after.bits_class != before.bits_class:
+                continue
+            self._known[key] = after
+            await asyncio.to_thread(self._kept.store, device, ready.build, after)
+            news = _differ(before, after)
+            changed |= news
+            log.info(
+                "measured again",
+                device=device.device,
+                speed=dict(after.speed),
+                before=dict(before.speed),
+                busy=after.busy,
+            )
+        return changed
 
     async def _measured(self, device: Device, build: str) -> MeasuredDevice:
         times = self._context.config.times
@@ -82,6 +131,7 @@ class DeviceMeasurement:
         # not the worker's own name: that folder below the scratch one goes with the worker
         async with context.worker_folder(f"{name}-result", config.times.worker_ready_s) as folder:
             result = folder / "result.json"
+            others = _OtherWork()
             child = await context.processes.spawn(
                 name,
                 f"{config.worker_package}.tasks.standard_stage",
@@ -98,10 +148,41 @@ class DeviceMeasurement:
             exit = await wait_for_exit(context.processes, child, config.times.measure_s, config.node)
             if exit is None:
                 raise DmscError("the standard stage made no progress")
+            busy = others.busy()
             content = await asyncio.to_thread(
                 read_result, result, exit, f"the standard stage on {config.node}"
             )
-        return _measured_of(content)
+        return replace(_measured_of(content), busy=busy)
+
+
+class _OtherWork:
+    """What the node's cores do beside one worker of one thread, from now on."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._worked = _worked_s()
+
+    def busy(self) -> float:
+        """The part of all cores, 0…1."""
+        passed_s = max(1e-3, time.monotonic() - self._began)
+        beside = (_worked_s() - self._worked) / passed_s - 1.0
+        return round(min(1.0, max(0.0, beside / (psutil.cpu_count() or 1))), 3)
+
+
+def _worked_s() -> float:
+    """Seconds of all cores in which they did something, since the machine began."""
+    times = psutil.cpu_times()
+    idle: float = times.idle + getattr(times, "iowait", 0.0)
+    return sum(times[:8]) - idle  # the rest are counted in these already
+
+
+def _key(device: Device, build: str) -> tuple[str, Device]:
+    """Devices of one product and memory are one."""
+    return build, replace(device, device=device.kind)
+
+
+def _differ(before: MeasuredDevice, after: MeasuredDevice) -> bool:
+    return any(abs(value / before.speed.get(work, value) - 1.0) > NEWS for work, value in after.speed.items())
 
 
 def _measured_of(content: dict[str, Any] | Failure) -> MeasuredDevice:

@@ -20,6 +20,8 @@ class MeasuredDevice:
     bits_class: str
     flops_per_s: float = 0.0
     precisions: tuple[str, ...] = ()
+    busy: float = 0.0
+    """The part of the node's cores that others kept busy meanwhile, 0…1: such figures are too low."""
 
 
 def present_devices(devices: tuple[Device, ...], memory_bytes: int) -> tuple[Device, ...]:

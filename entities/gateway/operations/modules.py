@@ -82,12 +82,10 @@ class ModuleOperations:
         """Switches the mesh's mode, or of a job the mode, the objective and limits of its budget.
 
         Raises:
-            BadInput: it says nothing to switch to, or the mesh would get an objective or a budget.
+            BadInput: the mesh would get an objective or a budget.
         """
         if job is None and (objective is not None or budget):
             raise BadInput("an objective and a budget are a job's: name one (job)")
-        if mode is None and objective is None and not budget:
-            raise BadInput("nothing to switch to: give a mode, an objective or a budget")
 
         def message(access: AccessDecision) -> SwitchAutomation:
             return SwitchAutomation(

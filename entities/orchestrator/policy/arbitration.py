@@ -405,8 +405,7 @@ def _conflict(
 ) -> str:
     """Who holds this knob, or whose change of this stage is too recent; empty if nobody."""
     where = (suggestion.job, stage)
-    holder = _in_force(state, suggestion, stage)
-    if held := taken(suggestion, holder, now, config.precedence):
+    if held := taken(suggestion, _in_force(state, suggestion, stage), now, config.precedence):
         return held
     adoptions = [adoption for key, adoption in state.adopted.items() if key == where]
     adoptions += [adoption for key, adoption in state.avoided.items() if key[:2] == where]

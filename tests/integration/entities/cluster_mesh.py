@@ -189,9 +189,9 @@ class Mesh:
             node="n",
             servers=(self.url,),
             logs=self.folder / "logs",
-            capabilities=self.folder / "capabilities",
             code_path=(str(HERE),),
             **{
+                "capabilities": self.folder / "capabilities",
                 "slots": 4,
                 "device": "cpu",
                 "worker_package": "cluster_stand_ins",

@@ -20,6 +20,7 @@ import pytest
 import pytest_asyncio
 
 from bus import subjects
+from entities.cluster.config import ClusterTimes
 from schemas.cluster import (
     Analyse,
     AnalysisFailed,
@@ -90,6 +91,25 @@ async def test_the_agent_registers_with_srd_and_smo(mesh: Mesh, shared: str) -> 
     assert status.torch_version
     sample = await mesh.smo.heard.first(NodeSample, lambda s: s.cluster == "a")
     assert sample.memory_total_bytes > sample.memory_used_bytes > 0
+
+
+async def test_what_was_measured_beside_other_work_is_measured_again_once_the_node_rests(mesh: Mesh) -> None:
+    folder = mesh.folder / "busy"
+    async with mesh.agent("z", capabilities=folder):
+        (kept,) = folder.glob("*.json")
+    figures = json.loads(kept.read_text())
+    figures["measured"] |= {"speed": {"stage": 1.0}, "busy": 1.0}
+    kept.write_text(json.dumps(figures))
+    times = ClusterTimes(measure_again_s=0.02)
+    async with mesh.agent("y", capabilities=folder, times=times, sample_every_s=0.02, rests_below=1.0):
+        await mesh.smo.status("y-n", lambda s: bool(s.slots) and s.slots[0].speed == {"stage": 1.0})
+        told = await mesh.smo.status("y-n", lambda s: bool(s.slots) and s.slots[0].speed == {"stage": 2.0})
+        assert {slot.bits_class for slot in told.slots} == {"cpu-stand-in"}
+        await mesh.srd.heard.first(
+            Registration,
+            lambda m: m.record.sid == "y-n" and m.record.capability.speed == {"stage": 2.0},
+        )
+    assert json.loads(kept.read_text())["measured"]["busy"] < 1.0
 
 
 async def test_an_instance_gets_its_slot_its_payload_and_its_end(mesh: Mesh, shared: str) -> None:

@@ -95,7 +95,7 @@ export class JobsView {
     setState(parts.state, stateOfAll(jobs));
     parts.bar.style.transform = `scaleX(${ended / jobs.length})`;
     text(parts.progress, `${ended} of ${jobs.length} ended`);
-    text(parts.counts, opened && jobs.length > SHOWN ? `${counts(jobs)}; ${SHOWN} are shown, all by dmsc jobs` : counts(jobs));
+    text(parts.counts, opened && jobs.length > SHOWN ? `${counts(jobs)}; ${SHOWN} are shown, dmsc jobs lists all` : counts(jobs));
     text(parts.open, opened ? "Fold" : `Show ${jobs.length === 1 ? "its job" : `${Math.min(SHOWN, jobs.length)} jobs`}`);
     parts.open.setAttribute("aria-expanded", String(opened));
     parts.open.setAttribute("aria-label", `${opened ? "Fold" : "Show"} the jobs of ${array}`);

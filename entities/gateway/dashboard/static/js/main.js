@@ -1,5 +1,6 @@
 /** Begins: the token, the one stream, the views. */
 
+import { arrayOf } from "./arrays.js";
 import { CompareView } from "./compare_view.js";
 import { Stream, takeToken, token } from "./door.js";
 import { h, keyed, text } from "./dom.js";

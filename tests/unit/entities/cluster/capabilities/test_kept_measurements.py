@@ -52,6 +52,12 @@ def test_one_agent_measures_at_a_time(tmp_path: Path) -> None:
         assert again
 
 
+def test_figures_of_a_former_version_count_as_measured_beside_other_work() -> None:
+    figures = {"speed": {"stage": 1.0}, "bits_class": "x", "flops_per_s": 1, "precisions": []}
+    assert read_measured(figures).busy == 1.0
+    assert read_measured(figures | {"busy": 0.2}).busy == 0.2
+
+
 def test_impossible_figures_are_refused() -> None:
     with pytest.raises(ValueError, match="impossible"):
         read_measured(

@@ -1,4 +1,4 @@
-"""The page's scripts: a configuration as YAML that reads back as the same, figures that are not finite."""
+"""The page's scripts: a configuration as YAML that reads back, figures that are not finite, folded arrays."""
 
 from __future__ import annotations
 
@@ -46,3 +46,24 @@ def test_a_loss_that_is_not_finite_is_null(tmp_path: Path) -> None:
     record = {"loss": [1.5, math.nan, math.inf, -math.inf], "name": 'a "NaN", \\', "reason": "-Infinity"}
     read = called(tmp_path, "door.js", "JSON.stringify(page.parsed(text))", json.dumps(record))
     assert json.loads(read) == record | {"loss": [1.5, None, None, None]}
+
+
+@needs_node
+def test_the_jobs_of_an_array_are_one_line_until_it_is_opened(tmp_path: Path) -> None:
+    states = {0: "running", 1: "failed", 2: "queued"}
+    members = [{"job": f"r1a2b3c_{number}", "state": states.get(number, "done")} for number in range(1000)]
+    jobs = [{"job": "j000001", "state": "running"}, *reversed(members), {"job": "j000002", "state": "done"}]
+    calls = (
+        "page.folded(jobs, new Set()).map((line) => line.key)",
+        "page.folded(jobs, new Set(['r1a2b3c'])).map((line) => line.key)",
+        "page.counts(jobs)",
+        "page.stateOfAll(page.folded(jobs, new Set())[1].jobs)",
+    )
+    call = f"JSON.stringify((() => {{ const jobs = JSON.parse(text); return [{', '.join(calls)}]; }})())"
+    folded, opened, counts, state = json.loads(called(tmp_path, "arrays.js", call, json.dumps(jobs)))
+    assert folded == ["j000001", "r1a2b3c", "j000002"]
+    assert opened[:5] == ["j000001", "r1a2b3c", "r1a2b3c_0", "r1a2b3c_2", "r1a2b3c_1"], (
+        "what is at work first"
+    )
+    assert len(opened) == 3 + 100
+    assert (counts, state) == ("2 running, 1 queued, 1 failed, 998 done", "running")
