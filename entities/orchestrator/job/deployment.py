@@ -156,7 +156,6 @@ class Deployment:
             if not self._is_stale(graph) or not left:
                 break
             self.waits = True
-            self._job.instances.deployed = None
             await self._job.store.reason("its slots changed while a better plan was searched: planned again")
         if (former := self._job.store.record.graph) is not None:
             seen = [former.revision, *(recut.plan for recut in self._job.store.record.recuts)]

@@ -46,7 +46,13 @@ def test_the_planner_chooses_the_shape_and_the_record_has_its_forecast(plans_mes
         20.0,
     )
     job = plans_mesh.client.submit(spec).job
-    working = wait_for(lambda: _working(plans_mesh, job))
+    working: list[ServiceRecord] = []
+
+    def some_work() -> bool:
+        working[:] = _working(plans_mesh, job)
+        return bool(working)
+
+    wait_for(some_work)
     record = done(plans_mesh.client, job)
     parallel, graph = record.spec.parallel, record.graph
     assert parallel.auto == ()
