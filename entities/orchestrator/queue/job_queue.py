@@ -456,13 +456,12 @@ class JobQueue:
         """
         self._orders.give(decision.parks, time.time())
         for admission in decision.admissions:
-            turn = self._turns.get(admission.job)
             if self.builds.admit(admission):
                 self._orders.forget(admission.job)
-            if turn is None:
+            await asyncio.sleep(0)  # with thousands of jobs each of them takes some milliseconds
+            if (turn := self._turns.get(admission.job)) is None:  # it may have left meanwhile
                 continue
             nodes = nodes_of(admission.slots) if admission.job in local else None
-            await asyncio.sleep(0)  # with thousands of jobs each of them takes some milliseconds
             self._orders.forget(admission.job)  # it has parked since orders were last followed
             if self._urgent:
                 turn.tell(NoRoom("behind a running job that replaces an instance"))
