@@ -485,7 +485,12 @@ def emptied(nodes: Iterable[NodeStatus]) -> list[NodeStatus]:
     """The same nodes with all slots free."""
     return [
         node.model_copy(
-            update={"slots": tuple(slot.model_copy(update={"busy_with": None}) for slot in node.slots)}
+            update={
+                "slots": tuple(
+                    slot if slot.busy_with is None else slot.model_copy(update={"busy_with": None})
+                    for slot in node.slots
+                )
+            }
         )
         for node in nodes
     ]
