@@ -30,6 +30,7 @@ from schemas.job_file.recovery import RecoverySpec
 from schemas.job_file.requires import RequiresSpec
 from schemas.job_file.training import LossScaleSpec, TrainingSpec
 from schemas.marks import HOLDS_URL, HOLDS_USER_VALUES, Url
+from schemas.queue import QueueShare
 from schemas.recipe_progress import RecipeProgress
 from schemas.recut import RecutRecord
 from schemas.routing import RoutingSpec
@@ -360,6 +361,7 @@ class JobRecord(Message, wire="job.record", version=(1, 25)):
     guaranteed_slots: int | None = Field(
         None, ge=0, description="of its user, as the quota said when it was submitted"
     )
+    queue_share: QueueShare = QueueShare()
     may_read: tuple[Url, ...] = Field((), description="what it names on the bus, as Type 3 let its user")
     command: str = Field("", description="id of the command that submitted it: repeated, it is the same job")
     correlation: str = Field("", description="of the request that submitted it; all that follows carries it")

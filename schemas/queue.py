@@ -17,6 +17,23 @@ MOST_DEMANDS = 64
 """Kinds of slots that one message lists; `lacking` counts all."""
 
 
+class QueueShare(Part):
+    """What a quota says of its users' part of the queue; `guaranteed_slots` is beside it (ADR-0108)."""
+
+    tenant: str = Field(
+        "",
+        max_length=120,
+        description="with whose other users this one shares all that; empty: it is the user's own",
+    )
+    running_slots: int | None = Field(
+        None,
+        ge=0,
+        le=1_000_000,
+        description="that jobs may hold at a time, borrowed ones too; further jobs wait",
+    )
+    weight: float = Field(1.0, gt=0, le=1e6, description="twice as much is due to a weight of 2 (`fair`)")
+
+
 class QueueQuery(Message, wire="queue.query"):
     """MG → SMO: who waits, and for what; with `job`, its expected start and what would change that.
 

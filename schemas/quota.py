@@ -9,6 +9,7 @@ from pydantic import Field
 
 from schemas.base import Part
 from schemas.job import ENDED, JobRecord, JobSpec
+from schemas.queue import QueueShare
 from schemas.task_graph import UnitKind
 
 GIB = 1 << 30
@@ -34,7 +35,8 @@ class Quota(Part):
     `jobs` counts jobs that have not ended, including waiting ones; `slots` those of their stage instances,
     including standbys; of an array as many members as its limit has run at a time. `stored_bytes` counts data
     sets, feeds, and weights and checkpoints of all their jobs, on the bus; `datasets` data sets and feeds.
-    `guaranteed_slots` limits nothing: so many the queue takes back from others (ADR-0085).
+    `guaranteed_slots` limits nothing: so many the queue takes back from others (ADR-0085). `queue` refuses
+    nothing either: jobs wait (ADR-0108).
     """
 
     rule: str = Field("", description="the entry of the rules' file that says so")
@@ -46,6 +48,7 @@ class Quota(Part):
         le=MOST,
         description="that the queue (`fair`) has others give back when the user needs them",
     )
+    queue: QueueShare = QueueShare()
     stored_bytes: int | None = Field(None, ge=0, le=MOST * GIB)
     datasets: int | None = Field(None, ge=0, le=MOST)
 

@@ -9,6 +9,7 @@ never changes the order of layers, never starts an instance, and reads no record
 plan_request.py      what is asked and answered, as JSON between processes; `NoPlan`
 plan_at_once.py      the plan of a small job, or one to fall back on, for the leader's loop
 planning_process.py  asks a process of its own, which `search/` is for
+abandoned_work.py    ends a plan for which nobody waits any more
 first_placement.py   a slot for each unit, spread, within memory
 windows.py           how many microbatches are held and open
 network_topology.py  which links lie between hosts, from a file or as measured

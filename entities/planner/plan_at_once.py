@@ -15,6 +15,7 @@ from copy import copy
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
+from entities.planner.abandoned_work import stop_if_abandoned
 from entities.planner.constraints import broken_by
 from entities.planner.first_placement import NeededPlace, NodeRoom, NothingFits, place_first
 from entities.planner.layer_rules import in_words, reaches
@@ -66,6 +67,7 @@ def plan_at_once(request: PlanRequest) -> PlanAnswer:
     Raises:
         NoPlan: it does not fit into the free slots.
     """
+    stop_if_abandoned()
     replicas, standbys = _shape(request)
     if len(request.slots) < sum(replicas) + sum(standbys):
         raise NoPlan(
@@ -154,6 +156,7 @@ def cut_at_once(request: PlanRequest) -> tuple[Cut, ...]:
     Raises:
         NoPlan: there are more stages than pieces.
     """
+    stop_if_abandoned()
     costs = _StageCosts(request, _shape(request)[0])
     return tuple((costs.exact() if is_small(request) else None) or costs.equal_shares())
 

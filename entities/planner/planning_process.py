@@ -11,12 +11,14 @@ import contextvars
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from entities.planner.abandoned_work import abandoned
 from entities.planner.plan_at_once import plan_at_once
 from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest, SearchFailed
 
@@ -45,12 +47,18 @@ async def beside_the_loop(work: Callable[_P, _T], *args: _P.args, **named: _P.kw
     """What `work` returns, computed on the one thread of this process that plans.
 
     A loop that wants its turn of the interpreter competes with one planning thread, and not with one for each
-    job: with three of them it came round after 30 ms.
+    job: with three of them it came round after 30 ms. If it is cancelled, the work ends at its next
+    `stop_if_abandoned`, so that others need not wait for it.
     """
-    context = contextvars.copy_context()
-    return await asyncio.get_running_loop().run_in_executor(
-        _thread, lambda: context.run(work, *args, **named)
-    )
+    over, context = threading.Event(), contextvars.copy_context()
+    context.run(abandoned.set, over)
+    try:
+        return await asyncio.get_running_loop().run_in_executor(
+            _thread, lambda: context.run(work, *args, **named)
+        )
+    except asyncio.CancelledError:
+        over.set()
+        raise
 
 
 async def searched(request: PlanRequest, config: PlanningConfig = PlanningConfig()) -> PlanAnswer:

@@ -49,6 +49,7 @@ class JobRequest:
     `array`, `array_limit`: of jobs with the same name of an array that many run at a time (0: no limit).
     `apart`, `beside`: jobs on whose nodes it must not, or must, run.
     `notice_s`: how long before a park it is told. A replica of preparation is one unit at a time, in a lane.
+    `shared`: whose shares, quota and use count if its tenant has none of its own: those of a tenant of many.
     `preference`: its position in an order that was suggested, which counts within its class.
     """
 
@@ -56,6 +57,7 @@ class JobRequest:
     work: WorkKind = WorkKind.TRAINING
     submitted_at: float
     tenant: str = ""
+    shared: str = ""
     priority: int = 0
     replicas: Replicas = ONE
     replica_slots: int = 1
@@ -89,7 +91,8 @@ class JobRequest:
 
     def __post_init__(self) -> None:
         training = self.work is WorkKind.TRAINING
-        object.__setattr__(self, "account", self.tenant if training else lanes_of(self.tenant))
+        account = (self.shared or self.tenant) if training else lanes_of(self.tenant)
+        object.__setattr__(self, "account", account)
         object.__setattr__(self, "conditional", bool(self.held or self.after or self.array_limit))
         object.__setattr__(self, "local", bool(self.apart or self.beside))
         object.__setattr__(self, "elastic", self.replicas.least < self.replicas.most)

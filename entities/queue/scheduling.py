@@ -373,7 +373,7 @@ class _Deciding:
 
     def _why_parked(self, request: JobRequest) -> str:
         fair = self._rules.order is QueueOrder.FAIR
-        return f", within the slots guaranteed to {request.tenant}" if fair else ""
+        return f", within the slots guaranteed to {request.account}" if fair else ""
 
     def _room_by_plan(
         self,

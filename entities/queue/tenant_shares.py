@@ -176,4 +176,4 @@ class TenantShares:
             return ""
         most = self.quota(request.account).most
         held = self.held(request.account)
-        return f"{request.tenant} has {held} of at most {most} slots, this job needs {needed}"
+        return f"{request.account} has {held} of at most {most} slots, this job needs {needed}"

@@ -39,7 +39,7 @@ class Run:
         self.leaving: set[str] = set()
         self.resized: list[tuple[int, str]] = []
         self.replicas = 0
-        self.ran_s = 0.0
+        self.ran_s = self.attained_slot_s = self.since = 0.0
         self.trial: AsksTrial | None = None
 
     def give_way(self, why: str, *, held: bool) -> bool:
@@ -59,7 +59,14 @@ class Run:
 
     @property
     def waiting(self) -> QueuedJob | None:
-        return None if self.placements else QueuedJob(request=self.request, since=0.0, work_s=self.work_s)
+        if self.placements:
+            return None
+        return QueuedJob(
+            request=self.request,
+            since=self.since,
+            work_s=self.work_s,
+            attained_slot_s=self.attained_slot_s,
+        )
 
     @property
     def active(self) -> ActiveJob:
@@ -71,6 +78,7 @@ class Run:
             started_at=0.0,
             work_s=self.work_s,
             ran_s=self.ran_s,
+            attained_slot_s=self.attained_slot_s,
             fixed=bool(self.record.held),
         )
 

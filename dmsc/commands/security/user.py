@@ -119,7 +119,14 @@ def having(me: WhoAmI) -> str:
     from schemas.quota import GIB, Quota
 
     quota = me.quota or Quota()
-    own = f" ({quota.guaranteed_slots} guaranteed)" if quota.guaranteed_slots else ""
+    share = quota.queue
+    said = (
+        f"{quota.guaranteed_slots} guaranteed" if quota.guaranteed_slots else "",
+        f"{share.running_slots} at a time" if share.running_slots is not None else "",
+        f"weight {share.weight:g}" if share.weight != 1 else "",
+        f"shared by tenant {share.tenant}" if share.tenant else "",
+    )
+    own = f" ({', '.join(filter(None, said))})" if any(said) else ""
     parts = [
         (me.use.jobs, quota.jobs, "jobs"),
         (me.use.slots, quota.slots, f"slots{own}"),

@@ -17,11 +17,15 @@ import yaml
 from entities.authorizer.access.authentication import User
 from schemas.access import AccessExplanation, RuleView
 from schemas.errors import BadInput
+from schemas.queue import QueueShare
 from schemas.quota import GIB, MOST, Quota
 from schemas.signals import AccessDecision, Role
 
 MOST_BYTES = 1 << 20
-_QUOTA_KEYS = ("name", "roles", "users", "jobs", "slots", "guaranteed_slots", "stored_gib", "datasets")
+MOST_NAME = 120
+"""Characters of a tenant's name."""
+_LIMITS = ("jobs", "slots", "guaranteed_slots", "running_slots", "stored_gib", "datasets")
+_QUOTA_KEYS = ("name", "roles", "users", *_LIMITS, "weight", "tenant")
 _KEYS = ("name", "roles", "users", "actions", "resources", "own", "effect", "audit")
 
 
@@ -174,11 +178,11 @@ def _parse_rule(entry: Any, line: int, place: str) -> Rule:
 
 def _parse_quota(entry: Any, place: str) -> QuotaRule:
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not entry["name"]:
-        raise BadInput(f"{place}: a quota has a name, and limits: {', '.join(_QUOTA_KEYS[3:])}")
+        raise BadInput(f"{place}: a quota has a name, and limits: {', '.join(_LIMITS)}")
     place = f"{place}: {entry['name']}"
     _refuse_unknown_keys(entry, _QUOTA_KEYS, place, "a quota")
     roles = _roles(entry, place)
-    for key in _QUOTA_KEYS[3:]:
+    for key in _LIMITS:
         limit = entry.get(key)
         if limit is not None and (
             not isinstance(limit, int) or isinstance(limit, bool) or not 0 <= limit <= MOST
@@ -186,22 +190,37 @@ def _parse_quota(entry: Any, place: str) -> QuotaRule:
             raise BadInput(
                 f"{place}: {key}: must be a whole number from 0 to {MOST}; leave it out for no limit"
             )
-    most, guaranteed = entry.get("slots"), entry.get("guaranteed_slots")
-    if most is not None and guaranteed is not None and guaranteed > most:
-        raise BadInput(
-            f"{place}: guaranteed_slots {guaranteed}, but slots {most} is the most: lower it, or raise slots"
-        )
+    tenant, guaranteed = entry.get("tenant", ""), entry.get("guaranteed_slots")
+    for key in ("running_slots",) if tenant else ("slots", "running_slots"):  # `slots` are each user's
+        if guaranteed is not None and (most := entry.get(key)) is not None and guaranteed > most:
+            raise BadInput(
+                f"{place}: guaranteed_slots {guaranteed}, but {key} {most} is the most: lower it, or raise "
+                f"{key}"
+            )
     stored_gib = entry.get("stored_gib")
     quota = Quota(
         rule=entry["name"],
         jobs=entry.get("jobs"),
-        slots=most,
+        slots=entry.get("slots"),
         guaranteed_slots=guaranteed,
+        queue=_parse_share(entry, place),
         stored_bytes=None if stored_gib is None else stored_gib * GIB,
         datasets=entry.get("datasets"),
     )
     users = frozenset(_texts(entry, "users", place))
     return QuotaRule(roles=roles, users=users, quota=quota)
+
+
+def _parse_share(entry: dict[str, Any], place: str) -> QueueShare:
+    weight, tenant = entry.get("weight", 1), entry.get("tenant", "")
+    if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 < weight <= MOST:
+        raise BadInput(f"{place}: weight: must be a number above 0, at most {MOST}; leave it out for 1")
+    if not isinstance(tenant, str) or len(tenant) > MOST_NAME or ("tenant" in entry and not tenant):
+        raise BadInput(
+            f"{place}: tenant: must be a name of at most {MOST_NAME} characters, whose users share slots in "
+            "the queue; leave it out if each has them alone"
+        )
+    return QueueShare(tenant=tenant, running_slots=entry.get("running_slots"), weight=weight)
 
 
 def _refuse_unknown_keys(entry: dict[str, Any], keys: Sequence[str], place: str, what: str) -> None:

@@ -56,6 +56,7 @@ from schemas.gateway_api import (
 from schemas.job import ENDED, ArrayPlace, JobRecord, JobSpec, JobState
 from schemas.job_file.queue import QueueSpec
 from schemas.queue import QueueQuery, QueueStatus
+from schemas.quota import Quota
 from schemas.recut import RecutAnswer, RecutJob
 
 log = get_logger("orchestrator")
@@ -193,8 +194,8 @@ class JobRuns:
     ) -> JobRecord:
         names.refuse_taken("job", spec.name)
         now = time.time()
-        guaranteed = None if message.quota is None else message.quota.guaranteed_slots
-        if guaranteed and self.queue.rules.order is not QueueOrder.FAIR:
+        quota = message.quota or Quota()
+        if quota.guaranteed_slots and self.queue.rules.order is not QueueOrder.FAIR:
             log.warning("guaranteed slots count with --queue-order fair only", user=message.user)
         return JobRecord(
             job=job,
@@ -202,7 +203,8 @@ class JobRuns:
             state=JobState.QUEUED,
             user=message.user,
             array=place,
-            guaranteed_slots=guaranteed,
+            guaranteed_slots=quota.guaranteed_slots,
+            queue_share=quota.queue,
             may_read=message.may_read,
             command=command,
             correlation=current() or new_correlation(),
@@ -239,17 +241,15 @@ class JobRuns:
         return first.record
 
     async def _begin(self, store: JobStore, gateway: str) -> None:
-        run = self._new_run(store, gateway)
-        self._take(run)
+        self._take(run := self._new_run(store, gateway))
         record = store.record
         await store.tell("state", text=SUBMITTED, state=record.state, total_steps=record.last_step)
         self._term.spawn(self._drive(run))
 
     async def _remove(self, jobs: Iterable[str]) -> None:
         """Removes the records of jobs that were never submitted."""
-        bucket = self._term.bus.bucket(subjects.JOB_RECORD)
         for job in jobs:
-            await insistently(partial(bucket.delete, job=job))
+            await insistently(partial(self._term.bus.bucket(subjects.JOB_RECORD).delete, job=job))
 
     async def _start(self, record: JobRecord, revision: int, gateway: str, reason: str) -> JobRecord:
         """Starts a job in a new epoch; the first write fences the orchestrator that ran it before.

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from entities.planner.abandoned_work import stop_if_abandoned
 from schemas.recut import Cuts
 
 HALVINGS = 45
@@ -68,6 +69,7 @@ class StageSpeeds:
         found = self._within(at_edges, high)
         assert found is not None
         for _ in range(HALVINGS):
+            stop_if_abandoned()
             middle = (low + high) / 2
             tried = self._within(at_edges, middle)
             if tried is None:

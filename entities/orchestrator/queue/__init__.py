@@ -6,6 +6,7 @@ Who comes first and who waits decides `entities.queue`; where instances go decid
 admission.py    `JobAdmission`: whether a user's quota allows one more job, or a wider one
 job_queue.py    `JobQueue`: has all waiting jobs decided about at once, and carries that out
 granted_plan.py  the plan that a job is placed with, made on a thread; pure
+job_trials.py   `JobTrial`: whether a job has a plan on certain slots, during a decision (ADR-0107)
 promised_slots.py  `PromisedSlots`: which slots are promised to which job
 park_orders.py  `ParkOrders`: who has been told to park, and does once the notice is over
 slot_holder.py  `SlotHolder`, `LaneHolder`: what jobs and builds show to the queue, and take from it

@@ -41,7 +41,7 @@ from entities.orchestrator.queue.queued_builds import QueuedBuilds
 from entities.orchestrator.queue.slot_holder import QueueMember, SeenHolders, SlotHolder
 from entities.queue.decision import Cause, Hold, QueueDecision
 from entities.queue.explanation import explain
-from entities.queue.queue_rules import QueueOrder, QueueRules
+from entities.queue.queue_rules import QueueRules
 from entities.queue.queued_job import JobRequest, QueuedJob, predicted_s
 from entities.queue.reservations import SlotReservation, assign, barred_for
 from entities.queue.scheduling import QueueSurroundings, decide
@@ -332,8 +332,6 @@ class JobQueue:
             done=done,
             trials=trials_on(self._mesh, asked),
         )
-        if rules.order is not QueueOrder.FAIR:
-            return around
         jobs = [run.record for run in self._holders.values()]
         builds = list(self.builds.records().values())
         return await asyncio.to_thread(with_shares, around, self._used.copy(), jobs, builds, now)
@@ -458,13 +456,12 @@ class JobQueue:
         """
         self._orders.give(decision.parks, time.time())
         for admission in decision.admissions:
-            turn = self._turns.get(admission.job)
             if self.builds.admit(admission):
                 self._orders.forget(admission.job)
-            if turn is None:
+            await asyncio.sleep(0)  # with thousands of jobs each of them takes some milliseconds
+            if (turn := self._turns.get(admission.job)) is None:  # it may have left meanwhile
                 continue
             nodes = nodes_of(admission.slots) if admission.job in local else None
-            await asyncio.sleep(0)  # with thousands of jobs each of them takes some milliseconds
             self._orders.forget(admission.job)  # it has parked since orders were last followed
             if self._urgent:
                 turn.tell(NoRoom("behind a running job that replaces an instance"))

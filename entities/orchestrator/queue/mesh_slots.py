@@ -198,6 +198,7 @@ def job_request(
         job=record.job,
         submitted_at=record.submitted_at,
         tenant=record.user,
+        shared=tenant_account(record),
         priority=asked.priority,
         deadline=None if asked.deadline_s is None else record.submitted_at + asked.deadline_s,
         after=asked.after,
@@ -409,17 +410,27 @@ def ran_s(record: JobRecord | BuildRecord, now: float) -> float:
     return max(0.0, usage.held(usage.slots, now).held_s - record.resumed_held_s)
 
 
-def guarantees(records: Iterable[JobRecord]) -> dict[str, TenantQuota]:
-    """The slots that are each user's own, as the last one of their jobs was submitted with."""
+def tenant_account(record: JobRecord) -> str:
+    """The account that its user shares with others; empty: it is the user's own. No user is called so."""
+    return f"tenant {record.queue_share.tenant}" if record.queue_share.tenant else ""
+
+
+def quotas_of(records: Iterable[JobRecord], *, fair: bool) -> dict[str, TenantQuota]:
+    """What is each user's or tenant's own, and the most, as the last one of their jobs was submitted with.
+
+    `fair`: the order is that of shares; under others only the most counts.
+    """
     newest: dict[str, JobRecord] = {}
     for record in records:
-        if record.user not in newest or newest[record.user].submitted_at < record.submitted_at:
-            newest[record.user] = record
-    return {
-        user: TenantQuota(slots=record.guaranteed_slots)
-        for user, record in newest.items()
-        if record.guaranteed_slots is not None
-    }
+        account = tenant_account(record) or record.user
+        if account not in newest or newest[account].submitted_at < record.submitted_at:
+            newest[account] = record
+    found = {}
+    for account, record in newest.items():
+        own, share = record.guaranteed_slots if fair else None, record.queue_share
+        if own is not None or share.running_slots is not None or (fair and share.weight != 1.0):
+            found[account] = TenantQuota(slots=own, most=share.running_slots, weight=share.weight)
+    return found
 
 
 def count_use(use: DecayedUse, record: JobRecord | BuildRecord, now: float) -> None:
@@ -428,7 +439,8 @@ def count_use(use: DecayedUse, record: JobRecord | BuildRecord, now: float) -> N
     if usage.slots and record.state not in (BUILD_ENDED if build else ENDED):
         usage = usage.held(usage.slots, now)
     if usage.slot_s and usage.counted_at is not None:
-        use.add(lanes_of(record.user) if build else record.user, usage.slot_s, usage.held_s, usage.counted_at)
+        account = lanes_of(record.user) if isinstance(record, BuildRecord) else tenant_account(record)
+        use.add(account or record.user, usage.slot_s, usage.held_s, usage.counted_at)
 
 
 def with_shares(
@@ -438,12 +450,16 @@ def with_shares(
     builds: Sequence[BuildRecord],
     now: float,
 ) -> QueueSurroundings:
-    """With what each user's jobs and builds have used, and the slots that are each user's own."""
+    """With the slots that are each user's or tenant's own, and with what their jobs and builds have used."""
+    fair = around.rules.order is QueueOrder.FAIR
+    around = replace(around, quotas=quotas_of(jobs, fair=fair))
+    if not fair:
+        return around
     for job in jobs:
         count_use(used, job, now)
     for build in builds:
         count_use(used, build, now)
-    return replace(around, quotas=guarantees(jobs), used_slot_s=used.at(now))
+    return replace(around, used_slot_s=used.at(now))
 
 
 def work_left_s(record: JobRecord, spec: JobSpec, step: int, request: JobRequest) -> float | None:
@@ -488,7 +504,12 @@ def emptied(nodes: Iterable[NodeStatus]) -> list[NodeStatus]:
     """The same nodes with all slots free."""
     return [
         node.model_copy(
-            update={"slots": tuple(slot.model_copy(update={"busy_with": None}) for slot in node.slots)}
+            update={
+                "slots": tuple(
+                    slot if slot.busy_with is None else slot.model_copy(update={"busy_with": None})
+                    for slot in node.slots
+                )
+            }
         )
         for node in nodes
     ]

@@ -121,6 +121,24 @@ def test_each_process_tells_its_metrics_and_the_gateways_know_where(mesh_folder:
     assert {target for entry in targets for target in entry["targets"]} == told
 
 
+def test_a_gateway_tells_the_queues_metrics_beside_those_of_its_process(mesh_folder: Path) -> None:
+    mesh = read(mesh_folder)
+    token = (mesh_folder / ".dmsc" / "token").read_text().strip()
+    bearer = {"Authorization": f"Bearer {token}"}
+    door = mesh.gateways["b"]
+    status = httpx.get(f"{door}/v1/queue", headers=bearer, timeout=PATIENCE_S).json()  # as of then
+    page = httpx.get(f"{door}/metrics", headers=bearer, timeout=PATIENCE_S).text
+    told = dict(line.split() for line in page.splitlines() if line.startswith("dmsc_queue_"))
+    assert {name.partition("{")[0] for name in told} == {
+        "dmsc_queue_jobs",
+        "dmsc_queue_builds",
+        "dmsc_queue_free_slots",
+        "dmsc_queue_lacking_slots",
+    }
+    waiting = next(value for name, value in told.items() if name.startswith("dmsc_queue_jobs"))
+    assert float(waiting) == status["waiting"] == 0
+
+
 def test_secrets_are_private_and_on_no_command_line(mesh_folder: Path) -> None:
     for name in ("token", "bus_token", "guard.json", "tokens.yaml"):
         path = mesh_folder / ".dmsc" / name

@@ -101,6 +101,8 @@ ALLOWED: dict[str, set[str]] = {
     "parallel.standbys": {"zero"},
     "parallel.standbys[0]": {"zero"},
     "quota.guaranteed_slots": {"zero"},
+    "quota.queue.running_slots": {"zero"},
+    "quota.queue.weight": set(),
     "array.count": set(),
     "array.limit": set(),
     "queue.priority": {"zero", "negative"},

@@ -17,6 +17,7 @@ from entities.authorizer.access.access_policy import (
 )
 from entities.authorizer.access.authentication import User
 from schemas.errors import BadInput
+from schemas.queue import QueueShare
 from schemas.signals import Role
 
 DEFAULT = default_policy()
@@ -195,10 +196,18 @@ quotas:
     assert quota_of(DEFAULT, user(Role.OPERATOR)) is None
 
 
+def test_a_quota_says_what_its_users_share_in_the_queue() -> None:
+    entry = "{name: q, tenant: lab, slots: 4, guaranteed_slots: 8, running_slots: 12, weight: 2}"
+    found = quota_of(parse_policy(f"rules: []\nquotas: [{entry}]\n", "a.yaml"), user(Role.RESEARCHER))
+    assert found is not None
+    assert (found.slots, found.guaranteed_slots) == (4, 8), "4 of each user, 8 of all together"
+    assert found.queue == QueueShare(tenant="lab", running_slots=12, weight=2.0)
+
+
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ("{jobs: 3}", "a quota has a name, and limits: jobs, slots, guaranteed_slots, stored_gib, datasets"),
+        ("{jobs: 3}", "a quota has a name, and limits: jobs, slots, guaranteed_slots, running_slots"),
         ("{name: q, job: 3}", "q: unknown key 'job'"),
         (
             "{name: q, jobs: -1}",
@@ -210,6 +219,13 @@ quotas:
         ),
         ("{name: q, guaranteed_slots: -1}", "q: guaranteed_slots: must be a whole number from 0"),
         ("{name: q, slots: true}", "q: slots: must be a whole number"),
+        (
+            "{name: q, tenant: lab, slots: 4, guaranteed_slots: 8, running_slots: 6}",
+            "q: guaranteed_slots 8, but running_slots 6 is the most: lower it, or raise running_slots",
+        ),
+        ("{name: q, weight: 0}", "q: weight: must be a number above 0"),
+        ("{name: q, weight: heavy}", "q: weight: must be a number above 0"),
+        ("{name: q, tenant: ''}", "q: tenant: must be a name of at most 120 characters"),
         ("{name: q, roles: [king]}", "q: roles: 'king' is not one of"),
         ("3", "a quota has a name"),
     ],

@@ -11,13 +11,14 @@ import pytest
 
 from entities.orchestrator.queue import job_queue
 from entities.orchestrator.queue.job_queue import KEPT
-from entities.orchestrator.queue.mesh_slots import count_use, guarantees
+from entities.orchestrator.queue.mesh_slots import count_use, job_request, quotas_of
 from entities.queue import scheduling
 from entities.queue.queued_job import JobRequest, QueuedJob, Replicas
 from entities.queue.reservations import SlotReservation
 from entities.queue.tenant_shares import DecayedUse, TenantQuota
 from schemas.errors import BadInput, Conflict
 from schemas.job import JobState
+from schemas.queue import QueueShare
 from schemas.usage import JobUsage
 from tests.builders import jobs
 from tests.builders.graphs import node, placement
@@ -164,11 +165,55 @@ async def test_what_ended_jobs_have_used_counts_for_their_user() -> None:
 
 def test_a_users_guarantee_is_that_of_the_newest_job() -> None:
     old, new = jobs.job("old", user="ann", guaranteed_slots=4), jobs.job("new", user="ann", submitted_at=2.0)
-    assert guarantees([jobs.job("other", user="bob", guaranteed_slots=0), old]) == {
+    assert quotas_of([jobs.job("other", user="bob", guaranteed_slots=0), old], fair=True) == {
         "ann": TenantQuota(slots=4),
         "bob": TenantQuota(slots=0),
     }
-    assert guarantees([new, old]) == {}
+    assert quotas_of([new, old], fair=True) == {}
+    share = QueueShare(running_slots=6, weight=2.0)
+    limited = old.model_copy(update={"queue_share": share})
+    assert quotas_of([limited], fair=True) == {"ann": TenantQuota(slots=4, most=6, weight=2.0)}
+    assert quotas_of([limited], fair=False) == {"ann": TenantQuota(most=6, weight=2.0)}
+    both = [
+        jobs.job(user, user=user, queue_share=share.model_copy(update={"tenant": "lab"}))
+        for user in ("ann", "bob")
+    ]
+    assert quotas_of(both, fair=False) == {"tenant lab": TenantQuota(most=6, weight=2.0)}
+
+
+async def test_a_tenants_users_share_the_most_that_may_run_under_any_order() -> None:
+    """Four slots are free, and the lab has one of its two left: its next job but one waits, others don't."""
+    mesh = await mesh_of(node("a", slots=5))
+    runs = [Run("ann", 1, 0.0), Run("bob", 1, 1.0), Run("cy", 1, 2.0), Run("dan", 1, 3.0)]
+    lab = QueueShare(tenant="lab", running_slots=2)
+    for run in runs:
+        own = lab if run.name != "dan" else QueueShare()
+        run.record = run.record.model_copy(update={"user": run.name, "queue_share": own})
+        run.request = job_request(run.record, run.record.spec)
+        run.request = replace(run.request, submitted_at=float(runs.index(run)), replica_slots=1)
+    runs[0].placements = [placement("ann", 0)]
+    async with queue_of(mesh, *runs) as queue:
+        await heard(runs[2], "tenant lab has 2 of at most 2 slots, this job needs 1")
+        await heard(runs[1], "bob")
+        await heard(runs[3], "dan")
+        records = {run.name: run.record for run in runs}
+        (place,) = (await queue.status(records, None)).jobs
+        assert (place.job, place.cause) == ("cy", "quota")
+
+
+async def test_the_weight_of_a_users_quota_counts_in_the_order_of_shares() -> None:
+    """Both have a slot; to `two` twice as much is due, so the later job comes first."""
+    mesh = await mesh_of(node("a", slots=2))
+    runs = [Run("one", 1, 0.0), Run("two", 1, 1.0), Run("one-more", 1, 2.0), Run("two-more", 1, 3.0)]
+    for run in runs:
+        user = run.name[:3]
+        share = QueueShare(weight=2.0 if user == "two" else 1.0)
+        run.record = run.record.model_copy(update={"user": user, "queue_share": share})
+        run.request = replace(run.request, tenant=user)
+    runs[0].placements, runs[1].placements = [placement("one", 0)], [placement("two", 1)]
+    async with queue_of(mesh, *runs, order="fair") as queue:
+        records = {run.name: run.record for run in runs}
+        assert [place.job for place in (await queue.status(records, None)).jobs] == ["two-more", "one-more"]
 
 
 def test_a_running_job_counts_until_now_and_an_ended_one_until_its_end() -> None:
@@ -277,3 +322,58 @@ async def test_people_are_told_who_waits_for_what_and_until_when() -> None:
         assert told.explained.starts_at == told.jobs[0].expected_at
         with pytest.raises(Conflict, match="job holder does not wait for slots"):
             await queue.status(records, "holder")
+
+
+async def test_by_least_attained_service_a_job_parks_for_one_that_has_had_less() -> None:
+    """Levels are 1, 4, 16 and 64 slot-hours; who is told to park is who loses fewest slot-seconds by it."""
+    mesh = await mesh_of(node("a", slots=5))
+    runs = [Run("new", 2, 2.0), Run("more", 2, 1.0), Run("wide", 3, 0.0), Run("narrow", 2, 0.0)]
+    new, _, wide, narrow = runs
+    for run, hours in zip(runs, (0.0, 2.0, 8.0, 8.0), strict=True):
+        run.attained_slot_s = 3600.0 * hours
+        run.since = time.time()  # else they would have aged
+    wide.placements = [placement("wide", slot) for slot in range(3)]
+    narrow.placements = [placement("narrow", slot) for slot in (3, 4)]
+    async with queue_of(mesh, *runs, order="las") as queue:
+        await heard(new, "waits for the exit of those who make room for it")
+        records = {run.name: run.record for run in runs}
+        status = await queue.status(records, None)
+        assert [place.job for place in status.jobs] == ["new", "more"], "less service before an earlier turn"
+        assert (narrow.gave_way, bool(wide.gave_way)) == ([("parks for new", False)], True)
+        assert wide.gave_way == [("parks for more", False)], "the next claim parks who is left"
+
+
+async def test_a_suggested_order_is_followed_within_the_class_and_until_it_is_taken_back() -> None:
+    mesh = await mesh_of(node("a", slots=1))
+    holder, runs = Run("holder", 1, 0.0), [Run(f"{name}0", 1, at) for at, name in enumerate("abc")]
+    holder.placements = [placement("holder", 0)]
+    records = {run.name: run.record for run in runs}
+    async with queue_of(mesh, holder, *runs) as queue:
+
+        async def line() -> str:
+            return "".join(place.job[0] for place in (await queue.status(records, None)).jobs)
+
+        assert await line() == "abc"
+        queue.suggest_order(["c0", "b0"])
+        assert await line() == "cba"
+        holder.placements, holder.request = [], JobRequest(job="holder", submitted_at=9.0, replica_slots=9)
+        await mesh.nudge()
+        await heard(runs[2], "c0")
+        assert not runs[0].placements
+        queue.suggest_order(())
+        assert await line() == "ab"
+
+
+async def test_a_job_beside_another_is_placed_on_its_nodes_and_waits_while_it_has_none() -> None:
+    mesh = await mesh_of(node("a", slots=2), node("b", slots=2))
+    there, beside = Run("there", 1, 1.0), Run("beside", 1, 0.0)
+    beside.request = replace(beside.request, beside=("there",))
+    there.request = replace(there.request, held="held")
+    async with queue_of(mesh, beside, there) as queue:
+        await heard(beside, "no node of there is free for it")
+        there.request = replace(there.request, held="")
+        queue.again()
+        await heard(there, "there")
+        await mesh.nudge()
+        await heard(beside, "beside")
+    assert beside.nodes == frozenset({"a-n"})
