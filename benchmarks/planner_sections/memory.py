@@ -1,6 +1,8 @@
 """No slot beyond its memory: random models on random nodes, and how many of those refused had no place.
 
-Drawn: 4–24 layers, 2–16 slots of unequal memory and speed, stages and replicas given or not.
+Drawn: 4–24 layers, 2–16 slots of unequal memory and speed, stages and replicas given or not. What a stage
+needs is added up here from its layers, not taken from the plan's own forecast, which is compared with it. Not
+in either: what a layer that recomputes its activations has at once beside what it keeps.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ import numpy as np
 
 from benchmarks.harness.emptiness import some
 from benchmarks.policy_sections.sheet import Bench
-from entities.planner.plan_request import NoPlan, PlanLayer, PlanRequest, PlanSlot
+from entities.planner.plan_request import NoPlan, PlanAnswer, PlanLayer, PlanRequest, PlanSlot
 from entities.planner.search.plan_search import search_plan
+from entities.planner.windows import in_flight
 
 PLANS = 1000
 
@@ -20,7 +23,7 @@ PLANS = 1000
 def run(bench: Bench) -> None:
     """Slots with more in them than they have, in 1,000 plans."""
     draws = np.random.default_rng(bench.seed)
-    planned = refused = beyond = 0
+    planned = refused = beyond = below = 0
     began = time.perf_counter()
     while planned < PLANS and planned + refused < 5 * PLANS:
         request = drawn_request(draws)
@@ -30,12 +33,30 @@ def run(bench: Bench) -> None:
             refused += 1
             continue
         planned += 1
+        needs = [added_up(request, answer, stage) for stage in range(len(answer.cuts))]
         for place in answer.places:
             room = request.slots[place.slot].memory_bytes
-            beyond += bool(room) and answer.forecast.memory_bytes[place.stage] > room
+            beyond += bool(room) and needs[place.stage] > room
+        below += sum(
+            forecast < 0.999 * need
+            for need, forecast in zip(needs, answer.forecast.memory_bytes, strict=True)
+        )
     some(range(planned), "plans", f"{refused} requests, all refused")
     bench.say(f"{planned} plans, {refused} requests refused, {time.perf_counter() - began:.0f} s")
     bench.at_most("slots beyond their memory", float(beyond), 0.0)
+    bench.at_most("forecasts below what the layers need", float(below), 0.0)
+
+
+def added_up(request: PlanRequest, answer: PlanAnswer, stage: int) -> float:
+    """Bytes of an instance: its layers' state; their activations, and what is handed over and back, of each
+    microbatch that it may hold (draft §4.5(3))."""
+    first, last = answer.cuts[stage]
+    flying = min(request.microbatches, in_flight(answer.replicas, stage))
+    layers = request.layers[first:last]
+    state = sum(layer.state_bytes for layer in layers)
+    kept = sum(layer.activation_bytes for layer in layers)
+    handed = 2 * layers[-1].output_bytes if last < len(request.layers) else 0.0
+    return request.memory_factor * (state + (kept + handed) * flying)
 
 
 def drawn_request(draws: np.random.Generator) -> PlanRequest:
