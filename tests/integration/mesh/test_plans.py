@@ -114,11 +114,11 @@ def test_heads_are_stages_private_layers_stay_where_they_may_and_the_bits_are_th
     assert [graph.placement(graph.stage(stage)[0].sid).cluster for stage in range(3)] == ["a", "b", "b"]
     assert {rule.reason for rule in graph.constraints if rule.stages} == {"plan.constraints[1] (apart)"}
     print([(stage, graph.layers(stage)) for stage in range(3)], graph.reason)
-    blocks = trained("by-block", 2, by="block", privacy={"token": "trust=high", "byte": "trust=high"})
+    blocks = trained("by-block", 3, by="block", privacy={"token": "trust=high"})
     assert blocks.weights is not None
     assert blocks.weights.sha256 == whole.weights.sha256
     assert blocks.graph is not None
-    print([(stage, blocks.graph.layers(stage)) for stage in range(2)], blocks.graph.reason)
+    print([(stage, blocks.graph.layers(stage)) for stage in range(3)], blocks.graph.reason)
 
 
 def test_a_job_that_asks_for_what_is_not_there_fails_with_one_line(plans_mesh: Mesh) -> None:
