@@ -191,18 +191,16 @@ def test_a_plan_without_a_mesh(tmp_path: Path) -> None:
     job = tiny_job("planned", parallel={"stages": 2, "replicas": 1})
     (tmp_path / "job.yaml").write_text(job.model_dump_json(exclude_unset=True), encoding="utf-8")
     (tmp_path / "net.yaml").write_text("kind: fat_tree\narity: 4\ngbps: 1\n", encoding="utf-8")
-    compared = dmsc("plan", "job.yaml", "--compare", "--price", "3600", cwd=tmp_path)
-    head, own, best, *reasons = compared.stdout.splitlines()
-    assert head.split() == ["slots", "stages", "×", "instances", "step", "bubble", "job", "price"]
-    assert own.split()[:4] == ["2", "2", "×", "1"]
-    assert best.split()[0] in ("1", "2")
-    assert reasons[1].startswith("  stage 0: layers 0–")
-    assert reasons[1].endswith(" in each instance")
-    done = dmsc("plan", "job.yaml", "--slots", "1..3", "--topology", "net.yaml", "--json", cwd=tmp_path)
-    plans = json.loads(done.stdout)
-    assert [plan["slots"] for plan in plans] == sorted({plan["slots"] for plan in plans})
-    assert all(plan["forecast"]["step_ms"] > 0 and plan["hours"] > 0 for plan in plans)
-    assert all(plan["forecast"]["busiest_link_ms"] > 0 for plan in plans if plan["slots"] > 1)
+    options = ("--compare", "--price", "3600", "--topology", "net.yaml", "--json")
+    done = dmsc("plan", "job.yaml", *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    own, best = json.loads(done.stdout)
+    assert own["replicas"] == [1, 1]
+    assert own["forecast"]["busiest_link_ms"] > 0
+    assert best["slots"] in (1, 2)
+    for plan in (own, best):
+        assert plan["hours"] == pytest.approx(8 * plan["forecast"]["step_ms"] / 3.6e6)
+        assert plan["price"] == pytest.approx(3600 * plan["hours"] * plan["slots"])
 
 
 def test_a_machine_that_the_topology_lacks_starts_no_mesh(tmp_path: Path) -> None:
