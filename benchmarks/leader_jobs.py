@@ -105,7 +105,7 @@ class LeaderTerm:
     """
 
     def __init__(self, bus: Bus, mesh: MeshView, order: str) -> None:
-        self._bus = bus
+        self.bus = bus
         self.mesh = mesh
         self.jobs: dict[str, LeaderJob] = {}
         self._holders: dict[str, SlotHolder] = {}
@@ -116,7 +116,7 @@ class LeaderTerm:
     def submit(self, records: Iterable[JobRecord], topology: ModelTopology) -> None:
         """Has jobs enter the queue."""
         for record in records:
-            job = self.jobs[record.job] = LeaderJob(self._bus, self.mesh, self.queue, record, topology)
+            job = self.jobs[record.job] = LeaderJob(self.bus, self.mesh, self.queue, record, topology)
             self._holders[record.job] = job.holding
             self._tasks[record.job] = asyncio.create_task(job.deploy())
 

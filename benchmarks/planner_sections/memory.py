@@ -1,6 +1,8 @@
 """Random models on random nodes: no slot beyond its memory, and no search that is worse than no search.
 
-Drawn: 4–24 layers, 2–16 slots of unequal memory and speed, stages and replicas given or not. The plan made at
+Drawn: 4–24 layers, 2–16 slots of unequal memory and speed, stages and replicas given or not. What a stage
+needs is added up here from its layers, not taken from the plan's own forecast, which is compared with it. Not
+in either: what a layer that recomputes its activations has at once beside what it keeps. The plan made at
 once takes the slots as they come; what it takes on them is computed by the formula of the search. The best
 step is asked for, however many slots that takes, for that is what the two are compared in.
 """
@@ -18,6 +20,7 @@ from entities.planner.plan_request import NoPlan, PlanAnswer, PlanLayer, PlanReq
 from entities.planner.search.plan_places import groups_of, kind_of
 from entities.planner.search.plan_search import chain_of_request, search_plan, settings_of
 from entities.planner.search.step_cost import StepCost
+from entities.planner.windows import in_flight
 
 PLANS = 1000
 
@@ -25,7 +28,7 @@ PLANS = 1000
 def run(bench: Bench) -> None:
     """Slots with more in them than they have, and steps beside plans made at once, in 1,000 plans."""
     draws = np.random.default_rng(bench.seed)
-    planned = refused = beyond = at_once_alone = 0
+    planned = refused = beyond = below = at_once_alone = 0
     beside: list[float] = []
     began = time.perf_counter()
     while planned < PLANS and planned + refused < 5 * PLANS:
@@ -39,9 +42,14 @@ def run(bench: Bench) -> None:
         planned += 1
         if (at_once := at_once_ms(request)) is not None:
             beside.append(answer.forecast.step_ms / at_once)
+        needs = [added_up(request, answer, stage) for stage in range(len(answer.cuts))]
         for place in answer.places:
             room = request.slots[place.slot].memory_bytes
-            beyond += bool(room) and answer.forecast.memory_bytes[place.stage] > room
+            beyond += bool(room) and needs[place.stage] > room
+        below += sum(
+            forecast < 0.999 * need
+            for need, forecast in zip(needs, answer.forecast.memory_bytes, strict=True)
+        )
     some(range(planned), "plans", f"{refused} requests, all refused")
     bench.say(f"{planned} plans, {refused} requests refused, {time.perf_counter() - began:.0f} s")
     bench.at_most("slots beyond their memory", float(beyond), 0.0)
@@ -56,6 +64,7 @@ def run(bench: Bench) -> None:
         worst=max(beside),
     )
     bench.at_most("plans at once that the search has not found", float(at_once_alone), 0.0)
+    bench.at_most("forecasts below what the layers need", float(below), 0.0)
 
 
 def at_once_ms(request: PlanRequest) -> float | None:
@@ -73,6 +82,18 @@ def step_on_slots_ms(request: PlanRequest, answer: PlanAnswer) -> float:
     kinds = sorted({kind_of(slot) for slot in request.slots})
     cost = StepCost(chain_of_request(request), kinds, settings_of(request))
     return cost.forecast(list(answer.cuts), groups_of(request, kinds, answer)).step_ms
+
+
+def added_up(request: PlanRequest, answer: PlanAnswer, stage: int) -> float:
+    """Bytes of an instance: its layers' state; their activations, and what is handed over and back, of each
+    microbatch that it may hold (draft §4.5(3))."""
+    first, last = answer.cuts[stage]
+    flying = min(request.microbatches, in_flight(answer.replicas, stage))
+    layers = request.layers[first:last]
+    state = sum(layer.state_bytes for layer in layers)
+    kept = sum(layer.activation_bytes for layer in layers)
+    handed = 2 * layers[-1].output_bytes if last < len(request.layers) else 0.0
+    return request.memory_factor * (state + (kept + handed) * flying)
 
 
 def drawn_request(draws: np.random.Generator) -> PlanRequest:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from dmsc.console.durations import in_units
 from dmsc.planning.plan_judge import simulated_step_ms
 from entities.orchestrator.planning.placement import OpenRoom
 from entities.orchestrator.planning.plan_requests import OpenShape, request_for
@@ -18,6 +19,9 @@ from schemas.cluster import NodeStatus, Slot
 from schemas.errors import BadInput
 from schemas.job import JobSpec
 from schemas.task_graph import ModelTopology
+
+MOST_FOR_DEADLINE = 64
+"""Slots that are tried, at most, for a deadline."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,29 @@ def plans_by_slots(
     if not found and refusal is not None:
         raise refusal
     return list({priced.slots: priced for priced in reversed(found)}.values())[::-1]
+
+
+def plan_in_time(
+    spec: JobSpec, model: ModelTopology, hours: float, options: PlanOptions, most: int = MOST_FOR_DEADLINE
+) -> PricedPlan:
+    """The plan on the fewest slots, at most `most`, on which the job ends within so many hours.
+
+    `options.steps` says how many steps it has.
+
+    Raises:
+        BadInput: it ends in time on no number of slots that is tried.
+    """
+    nearest: PricedPlan | None = None
+    for count in counts_between(1, most):
+        (priced,) = plans_by_slots(spec, model, [count], SlotOffer(1), options)
+        if priced.hours is not None and priced.hours <= hours:
+            return priced
+        nearest = min(nearest or priced, priced, key=lambda each: each.hours or 0.0)
+    assert nearest is not None
+    raise BadInput(
+        f"no {most} slots end it in {in_units(3600 * hours)}: the best plan, on {nearest.slots}, takes "
+        f"{in_units(3600 * (nearest.hours or 0.0))}: give more time, or train fewer steps"
+    )
 
 
 def counts_between(least: int, most: int) -> list[int]:

@@ -65,7 +65,6 @@ def plan(
     Example: dmsc plan examples/stdlib-gpt.yaml --slots 1..16 --price 0.4
     """
     from dmsc.client.job_file import load_job, with_code
-    from dmsc.console.durations import in_units
     from dmsc.planning.kept_plan import keep
     from dmsc.planning.local_plans import (
         PlanOptions,
@@ -73,6 +72,7 @@ def plan(
         counts_between,
         plan_as_asked,
         plan_chosen,
+        plan_in_time,
         plans_by_slots,
     )
     from dmsc.planning.mesh_plans import answering, ask_plan, lines_of, range_of_layers, row_of
@@ -84,6 +84,8 @@ def plan(
 
     if sum(given is not None for given in (slots, slot, deadline)) > 1:
         raise BadInput("--slots, --slot and --deadline exclude each other: give one of them")
+    if compare and (slots is not None or deadline is not None):
+        raise BadInput("--compare is about the job's own slots, or those of --slot: leave one out")
     if deadline is not None and not 0 < deadline < math.inf:
         raise BadInput(f"--deadline {deadline:g}: give hours above 0")
     if price is not None and not math.isfinite(price):
@@ -135,15 +137,7 @@ def plan(
     if counts is not None:
         found = plans_by_slots(spec, model, counts_between(*counts), SlotOffer(1), options)
     elif deadline is not None:
-        tried = plans_by_slots(spec, model, counts_between(1, MOST_FOR_DEADLINE), SlotOffer(1), options)
-        found = [priced for priced in tried if priced.hours is not None and priced.hours <= deadline][:1]
-        if not found:
-            nearest = min(tried, key=lambda priced: priced.hours or 0.0)
-            raise BadInput(
-                f"no {MOST_FOR_DEADLINE} slots end it in {in_units(3600 * deadline)}: the best plan, on "
-                f"{nearest.slots}, takes {in_units(3600 * (nearest.hours or 0.0))}: give more time, or train "
-                "fewer steps"
-            )
+        found = [plan_in_time(spec, model, deadline, options)]
     else:
         offers = offers or [SlotOffer(own)]
         is_free = bool(slot or spec.parallel.auto)
@@ -183,7 +177,6 @@ def plan(
 
 FEW = 3
 """So many plans are explained; of more there is the table."""
-MOST_FOR_DEADLINE = 64
 
 
 def range_of(text: str) -> tuple[int, int]:

@@ -92,7 +92,7 @@ def _text(path: Path) -> str:
         raw = path.read_bytes()
         return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
     except FileNotFoundError:
-        raise BadInput(f"{path}: no such file: name a trace's") from None
+        raise BadInput(f"{path}: no such file: name a trace's file") from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise BadInput(f"{path}: not gzip ({error}): compress it anew, or give it without .gz") from error
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,9 @@ from typer.main import get_command
 
 from dmsc.cli import app
 from dmsc.launch.ports import any_free
+from dmsc.process.composition import node_name
 from tests.integration.dmsc.command_line import dmsc
+from tests.integration.mesh.conftest import tiny_job
 
 
 def commands_below(group: TyperGroup, *path: str) -> Iterator[tuple[str, str]]:
@@ -170,6 +173,7 @@ TRACE = "submit_s,slots,run_s\n0,64,7200\n0,64,3600\n"
         ("--deadline 0", "1", "--deadline 0: give hours above 0"),
         ("--topology job.yaml", "1", "job.yaml: kind is None; give fat_tree, dragonfly or links, or a Graph"),
         ("--best", "1", "no mesh answers: no mesh runs on "),
+        ("--slots 2 --compare", "1", "--compare is about the job's own slots, or those of --slot: leave one"),
         ("", "{min: 3, want: 2, max: 4}", "job.yaml:5: parallel.replicas: min 3, want 2, max 4: give min ≤ "),
     ],
 )
@@ -181,6 +185,32 @@ def test_a_plan_of_what_is_wrong_is_one_line(
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith(f"dmsc: {expected}")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_plan_without_a_mesh(tmp_path: Path) -> None:
+    job = tiny_job("planned", parallel={"stages": 2, "replicas": 1})
+    (tmp_path / "job.yaml").write_text(job.model_dump_json(exclude_unset=True), encoding="utf-8")
+    (tmp_path / "net.yaml").write_text("kind: fat_tree\narity: 4\ngbps: 1\n", encoding="utf-8")
+    options = ("--compare", "--price", "3600", "--topology", "net.yaml", "--json")
+    done = dmsc("plan", "job.yaml", *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    own, best = json.loads(done.stdout)
+    assert own["replicas"] == [1, 1]
+    assert own["forecast"]["busiest_link_ms"] > 0
+    assert best["slots"] in (1, 2)
+    for plan in (own, best):
+        assert plan["hours"] == pytest.approx(8 * plan["forecast"]["step_ms"] / 3.6e6)
+        assert plan["price"] == pytest.approx(3600 * plan["hours"] * plan["slots"])
+
+
+def test_a_machine_that_the_topology_lacks_starts_no_mesh(tmp_path: Path) -> None:
+    (tmp_path / "net.yaml").write_text("kind: fat_tree\narity: 2\n", encoding="utf-8")
+    done = dmsc("up", "--topology", "net.yaml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        f"dmsc: net.yaml: has no host {node_name()}, as this node is called, nor a-"
+    )
+    assert done.stderr.endswith(": hosts are host-0, host-1; name them as the nodes are named\n")
 
 
 def test_a_trace_of_jobs_is_queued(tmp_path: Path) -> None:

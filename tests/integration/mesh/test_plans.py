@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dmsc.process.composition import node_name
 from entities.planner.plan_request import BY_SIMULATION
 from schemas.envelope import EntityKind
 from schemas.errors import BadJob, NotFound
@@ -19,17 +20,30 @@ from schemas.plans import PlanBody
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.task_graph import UnitKind
 from tests.integration.dmsc.command_line import wait_for
-from tests.integration.mesh.conftest import Mesh, done, outcome, padded, running_mesh, tiny_job
+from tests.integration.mesh.conftest import (
+    Mesh,
+    done,
+    outcome,
+    padded,
+    running_mesh,
+    tiny_job,
+    until_step,
+)
 
 SPEEDS = ("1", "3")
 
 
 @pytest.fixture(scope="module")
 def plans_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
-    """Each of two clusters has a slow and a fast slot; those of a are trusted."""
+    """Each of two clusters has a slow and a fast slot; those of a are trusted. By its topology, three links
+    lie between them."""
     emulated = [word for speed in SPEEDS for word in ("--emulate-slot", speed)]
     state = tmp_path_factory.mktemp("plans") / "state"
-    with running_mesh(state, *emulated, "--label", "a:trust=high") as mesh:
+    topology = state.with_name("net.yaml")
+    links = [{"between": ends, "gbps": 10} for ends in (("a-N", "s1"), ("s1", "s2"), ("s2", "b-N"))]
+    text = json.dumps({"kind": "links", "hosts": ["a-N", "b-N"], "links": links})
+    topology.write_text(text.replace("-N", f"-{node_name()}"))
+    with running_mesh(state, *emulated, "--label", "a:trust=high", "--topology", str(topology)) as mesh:
         wait_for(lambda: all(node.slots for node in mesh.client.mesh().nodes))  # they are measured first
         yield mesh
 
@@ -53,12 +67,17 @@ def test_the_planner_chooses_the_shape_and_the_record_has_its_forecast(plans_mes
         return bool(working)
 
     wait_for(some_work)
+    until_step(plans_mesh.client, job, 1)
+    hops = plans_mesh.printed("routes", job)
     record = done(plans_mesh.client, job)
     parallel, graph = record.spec.parallel, record.graph
     assert parallel.auto == ()
     assert graph is not None
     assert graph.forecast is not None
     assert graph.forecast.planned_by == BY_SIMULATION
+    assert graph.forecast.busiest_link_ms > 0
+    assert graph.distances == {"a": {"b": 3}, "b": {"a": 3}}
+    assert "3 links away by the topology" in hops
     assert len(graph.forecast.stage_ms) == parallel.stages
     others = graph.forecast.alternatives
     assert len(others) == 3, "the three best others"
@@ -137,6 +156,11 @@ def test_heads_are_stages_private_layers_stay_where_they_may_and_the_bits_are_th
     assert [graph.placement(graph.stage(stage)[0].sid).cluster for stage in range(3)] == ["a", "b", "b"]
     assert {rule.reason for rule in graph.constraints if rule.stages} == {"plan.constraints[1] (apart)"}
     print([(stage, graph.layers(stage)) for stage in range(3)], graph.reason)
+    blocks = trained("by-block", 3, by="block", privacy={"token": "trust=high"})
+    assert blocks.weights is not None
+    assert blocks.weights.sha256 == whole.weights.sha256
+    assert blocks.graph is not None
+    print([(stage, blocks.graph.layers(stage)) for stage in range(3)], blocks.graph.reason)
 
 
 def test_a_job_that_asks_for_what_is_not_there_fails_with_one_line(plans_mesh: Mesh) -> None:

@@ -15,11 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import job_queue
 from benchmarks.fault_figures import Plan
 from benchmarks.harness.command import bench, command
 from benchmarks.harness.emptiness import NothingMeasured, both_classes, some, told, without_value
 from benchmarks.harness.figures import Figure, Sheet, percentile, spread
 from benchmarks.harness.sections import run_sections
+from benchmarks.planner_sections import SECTIONS as PLANNER
 from benchmarks.policy_data.fault_log import FILE
 from benchmarks.policy_sections import SECTIONS
 from benchmarks.policy_sections.scores import auroc, brier, calibration_error, error_ratio
@@ -142,6 +144,36 @@ def test_a_log_of_another_period_meets_no_bar(
     assert re.match(rf"{section}: .*{re.escape(FILE.name)}", lines[0]), lines
     logged = [figure for figure in sheet.figures if "calibration" in figure.name or "AUROC" in figure.name]
     assert not logged
+
+
+@pytest.mark.parametrize("section", ["cuts", "instances"])
+def test_a_folder_without_models_meets_no_bar_of_the_planner(
+    section: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sheet = Sheet[Row](tmp_path / "out.json")
+    assert not run_sections([section], PLANNER, Bench(data=tmp_path, seed=0, sheet=sheet))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{section}: {tmp_path}/models/")
+    assert sheet.summary == "no figure was measured"
+
+
+def test_a_folder_without_traces_meets_no_bar_of_the_queue(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traces = tmp_path / "jobs" / "gavel_msr_seed0"
+    monkeypatch.setattr(sys, "argv", ["bench", "--data", str(tmp_path), "--out", str(tmp_path / "out.json")])
+    for content, refusal in ((None, "no such file"), ("", "no column submit_s, slots, run_s")):
+        if content is not None:
+            traces.mkdir(parents=True)
+            (traces / "11cb48.trace").write_text(content)
+        with pytest.raises(SystemExit) as ended:
+            job_queue.main()
+        line = str(ended.value.code)
+        assert line.startswith(f"{traces}/11cb48.trace")
+        assert refusal in line
+        assert line.endswith("; --data names the folder that has jobs/")
+        assert "\n" not in line
+        assert "met" not in capsys.readouterr().out
 
 
 def test_a_package_that_is_missing_is_told_in_a_line_and_nothing_is_summed_up(

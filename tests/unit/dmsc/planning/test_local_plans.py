@@ -13,6 +13,7 @@ from dmsc.planning.local_plans import (
     counts_between,
     plan_as_asked,
     plan_chosen,
+    plan_in_time,
     plans_by_slots,
 )
 from dmsc.planning.topology_file import read_topology_file
@@ -47,6 +48,19 @@ def test_more_slots_are_no_slower_and_each_number_comes_once() -> None:
     assert used == sorted(set(used))
     steps = [priced.answer.forecast.step_ms for priced in plans]
     assert steps == sorted(steps, reverse=True)
+
+
+def test_a_deadline_takes_the_fewest_slots_that_keep_it() -> None:
+    options = PlanOptions(steps=100, price=1.0)
+    one, two = plans_by_slots(JOB, MODEL, [1, 2], SlotOffer(1), options)
+    assert one.hours is not None
+    assert two.hours is not None
+    assert two.hours < one.hours
+    assert plan_in_time(JOB, MODEL, one.hours, options).slots == 1
+    found = plan_in_time(JOB, MODEL, 0.999 * one.hours, options)
+    assert (found.slots, found.price) == (2, pytest.approx(2 * two.hours))
+    with pytest.raises(BadInput, match=r"no 2 slots end it in 3.6e-06 s: the best plan, on 2, takes "):
+        plan_in_time(JOB, MODEL, 1e-9, options, most=2)
 
 
 def test_what_fits_nowhere_is_one_line() -> None:

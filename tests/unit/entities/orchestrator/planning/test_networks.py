@@ -12,7 +12,7 @@ from entities.orchestrator.planning.plan_requests import (
     request_for,
 )
 from entities.orchestrator.planning.task_graph import room_for
-from entities.planner.network_topology import NetworkTopology, dragonfly
+from entities.planner.network_topology import NetworkTopology, dragonfly, fat_tree, topology_from_graphml
 from entities.planner.plan_request import PlanRequest
 from entities.planner.search.plan_search import search_plan
 from tests.builders import jobs
@@ -21,6 +21,10 @@ from tests.builders.graphs import layer, node, topology
 NODES = [node("a", name, 1) for name in ("n1", "n2", "n3", "n4")]
 MODEL = topology(*(layer(at, output_bytes=8_000_000) for at in range(4)))
 JOB = jobs.spec(parallel={"stages": 2}, training={"steps": 2, "microbatches": 8})
+
+
+GRAPHML = """<graphml><graph><node id="n1"/><node id="n2"/><node id="n3"/>
+<edge source="n1" target="n2"/><edge source="n2" target="n3"/></graph></graphml>"""
 
 
 def request() -> PlanRequest:
@@ -81,6 +85,21 @@ def test_distances_are_links_between_clusters() -> None:
     assert found["a"]["c"] == found["c"]["a"] >= 3
     assert "d" not in found["a"]
     assert cluster_distances(network, [node("a", "n1"), node("b", "n1")]) == {"a": {"b": 0}, "b": {"a": 0}}
+
+
+@pytest.mark.parametrize(
+    ("network", "links"),
+    [
+        (fat_tree(4, hosts=("n1", "x", "n2", "y", "n3")), {"b": 4, "c": 6}),  # of a pod; of another one
+        (dragonfly(3, 2, 1, hosts=("n1", "n2", "x", "n3")), {"b": 3, "c": 4}),
+        (topology_from_graphml("net", GRAPHML), {"b": 1, "c": 2}),
+    ],
+)
+def test_clusters_are_as_far_as_the_kind_of_network_says(
+    network: NetworkTopology, links: dict[str, int]
+) -> None:
+    nodes = [node("a", "n1"), node("b", "n2"), node("c", "n3")]
+    assert cluster_distances(network, nodes)["a"] == links
 
 
 @pytest.mark.parametrize("hosts", [("n1", "n2", "n3"), ()])
