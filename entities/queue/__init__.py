@@ -11,8 +11,7 @@ reservations.py    slots that are kept for a tenant or job for a time
 availability.py    when slots come free, by predicted ends
 displacement.py    how running jobs make room: they shrink, or park
 plan_trials.py     room for a job for which a count of slots says too little
-growth.py          what is done with slots that no waiting job can use
-growth_limit.py    where a job's objective or budget ends its growth, and what its slots use
+growth.py          what is done with slots that no waiting job can use, and where that ends
 decision.py        what a decision says
 scheduling.py      `decide`
 virtual_queue.py   the same decisions in virtual time: a simulation, and the expected start of a job

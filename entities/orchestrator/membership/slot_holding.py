@@ -20,7 +20,7 @@ from entities.orchestrator.queue.mesh_slots import (
     with_preference,
     work_left_s,
 )
-from entities.queue.growth_limit import (
+from entities.queue.growth import (
     GrowthLimit,
     growth_forecast,
     growth_limit,

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from entities.orchestrator.job.job_run import JobRun
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.policy.suggestion_rules import JobFacts
-from entities.queue.growth_limit import mean_labels, used_so_far
+from entities.queue.growth import mean_labels, used_so_far
 from schemas.automation import lower
 from schemas.task_graph import ENTRY
 

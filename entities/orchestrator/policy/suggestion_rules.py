@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from entities.orchestrator.transaction.reduction_layout import EVEN, ReductionLayout
-from entities.queue.growth_limit import UseLimits, forbidden_use
+from entities.queue.growth import UseLimits, forbidden_use
 from schemas.actions import (
     LEAST_RATE_PER_S,
     Action,

@@ -3,7 +3,7 @@
 The leader asks `JobAdmission` before it takes a job; a `JobRun` that needs slots takes a turn in `JobQueue`.
 Who comes first and who waits decides `entities.queue`; where instances go decides `planning.placement`.
 
-admission.py    `JobAdmission`: whether a user's quota allows one more job, or a wider one
+admission.py    `JobAdmission`: whether a user's quota allows one more job, or a wider one; tenants' quotas
 job_queue.py    `JobQueue`: has all waiting jobs decided about at once, and carries that out
 granted_plan.py  the plan that a job is placed with, made on a thread; pure
 job_trials.py   `JobTrial`: whether a job has a plan on certain slots, during a decision (ADR-0107)

@@ -23,17 +23,16 @@ from bus.logs import get_logger
 from entities import metrics
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.placement import NoRoom
+from entities.orchestrator.queue.admission import count_use, with_shares
 from entities.orchestrator.queue.capacity_signal import capacity_of
 from entities.orchestrator.queue.job_trials import AsksTrial, trials_on
 from entities.orchestrator.queue.mesh_slots import (
     RegisteredSlots,
     SlotFacts,
     busy_slots,
-    count_use,
     nodes_of,
     queue_place,
     slot_facts,
-    with_shares,
 )
 from entities.orchestrator.queue.park_orders import ParkOrders
 from entities.orchestrator.queue.promised_slots import PromisedSlots

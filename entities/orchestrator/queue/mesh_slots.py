@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -13,16 +13,14 @@ from pydantic import ValidationError
 from entities.orchestrator.planning.placement import Cordoned, is_cordoned
 from entities.queue.decision import Hold
 from entities.queue.queue_rules import QueueOrder, QueueRules
-from entities.queue.queued_job import GROWTH, ActiveJob, JobRequest, QueuedJob, Replicas, lanes_of
-from entities.queue.scheduling import QueueSurroundings
+from entities.queue.queued_job import GROWTH, ActiveJob, JobRequest, QueuedJob, Replicas
 from entities.queue.slot_pools import Labels, MeshSlot, SlotNeeds, SlotTable
-from entities.queue.tenant_shares import DecayedUse, TenantQuota
 from schemas.changes import ChangeState, JobChange, JobObjective
 from schemas.cluster import NodeStatus, Slot
-from schemas.data_set.builds import BUILD_ENDED, BuildRecord
+from schemas.data_set.builds import BuildRecord
 from schemas.errors import BadInput
 from schemas.explain import explain
-from schemas.job import ENDED, JobRecord, JobSpec
+from schemas.job import JobRecord, JobSpec
 from schemas.job_file.parallel import ParallelSpec, ReplicaRange
 from schemas.queue import QueuePlace
 from schemas.task_graph import Placement, TaskGraph, UnitKind
@@ -413,53 +411,6 @@ def ran_s(record: JobRecord | BuildRecord, now: float) -> float:
 def tenant_account(record: JobRecord) -> str:
     """The account that its user shares with others; empty: it is the user's own. No user is called so."""
     return f"tenant {record.queue_share.tenant}" if record.queue_share.tenant else ""
-
-
-def quotas_of(records: Iterable[JobRecord], *, fair: bool) -> dict[str, TenantQuota]:
-    """What is each user's or tenant's own, and the most, as the last one of their jobs was submitted with.
-
-    `fair`: the order is that of shares; under others only the most counts.
-    """
-    newest: dict[str, JobRecord] = {}
-    for record in records:
-        account = tenant_account(record) or record.user
-        if account not in newest or newest[account].submitted_at < record.submitted_at:
-            newest[account] = record
-    found = {}
-    for account, record in newest.items():
-        own, share = record.guaranteed_slots if fair else None, record.queue_share
-        if own is not None or share.running_slots is not None or (fair and share.weight != 1.0):
-            found[account] = TenantQuota(slots=own, most=share.running_slots, weight=share.weight)
-    return found
-
-
-def count_use(use: DecayedUse, record: JobRecord | BuildRecord, now: float) -> None:
-    """Counts for its user what a job or build has used until now, or until it ended."""
-    usage, build = record.usage, isinstance(record, BuildRecord)
-    if usage.slots and record.state not in (BUILD_ENDED if build else ENDED):
-        usage = usage.held(usage.slots, now)
-    if usage.slot_s and usage.counted_at is not None:
-        account = lanes_of(record.user) if isinstance(record, BuildRecord) else tenant_account(record)
-        use.add(account or record.user, usage.slot_s, usage.held_s, usage.counted_at)
-
-
-def with_shares(
-    around: QueueSurroundings,
-    used: DecayedUse,
-    jobs: Sequence[JobRecord],
-    builds: Sequence[BuildRecord],
-    now: float,
-) -> QueueSurroundings:
-    """With the slots that are each user's or tenant's own, and with what their jobs and builds have used."""
-    fair = around.rules.order is QueueOrder.FAIR
-    around = replace(around, quotas=quotas_of(jobs, fair=fair))
-    if not fair:
-        return around
-    for job in jobs:
-        count_use(used, job, now)
-    for build in builds:
-        count_use(used, build, now)
-    return replace(around, used_slot_s=used.at(now))
 
 
 def work_left_s(record: JobRecord, spec: JobSpec, step: int, request: JobRequest) -> float | None:

@@ -8,7 +8,7 @@ import pytest
 from pydantic import Field, TypeAdapter
 
 from entities.orchestrator.queue.mesh_slots import job_request
-from entities.queue.growth_limit import growth_limit
+from entities.queue.growth import growth_limit
 from schemas.automation import LIMITS, limits_of, limits_text
 from schemas.changes import JobObjective
 from schemas.cluster import Slot

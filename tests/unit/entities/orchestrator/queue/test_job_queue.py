@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from entities.orchestrator.queue import job_queue
+from entities.orchestrator.queue.admission import count_use, quotas_of
 from entities.orchestrator.queue.job_queue import KEPT
-from entities.orchestrator.queue.mesh_slots import count_use, job_request, quotas_of
+from entities.orchestrator.queue.mesh_slots import job_request
 from entities.queue import scheduling
 from entities.queue.queued_job import JobRequest, QueuedJob, Replicas
 from entities.queue.reservations import SlotReservation
