@@ -1,4 +1,4 @@
-"""Quotas: whether a user's allows one more job, or a wider one, and what they make each tenant's in the queue.
+"""Quotas: whether a user's allows one more job, or a wider one; and what is each tenant's in the queue.
 
 Admissions are decided one at a time.
 """
