@@ -44,6 +44,7 @@ from entities.orchestrator.policy.module_reputation import ReputationConfig
 from entities.orchestrator.policy.policy_service import PolicyService
 from entities.orchestrator.queue.job_queue import JobQueue
 from entities.orchestrator.queue.mesh_slots import queue_rules
+from entities.orchestrator.transaction.reduction_layout import ReductionLayouts
 from schemas.automation import Automation, AutomationSpec
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, DmscError
@@ -232,7 +233,9 @@ async def orchestrate(bus: Bus, living: list[ServiceRecord]) -> tuple[PolicyServ
     run = SimpleNamespace(
         job=SimpleNamespace(
             policies=communication,
-            instances=SimpleNamespace(deployed=True, lost=set(), stages=lambda: stages),
+            instances=SimpleNamespace(
+                deployed=True, units=(), lost=set(), layouts=ReductionLayouts(), stages=lambda: stages
+            ),
             store=Journal(bus),
             spec=SimpleNamespace(
                 parallel=ParallelSpec(),

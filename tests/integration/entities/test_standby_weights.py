@@ -12,6 +12,7 @@ from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.policy.arbitration import ArbitrationConfig
 from entities.orchestrator.policy.policy_service import PolicyService
 from entities.orchestrator.recovery.standbys import Standbys
+from entities.orchestrator.transaction.reduction_layout import ReductionLayouts
 from schemas.envelope import EntityKind, Envelope
 from schemas.job import JobState
 from schemas.policy import ModuleLifecycle, ModuleState, PolicySuggestion, SetWeights
@@ -70,7 +71,11 @@ async def test_a_lapse_leaves_the_standby_at_work_that_is_all_a_stage_has(dial: 
         )
     )
     instances: Any = SimpleNamespace(
-        deployed=GRAPH, units=GRAPH.units, lost=set(), stages=lambda: ((ONE, TWO, STANDBY),)
+        deployed=GRAPH,
+        units=GRAPH.units,
+        lost=set(),
+        layouts=ReductionLayouts(),
+        stages=lambda: ((ONE, TWO, STANDBY),),
     )
     progress: Any = SimpleNamespace(running=True, stages=((ONE, TWO, STANDBY),))
     telling: Any = SimpleNamespace(recovery=lambda text: None)
