@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from entities.planner.plan_request import BY_SIMULATION
+from schemas.envelope import EntityKind
 from schemas.errors import BadJob, NotFound
 from schemas.job import JobRecord, JobSpec, JobState
 from schemas.plans import PlanBody
+from schemas.registry import InstanceState, ServiceRecord
 from schemas.task_graph import UnitKind
 from tests.integration.dmsc.command_line import wait_for
 from tests.integration.mesh.conftest import Mesh, done, outcome, padded, running_mesh, tiny_job
@@ -44,6 +46,13 @@ def test_the_planner_chooses_the_shape_and_the_record_has_its_forecast(plans_mes
         20.0,
     )
     job = plans_mesh.client.submit(spec).job
+    working: list[ServiceRecord] = []
+
+    def some_work() -> bool:
+        working[:] = _working(plans_mesh, job)
+        return bool(working)
+
+    wait_for(some_work)
     record = done(plans_mesh.client, job)
     parallel, graph = record.spec.parallel, record.graph
     assert parallel.auto == ()
@@ -51,6 +60,11 @@ def test_the_planner_chooses_the_shape_and_the_record_has_its_forecast(plans_mes
     assert graph.forecast is not None
     assert graph.forecast.planned_by == BY_SIMULATION
     assert len(graph.forecast.stage_ms) == parallel.stages
+    others = graph.forecast.alternatives
+    assert len(others) == 3, "the three best others"
+    assert len({other.plan for other in others}) == 3
+    assert all(other.why_not for other in others)
+    _can_what_they_register(plans_mesh, working)
     units = [unit for unit in graph.units if unit.kind is UnitKind.STAGE]
     assert len(units) == sum(parallel.replicas_per_stage()) <= 4
     fast = sum(graph.placement(unit.sid).slot == 1 for unit in units)
@@ -62,6 +76,34 @@ def test_the_planner_chooses_the_shape_and_the_record_has_its_forecast(plans_mes
         f"{parallel.replicas_per_stage()}: forecast {graph.forecast.step_ms:.0f} ms, "
         f"median of steps {1e3 * statistics.median(steps[1:]):.0f} ms"
     )
+
+
+def _working(mesh: Mesh, job: str) -> list[ServiceRecord]:
+    """The registry's records of the job's stages, once some are active."""
+    return [
+        record
+        for record in mesh.client.mesh().services
+        if record.job == job and record.stage is not None and record.stage >= 0
+        if record.state is InstanceState.ACTIVE
+    ]
+
+
+def _can_what_they_register(mesh: Mesh, working: list[ServiceRecord]) -> None:
+    """The registry's records say what an instance's slot can do, and the node of a gateway or router."""
+    slots = {(node.node, slot.index): slot for node in mesh.client.mesh().nodes for slot in node.slots}
+    for record in working:
+        assert record.capability.speed["stage"] in map(float, SPEEDS)
+        assert record.capability.bits_class
+        assert record.capability.bits_class in {slot.bits_class for slot in slots.values()}
+        assert record.capability.memory_bytes in {slot.memory_bytes for slot in slots.values()}
+    beside = {
+        kind: [record for record in mesh.client.mesh().services if record.kind is kind]
+        for kind in (EntityKind.GATEWAY, EntityKind.ROUTER)
+    }
+    assert all(beside.values())
+    for record in (*beside[EntityKind.GATEWAY], *beside[EntityKind.ROUTER]):
+        assert record.capability.memory_bytes > 0
+        assert record.capability.cores > 0
 
 
 def test_heads_are_stages_private_layers_stay_where_they_may_and_the_bits_are_those_of_a_cut_by_layer(
@@ -120,6 +162,10 @@ def test_a_node_measures_the_model_of_a_plan_and_the_plan_is_kept(plans_mesh: Me
     assert made.slots == 2
     assert made.hours == pytest.approx(8 * made.forecast.step_ms / 3.6e6)
     assert [record.job for record in plans_mesh.client.jobs()] == jobs, "nothing is started"
+    private = PlanBody.model_validate({"job": spec, "plan": {"privacy": {"*": "trust=high"}}})
+    stages = plans_mesh.client.plan(private).stages
+    assert {place.cluster for stage in stages for place in stage.places} == {"a"}, "only there they may be"
+    assert [stage.labels for stage in stages] == [("trust=high",)] * 2
     kept = {"cuts": made.cuts, "model": made.model}
     again = plans_mesh.client.plan(PlanBody.model_validate({"job": spec, "plan": kept}))
     assert (again.cuts, again.model) == (made.cuts, made.model)
