@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
+from bus.logs import get_logger
 from entities.orchestrator.job.job_run import JobRun
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.policy.suggestion_rules import JobFacts
 from entities.queue.growth import mean_labels, used_so_far
 from schemas.automation import lower
 from schemas.task_graph import ENTRY
+
+log = get_logger("orchestrator")
+
+
+def facts_of(runs: Mapping[str, JobRun], mesh: MeshView) -> dict[str, JobFacts]:
+    """Those of each job that has instances."""
+    found = {}
+    for job, run in runs.items():
+        try:
+            facts = job_facts(run, mesh)
+        except Exception as error:  # one job's trouble must not end the orchestrator
+            log.error("the facts of a job can't be read", job=job, exc_info=error)
+            continue
+        if facts is not None:
+            found[job] = facts
+    return found
 
 
 def job_facts(run: JobRun, mesh: MeshView, waiting: Collection[str] | None = None) -> JobFacts | None:

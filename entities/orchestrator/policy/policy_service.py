@@ -25,7 +25,7 @@ from entities.orchestrator.policy.arbitration import (
     register,
 )
 from entities.orchestrator.policy.arbitration_state import ArbitrationState, withdraw
-from entities.orchestrator.policy.job_facts import job_facts
+from entities.orchestrator.policy.job_facts import facts_of, job_facts
 from entities.orchestrator.policy.knobs import in_words, set_by_operator
 from entities.orchestrator.policy.module_reputation import Key, ModuleReputation
 from entities.orchestrator.policy.reputation_store import ReputationStore
@@ -458,8 +458,7 @@ class PolicyService:
                 self._note_freed(job, running)
             now = time.monotonic()
             expired = in_force.expired_jobs(self._state, now) & self._runs.keys()
-            pairs = ((job, job_facts(self._runs[job], self._mesh)) for job in expired)
-            facts = {job: known for job, known in pairs if known is not None}
+            facts = facts_of({job: self._runs[job] for job in expired}, self._mesh)
             lapses, self._state = lapse(self._state, facts, now)
             for ended in lapses:
                 await self._take_back(ended)

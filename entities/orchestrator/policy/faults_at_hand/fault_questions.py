@@ -150,7 +150,10 @@ class FaultQuestions:
             key = (answer.module, answer.version)
             nonsense = one.reason if one.nonsense and counts else ""
             self._policies.answered(key, adopted=one.adopted, nonsense=nonsense)
-            await self._decide(answer, one.received.id, one.adopted, one.reason)
+            try:
+                await self._decide(answer, one.received.id, one.adopted, one.reason)
+            except DmscError as error:  # the others are told, and counted
+                log.warning("a module was not told about its answer", module=key[0], reason=error.text)
 
     async def _decide(self, answer: FaultAnswer, id: str, adopted: bool, reason: str) -> None:
         decision = PolicyDecision(
