@@ -90,7 +90,7 @@ async def _shape_chosen(bench: Bench, term: LeaderTerm, topology: ModelTopology)
 
 async def _plan_asked(bench: Bench, term: LeaderTerm, topology: ModelTopology) -> None:
     """A question about a model that its user has measured."""
-    plans = PlanService(term.bus, term.mesh, {}.get, dict)
+    plans = PlanService(term.bus, term.mesh, lambda _: None, dict)
     await term.bus.serve(MAKE_PLAN, plans.make)
     body = PlanBody(job=_spec({"stages": STAGES, "replicas": REPLICAS}, []), model=MeasuredModel.of(topology))
     text = body.model_dump_json(exclude_unset=True).encode()
