@@ -61,7 +61,7 @@ class Term:
 async def test_of_each_job_one_cut_is_suggested_at_a_time_and_a_job_that_ends_meanwhile_is_no_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    holding = SimpleNamespace(automation=Automation.ACT)
+    holding = SimpleNamespace(automation=Automation.ACT, tell_limit=lambda: None)
     run: Any = SimpleNamespace(
         name="j",
         step=3,
