@@ -22,8 +22,6 @@ from dmsc.console.options import (
     WaitOption,
 )
 from dmsc.console.running import run_async
-from schemas.automation import limits_of
-from schemas.changes import JobObjective
 
 if TYPE_CHECKING:
     from schemas.module_status import ModuleStatus
@@ -244,6 +242,9 @@ def automation(
 
     Example: dmsc policy automation j3f2a1c advise --objective cost --budget cost=12,energy=none
     """
+    from schemas.automation import limits_of
+    from schemas.changes import JobObjective
+
     modes = ("off", "advise", "act")
     if job in modes and mode is None:
         job, mode = None, job

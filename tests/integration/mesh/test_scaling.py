@@ -13,6 +13,7 @@ from dmsc.client.async_client import AsyncClient
 from entities.authorizer.access.access_policy import default_text
 from schemas.errors import OverQuota
 from schemas.job import JobEvent, JobSpec, JobState
+from tests.integration.dmsc.command_line import wait_for
 from tests.integration.mesh.conftest import Mesh, padded, running_mesh, tiny_job, until_step
 from tests.integration.mesh.expected_weights import check_weights
 
@@ -65,7 +66,7 @@ def test_one_replica_becomes_four_and_then_two(mesh: Mesh) -> None:
 
 def test_a_parked_job_goes_on_in_other_shapes_to_the_same_bits(mesh: Mesh) -> None:
     """Two stages, then one of three replicas, then three; each time a checkpoint of the very step."""
-    job = mesh.client.submit(shape("reshaped", steps=24, pad_ms=16.0, standbys=0)).job
+    job = mesh.client.submit(shape("reshaped", steps=36, pad_ms=16.0, standbys=0)).job
     until_step(mesh.client, job, 3)
     mesh.client.scale(job, 1)  # what a person has set is kept while the job has no instances
     refused = mesh.dmsc("resume", job, "--stages", "1")
@@ -78,13 +79,17 @@ def test_a_parked_job_goes_on_in_other_shapes_to_the_same_bits(mesh: Mesh) -> No
     for stages, replicas, step in ((1, 3, 9), (3, 1, 15)):
         until_parked(mesh, job)
         mesh.printed("resume", job, "--stages", str(stages), "--replicas", str(replicas))
+        wait_for(lambda shape=[replicas] * stages: replicas_in_graph(mesh, job) == shape, "the resumed shape")
         until_step(mesh.client, job, step)
-        graph = mesh.client.job(job).graph
-        assert graph is not None
-        assert [len(graph.stage(number)) for number in range(stages)] == [replicas] * stages
         if stages == 1:
             mesh.printed("park", job)
     check_weights(mesh.client, job)
+
+
+def replicas_in_graph(mesh: Mesh, job: str) -> list[int]:
+    """Of each stage, as the job's plan in force has them."""
+    graph = mesh.client.job(job).graph
+    return [] if graph is None else [len(graph.stage(number)) for number in range(len(graph.cuts))]
 
 
 def until_parked(mesh: Mesh, job: str) -> None:
