@@ -13,6 +13,7 @@ from dmsc.client.async_client import AsyncClient
 from entities.authorizer.access.access_policy import default_text
 from schemas.errors import OverQuota
 from schemas.job import JobEvent, JobSpec, JobState
+from schemas.job_file.queue import QueueSpec
 from tests.integration.dmsc.command_line import wait_for
 from tests.integration.mesh.conftest import Mesh, padded, running_mesh, tiny_job, until_step
 from tests.integration.mesh.expected_weights import check_weights
@@ -109,8 +110,10 @@ def test_slots_that_are_reserved_stay_empty_for_their_user(mesh: Mesh) -> None:
         refused = mesh.dmsc("reserve", "1", "--until", "30m", "--name", "late")
         assert refused.returncode != 0
         assert "reservation late: 1 of its 1 slots are kept for night at the same time" in refused.stderr
-        job = mesh.client.submit(outside).job
+        job = mesh.client.submit(outside.model_copy(update={"queue": QueueSpec(hold=True)})).job
         for event in mesh.client.events(job):
+            if "queue.hold" in event.text:
+                mesh.printed("resume", job)
             if "needs 1 slots" in event.text:
                 break
         assert mesh.client.queue(job).jobs[0].cause == "reserved"

@@ -87,6 +87,24 @@ def test_a_job_asks_the_queue_for_slots_of_its_kind_precision_labels_and_bits() 
     assert [needs.admit(slot) for slot in table.slots] == [True, False, False, False, False]
 
 
+def test_what_a_job_file_says_of_waiting_is_what_the_queue_hears() -> None:
+    spec = jobs.spec(
+        queue={
+            "priority": 3,
+            "deadline_s": 60.0,
+            "wall_time_s": 9.0,
+            "notice_s": 2.0,
+            "after": ["jfirst"],
+            "apart": ["jother"],
+        }
+    )
+    record = jobs.job("j", spec=spec, submitted_at=100.0)
+    request = job_request(record, spec, "held by ann: queue.hold")
+    assert (request.priority, request.deadline, request.wall_time_s, request.notice_s) == (3, 160.0, 9.0, 2.0)
+    assert (request.after, request.apart, request.beside) == (("jfirst",), ("jother",), ())
+    assert request.held == "held by ann: queue.hold"
+
+
 def test_a_job_with_a_range_asks_for_a_number_of_replicas_and_says_how_fast_each_is() -> None:
     spec = jobs.spec(
         parallel={"stages": 2, "replicas": {"min": 1, "want": 2, "max": 4}, "standbys": 1},
