@@ -28,8 +28,8 @@ from entities.queue.growth import (
     use_of_a_slot,
 )
 from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob
-from schemas.automation import Automation, lower
-from schemas.changes import Forecast
+from schemas.automation import Automation, BudgetSpec, lower
+from schemas.changes import Forecast, JobObjective
 from schemas.errors import DmscError
 from schemas.job import JobRecord
 from schemas.task_graph import Placement, TaskGraph
@@ -93,7 +93,7 @@ class SlotHolding:
         self._over = over
         self._resized_at: float | None = None
         self._leaves_at = 0.0
-        self._limit_said: object = None  # where growth ends by objective or budget, as last told
+        self._limits_told: set[tuple[int, JobObjective | None, BudgetSpec | None]] = set()
         self._preferred: int | None = None  # replicas, by a suggestion that was adopted
         self.on_growth: Callable[[int, int, TaskGraph], None] = lambda before, after, graph: None
         """Called when the queue has it grow: replicas before and after, and the graph before."""
@@ -196,12 +196,12 @@ class SlotHolding:
     def tell_limit(self) -> None:
         """Says in the job's events where its growth ends by its objective or budget, once for each limit."""
         limit, record = self.growth_limit, self._job.store.record
-        why = "" if limit is None else limit.why
-        said = None if limit is None or not why else (limit.replicas, record.objective, record.budget)
-        if said is not None and said != self._limit_said and limit is not None:
-            self._job.events.changed(f"grows to no more than {limit.replicas} replicas: {why}")
-        if said is not None:
-            self._limit_said = said
+        if limit is None or not limit.why:
+            return
+        end = (limit.replicas, record.objective, record.budget)
+        if end not in self._limits_told:  # by steps of changing length, the same few may come in turn
+            self._limits_told.add(end)
+            self._job.events.changed(f"grows to no more than {limit.replicas} replicas: {limit.why}")
 
     def _sized_at(self) -> float:
         """When its size last changed. A job that is changed without a person grows as soon as slots join."""
