@@ -93,7 +93,7 @@ class SlotHolding:
         self._over = over
         self._resized_at: float | None = None
         self._leaves_at = 0.0
-        self._limits_told: set[tuple[int, JobObjective | None, BudgetSpec | None]] = set()
+        self._named_limits: set[tuple[int, JobObjective | None, BudgetSpec | None]] = set()
         self._preferred: int | None = None  # replicas, by a suggestion that was adopted
         self.on_growth: Callable[[int, int, TaskGraph], None] = lambda before, after, graph: None
         """Called when the queue has it grow: replicas before and after, and the graph before."""
@@ -199,8 +199,8 @@ class SlotHolding:
         if limit is None or not limit.why:
             return
         end = (limit.replicas, record.objective, record.budget)
-        if end not in self._limits_told:  # by steps of changing length, the same few may come in turn
-            self._limits_told.add(end)
+        if end not in self._named_limits:  # by steps of changing length, the same few may come in turn
+            self._named_limits.add(end)
             self._job.events.changed(f"grows to no more than {limit.replicas} replicas: {limit.why}")
 
     def _sized_at(self) -> float:
