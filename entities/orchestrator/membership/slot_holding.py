@@ -150,12 +150,10 @@ class SlotHolding:
         request = self._request()
         if self._preferred is not None and graph is not None:
             request = with_preference(request, self._preferred)
-        replicas = request.replicas.want
-        if graph is not None and spec.parallel.replica_range is not None:
-            replicas = replicas_of(graph) - self._going(graph)
+        staying = self._staying
         return ActiveJob(
             request=request,
-            replicas=replicas,
+            replicas=request.replicas.want if staying is None else staying,
             slots=(),
             started_at=placed_at,
             work_s=0.0 if over else work_left_s(record, spec, self._training.step, request),
@@ -177,13 +175,12 @@ class SlotHolding:
     @property
     def growth_limit(self) -> GrowthLimit | None:
         """The most replicas by the job's objective and budget; None: these don't limit it."""
-        record, spec, graph = self._job.store.record, self._job.spec, self._job.instances.deployed
-        if graph is None or spec.parallel.replica_range is None or not counts_use(record):
+        record, spec, staying = self._job.store.record, self._job.spec, self._staying
+        if staying is None or not counts_use(record):
             return None
         request = job_request(record, spec, whole_range=True)
         slots = self._job.mesh.slots_of(self.placements)
-        present, step_s = replicas_of(graph) - self._going(graph), last_step_s(record, spec)
-        return growth_limit(record, request, present, step_s, self._training.step, slots)
+        return growth_limit(record, request, staying, last_step_s(record, spec), self._training.step, slots)
 
     def grown(self, before: int, after: int, step_s: float) -> Forecast:
         """The forecast of growth from so many replicas, with which a step takes `step_s`, to others."""
@@ -214,6 +211,14 @@ class SlotHolding:
         """How far it is changed without a person."""
         return lower(self._job.mesh.automation, self._job.store.record.automated)
 
+    @property
+    def _staying(self) -> int | None:
+        """Its replicas that are not leaving; None: nothing is placed, or their number is fixed."""
+        graph = self._job.instances.deployed
+        if graph is None or self._job.spec.parallel.replica_range is None:
+            return None
+        return replicas_of(graph) - self._going(graph)
+
     def _going(self, graph: TaskGraph) -> int:
         """How many replicas are leaving."""
         leaving = self._leaving()
@@ -237,7 +242,8 @@ class SlotHolding:
     @property
     def replicas(self) -> int:
         """Those that it has, or is told to have."""
-        return self.active.replicas
+        staying = self._staying
+        return self.active.replicas if staying is None else staying
 
     def resize(self, replicas: int, why: str) -> bool:
         """For the queue: has it take or leave slots, to so many replicas; returns False if that can't be now.
