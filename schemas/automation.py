@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -88,7 +89,7 @@ def limits_text(limits: Mapping[JobObjective, float | None]) -> str:
 
 
 def _plain(most: float) -> str:
-    return f"{most:.18f}".rstrip("0").rstrip(".")
+    return format(Decimal(repr(most)), "f").removesuffix(".0")  # the shortest text that is the same number
 
 
 class MeshAutomation(Message, wire="policy.mesh-automation"):

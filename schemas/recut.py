@@ -17,10 +17,10 @@ from schemas.task_graph import TaskUnit
 MOST_LAYERS = 1_000_000
 MOST_REVISION = 1_000_000_000
 MOST_PLAN_TEXT = 14 * MOST_STAGES
+"""Characters of a plan as people write it."""
 _LAYERS = r" *([0-9]{1,6})(?:-([0-9]{1,6}))? *"
 PLAN_PATTERN = f"^{_LAYERS}(,{_LAYERS})*$"
 """Of the text of a plan, for documents: `cuts_of` says what is wrong with a text, a schema does not."""
-"""Characters of a plan as people write it."""
 
 LayerNumber = Annotated[int, Field(ge=0, le=MOST_LAYERS)]
 Cuts = tuple[tuple[LayerNumber, LayerNumber], ...]

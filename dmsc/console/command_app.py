@@ -42,8 +42,7 @@ class ListsByDefault(TyperGroup):
     """Commands of which `list` is meant where none is named."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        help_names = ctx.help_option_names
-        if not args or (args[0].startswith("-") and not set(args) & set(help_names)):
+        if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
             args = ["list", *args]
         return super().parse_args(ctx, args)
 

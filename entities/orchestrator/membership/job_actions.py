@@ -14,11 +14,11 @@ from typing import Protocol
 from bus.logs import get_logger
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
 from entities.orchestrator.job_state.context import JobContext
-from entities.orchestrator.membership.job_changes import JobChanges, routes_of
+from entities.orchestrator.membership.job_changes import AskedRecut, JobChanges, routes_of
 from entities.orchestrator.membership.membership_changes import MembershipChanges
 from entities.orchestrator.membership.rebalancing import Rebalancing
 from entities.orchestrator.membership.recut_plan import RecutProposal, RecutQuestion, recut_proposal
-from entities.orchestrator.membership.recutting import AskedRecut, Recutting
+from entities.orchestrator.membership.recutting import Recutting
 from entities.orchestrator.membership.slot_holding import SlotHolding
 from entities.orchestrator.planning.scaling import working_units
 from entities.orchestrator.transaction.reduction_layout import EVEN, ReductionLayout

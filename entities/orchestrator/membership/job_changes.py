@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from bus.logs import get_logger
 from entities.orchestrator.job_state.context import JobContext
@@ -10,7 +11,7 @@ from entities.orchestrator.membership.route_account import RouteAccount, split
 from entities.orchestrator.planning.change_account import ChangeAccount, in_words
 from schemas.actions import RouteAction, SetWeights, knob_of, value_of
 from schemas.automation import Automation, lower
-from schemas.changes import ChangeState, JobChange
+from schemas.changes import ChangeState, Forecast, JobChange
 from schemas.errors import DmscError
 from schemas.job import StepResult
 
@@ -21,6 +22,19 @@ STAGES = " stages"
 
 TakeBack = Callable[[JobChange], None]
 """Makes a change undone that was no better; raises `Conflict` where that can't be now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedRecut:
+    """A re-cut that is being prepared, by whom, and what was forecast.
+
+    `takes_back`: it undoes the one before. `pins`: a person wants this very cut.
+    """
+
+    by: str
+    forecast: Forecast | None
+    takes_back: bool = False
+    pins: bool = False
 
 
 class JobChanges:

@@ -29,10 +29,9 @@ class MeasuredStep:
 
 
 class MeasuredSpeeds:
-    """The account of one job. Members that have computed nothing yet are not in it."""
+    """The account of one job. Members that have computed nothing in the steps remembered are not in it."""
 
     def __init__(self) -> None:
-        self._times: dict[Member, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT))
         self._steps: deque[MeasuredStep] = deque(maxlen=MOST)
 
     def decided(self, claims: Iterable[MicrobatchClaim], step_s: float, at: float = 0.0) -> None:
@@ -41,19 +40,22 @@ class MeasuredSpeeds:
         for claim in claims:
             found[claim.owner].append(claim.forward_ms + claim.backward_ms)
         present = {member: median(times) for member, times in found.items()}
-        for member, time_ms in present.items():
-            self._times[member].append(time_ms)
         self._steps.append(MeasuredStep(at, step_s * 1e3, present))
 
     def forget(self) -> None:
         """Other layers, or other members: what was measured says nothing any more."""
-        self._times.clear()
         self._steps.clear()
 
     @property
     def microbatch_ms(self) -> Mapping[Member, float]:
         """What a microbatch of its stage takes each member."""
-        return {member: median(times) for member, times in self._times.items() if median(times) > 0}
+        latest: dict[Member, list[float]] = {}
+        for step in reversed(self._steps):
+            for member, time_ms in step.microbatch_ms.items():
+                times = latest.setdefault(member, [])
+                if len(times) < KEPT:
+                    times.append(time_ms)
+        return {member: usual_ms for member, times in latest.items() if (usual_ms := median(times)) > 0}
 
     @property
     def step_ms(self) -> float | None:

@@ -31,7 +31,6 @@ from entities.orchestrator.step.member_orders import MemberOrders
 from entities.orchestrator.step.step_owner import StepOwner
 from entities.orchestrator.transaction.step_events import in_order
 from entities.orchestrator.transaction.takeover_rules import ResumePoint
-from schemas.changes import Forecast
 from schemas.errors import Conflict, DmscError, Fenced
 from schemas.recut import (
     Cuts,
@@ -69,19 +68,6 @@ class OpenRecut:
     @property
     def members(self) -> list[Member]:
         return [member for members in self.crew for member in members]
-
-
-@dataclass(frozen=True, kw_only=True)
-class AskedRecut:
-    """A re-cut that is being prepared, by whom, and what was forecast.
-
-    `takes_back`: it undoes the one before. `pins`: a person wants this very cut.
-    """
-
-    by: str
-    forecast: Forecast | None
-    takes_back: bool = False
-    pins: bool = False
 
 
 class Recutting:

@@ -28,8 +28,8 @@ from entities.queue.growth import (
     use_of_a_slot,
 )
 from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob
-from schemas.automation import Automation, lower
-from schemas.changes import Forecast
+from schemas.automation import Automation, BudgetSpec, lower
+from schemas.changes import Forecast, JobObjective
 from schemas.errors import DmscError
 from schemas.job import JobRecord
 from schemas.task_graph import Placement, TaskGraph
@@ -93,7 +93,7 @@ class SlotHolding:
         self._over = over
         self._resized_at: float | None = None
         self._leaves_at = 0.0
-        self._limit_said: object = None  # where growth ends by objective or budget, as last told
+        self._named_limits: set[tuple[int, JobObjective | None, BudgetSpec | None]] = set()
         self._preferred: int | None = None  # replicas, by a suggestion that was adopted
         self.on_growth: Callable[[int, int, TaskGraph], None] = lambda before, after, graph: None
         """Called when the queue has it grow: replicas before and after, and the graph before."""
@@ -150,12 +150,10 @@ class SlotHolding:
         request = self._request()
         if self._preferred is not None and graph is not None:
             request = with_preference(request, self._preferred)
-        replicas = request.replicas.want
-        if graph is not None and spec.parallel.replica_range is not None:
-            replicas = replicas_of(graph) - self._going(graph)
+        staying = self._staying
         return ActiveJob(
             request=request,
-            replicas=replicas,
+            replicas=request.replicas.want if staying is None else staying,
             slots=(),
             started_at=placed_at,
             work_s=0.0 if over else work_left_s(record, spec, self._training.step, request),
@@ -177,13 +175,12 @@ class SlotHolding:
     @property
     def growth_limit(self) -> GrowthLimit | None:
         """The most replicas by the job's objective and budget; None: these don't limit it."""
-        record, spec, graph = self._job.store.record, self._job.spec, self._job.instances.deployed
-        if graph is None or spec.parallel.replica_range is None or not counts_use(record):
+        record, spec, staying = self._job.store.record, self._job.spec, self._staying
+        if staying is None or not counts_use(record):
             return None
         request = job_request(record, spec, whole_range=True)
         slots = self._job.mesh.slots_of(self.placements)
-        present, step_s = replicas_of(graph) - self._going(graph), last_step_s(record, spec)
-        return growth_limit(record, request, present, step_s, self._training.step, slots)
+        return growth_limit(record, request, staying, last_step_s(record, spec), self._training.step, slots)
 
     def grown(self, before: int, after: int, step_s: float) -> Forecast:
         """The forecast of growth from so many replicas, with which a step takes `step_s`, to others."""
@@ -196,12 +193,12 @@ class SlotHolding:
     def tell_limit(self) -> None:
         """Says in the job's events where its growth ends by its objective or budget, once for each limit."""
         limit, record = self.growth_limit, self._job.store.record
-        why = "" if limit is None else limit.why
-        said = None if limit is None or not why else (limit.replicas, record.objective, record.budget)
-        if said is not None and said != self._limit_said and limit is not None:
-            self._job.events.changed(f"grows to no more than {limit.replicas} replicas: {why}")
-        if said is not None:
-            self._limit_said = said
+        if limit is None or not limit.why:
+            return
+        end = (limit.replicas, record.objective, record.budget)
+        if end not in self._named_limits:  # by steps of changing length, the same few may come in turn
+            self._named_limits.add(end)
+            self._job.events.changed(f"grows to no more than {limit.replicas} replicas: {limit.why}")
 
     def _sized_at(self) -> float:
         """When its size last changed. A job that is changed without a person grows as soon as slots join."""
@@ -213,6 +210,14 @@ class SlotHolding:
     def automation(self) -> Automation:
         """How far it is changed without a person."""
         return lower(self._job.mesh.automation, self._job.store.record.automated)
+
+    @property
+    def _staying(self) -> int | None:
+        """Its replicas that are not leaving; None: nothing is placed, or their number is fixed."""
+        graph = self._job.instances.deployed
+        if graph is None or self._job.spec.parallel.replica_range is None:
+            return None
+        return replicas_of(graph) - self._going(graph)
 
     def _going(self, graph: TaskGraph) -> int:
         """How many replicas are leaving."""
@@ -237,7 +242,8 @@ class SlotHolding:
     @property
     def replicas(self) -> int:
         """Those that it has, or is told to have."""
-        return self.active.replicas
+        staying = self._staying
+        return self.active.replicas if staying is None else staying
 
     def resize(self, replicas: int, why: str) -> bool:
         """For the queue: has it take or leave slots, to so many replicas; returns False if that can't be now.

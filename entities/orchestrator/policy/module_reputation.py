@@ -285,21 +285,19 @@ def suspend(standing: ModuleReputation, why: str, now: float, config: Reputation
 
 def unreadable(
     modules: Mapping[Key, ModuleReputation],
-    owner: str,
-    module: str,
     why: str,
     now: float,
     config: ReputationConfig = ReputationConfig(),
+    *,
+    owner: str,
+    module: str,
 ) -> Mapping[Key, ModuleReputation]:
     """Counts a suggestion that can't be read, as nonsense of all running versions: its own is unknown."""
     counted = dict(modules)
     for key, standing in modules.items():
-        if (
-            key[0] != module
-            or standing.owner != owner
-            or standing.state in OVER
-            or now < standing.suspended_until
-        ):
+        if (key[0], standing.owner) != (module, owner) or standing.state in OVER:
+            continue
+        if now < standing.suspended_until:
             continue
         standing, _ = heard(standing, now, config)
         standing = judged(standing, adopted=False, nonsense=True, lagging=False)

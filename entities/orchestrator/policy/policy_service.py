@@ -347,11 +347,12 @@ class PolicyService:
     def unusable(self, subject: str, error: BadMessage) -> None:
         """Counts a suggestion that can't be read against the module whose subject it came on."""
         if (named := subjects.SUGGESTION.matches(subject)) is not None:
-            now, limits, modules = time.monotonic(), self._config.standing, self._state.modules
-            modules = module_reputation.unreadable(
-                modules, named["owner"], named["module"], error.text, now, limits
-            )
+            before, now, limits = self._state.modules, time.monotonic(), self._config.standing
+            modules = module_reputation.unreadable(before, error.text, now, limits, **named)
             self._state = replace(self._state, modules=modules)
+            for key, standing in modules.items():
+                if standing.suspended_until > now >= before[key].suspended_until:
+                    log.warning("module suspended", module=key[0], reason=standing.suspended_for)
 
     async def consider(self, message: PolicySuggestion) -> Outcome:
         """Judges a suggestion of the orchestrator's own loop like any module's, and carries it out."""

@@ -49,7 +49,7 @@ class StageGroup(GroupLifecycle):
     def regroup(self, members: tuple[Member, ...]) -> None:
         """Starts a new generation with these members."""
         if members != self.members:
-            self._failures, self._silent = 0, set()
+            self.forget_failures()
         self.members = members
         self.generation += 1
         self._failed_at, self.relaid = None, False
@@ -71,8 +71,8 @@ class StageGroup(GroupLifecycle):
         """The order to build the group; `answered`: the step's last round that all members have answered."""
         return FormGroup(self.stage, step, attempt, answered, self.generation, self.members, in_order(dead))
 
-    def worked(self) -> None:
-        """Its sums were reduced: what failed before is over, and no part of what may fail next."""
+    def forget_failures(self) -> None:
+        """Its sums were reduced, or others are in it: what failed before is no part of what may fail next."""
         self._failures, self._silent = 0, set()
 
     def note_failure(

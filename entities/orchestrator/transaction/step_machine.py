@@ -455,7 +455,7 @@ class StepMachine:
             return []
         commit = ev.Commit(decision, self.ledger)
         for group in self._groups:
-            group.worked()
+            group.forget_failures()
         self._enter(self._phase.record_decision)
         self.step += 1
         self._fresh_step()

@@ -1,4 +1,4 @@
-"""Commands that take dataclasses: each field is an option, and one that is not typed has its default."""
+"""Commands: dataclasses whose fields are options, with defaults; a group whose `list` needs no name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import pytest
 from typer.testing import CliRunner
 
-from dmsc.console.command_app import CommandApp, argument, option, option_words
+from dmsc.console.command_app import CommandApp, ListsByDefault, argument, option, option_words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,3 +63,25 @@ def test_the_environment_counts_and_limits_hold() -> None:
     assert outcome("x", "--size", "0") == {"exit_code": 2}
     assert [outcome("x", "--", share).get("share") for share in ("-2", "-1", "1", "2")] == [None, -1, 1, None]
     assert outcome("x", "--tag", "t", "--tag", "u")["tag"] == ("t", "u")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [((), "listed plainly"), (("--json",), "listed as JSON"), (("other",), "other")],
+)
+def test_where_no_command_is_named_list_is_meant(words: tuple[str, ...], said: str) -> None:
+    app = CommandApp(cls=ListsByDefault)
+
+    @app.command("list")
+    def list_(json: Annotated[bool, option("--json", "As data.")] = False) -> None:
+        print("listed", "as JSON" if json else "plainly")
+
+    @app.command()
+    def other() -> None:
+        print("other")
+
+    assert CliRunner().invoke(app, words).output.strip() == said
+    commands, of_list = (CliRunner().invoke(app, [*given, "--help"]) for given in ((), ("--json",)))
+    assert (commands.exit_code, of_list.exit_code) == (0, 0)
+    assert "other" in commands.output
+    assert "As data." in of_list.output

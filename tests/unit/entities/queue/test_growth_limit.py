@@ -69,6 +69,7 @@ def test_it_keeps_what_it_has_and_waits_until_a_step_is_known() -> None:
 def test_limits_as_text_are_the_same_limits() -> None:
     limits = {JobObjective.COST: 12.5, JobObjective.ENERGY: None, JobObjective.CARBON: 1e-6}
     assert limits_of(limits_text(limits)) == limits
+    assert limits_text(limits | {JobObjective.TIME: 0.1}) == "cost=12.5,energy=none,carbon=0.000001,time=0.1"
     assert limits_of("cost=1e3") == {JobObjective.COST: 1000.0}
 
 

@@ -8,6 +8,9 @@ const ORDER = ["running", "recovering", "finishing", "deploying", "parked", "que
 /** The array that a job is of; empty: none. */
 export const arrayOf = (job) => MEMBER.exec(job)?.[1] ?? "";
 
+/** The name of an array by that of one of its jobs, which ends with its number. */
+export const nameOf = (member) => member.replace(/(.)-[^-]*$/, "$1");
+
 const place = (state) => (ORDER.includes(state) ? ORDER.indexOf(state) : 0);
 
 /**

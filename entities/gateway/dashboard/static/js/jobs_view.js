@@ -1,6 +1,6 @@
 /** Every job, how far it is; parking it, resuming it, and its end with a question first. */
 
-import { SHOWN, counts, folded, stateOfAll } from "./arrays.js";
+import { SHOWN, counts, folded, nameOf, stateOfAll } from "./arrays.js";
 import { ask } from "./door.js";
 import { code, empty, h, keyed, say, setState, text } from "./dom.js";
 import { bounded, progress, quantity } from "./format.js";
@@ -81,7 +81,7 @@ export class JobsView {
       } }),
     };
     const line = h("tr", {},
-      h("td.full", {}, jobs[0].name, h("span.sub.mono", {}, array)),
+      h("td.full", {}, nameOf(jobs[0].name), h("span.sub.mono", {}, array)),
       h("td", {}, parts.state),
       h("td", {}, h("span.meter", {}, h("span.track", { "aria-hidden": "true" }, parts.bar), parts.progress)),
       h("td.num", { "data-name": "loss" }, "–"), h("td.num", { "data-name": "tokens/s" }, "–"), h("td.full", {}, parts.counts),
@@ -95,7 +95,7 @@ export class JobsView {
     setState(parts.state, stateOfAll(jobs));
     parts.bar.style.transform = `scaleX(${ended / jobs.length})`;
     text(parts.progress, `${ended} of ${jobs.length} ended`);
-    text(parts.counts, opened && jobs.length > SHOWN ? `${counts(jobs)}; ${SHOWN} are shown, dmsc jobs lists all` : counts(jobs));
+    text(parts.counts, opened && jobs.length > SHOWN ? `${counts(jobs)}; ${SHOWN} are shown, dmsc jobs ${array} lists all` : counts(jobs));
     text(parts.open, opened ? "Fold" : `Show ${jobs.length === 1 ? "its job" : `${Math.min(SHOWN, jobs.length)} jobs`}`);
     parts.open.setAttribute("aria-expanded", String(opened));
     parts.open.setAttribute("aria-label", `${opened ? "Fold" : "Show"} the jobs of ${array}`);

@@ -58,12 +58,14 @@ def test_the_jobs_of_an_array_are_one_line_until_it_is_opened(tmp_path: Path) ->
         "page.folded(jobs, new Set(['r1a2b3c'])).map((line) => line.key)",
         "page.counts(jobs)",
         "page.stateOfAll(page.folded(jobs, new Set())[1].jobs)",
+        "['widths-007', 'a-b-1', 'plain'].map(page.nameOf)",
     )
     call = f"JSON.stringify((() => {{ const jobs = JSON.parse(text); return [{', '.join(calls)}]; }})())"
-    folded, opened, counts, state = json.loads(called(tmp_path, "arrays.js", call, json.dumps(jobs)))
+    folded, opened, counts, state, names = json.loads(called(tmp_path, "arrays.js", call, json.dumps(jobs)))
     assert folded == ["j000001", "r1a2b3c", "j000002"]
     assert opened[:5] == ["j000001", "r1a2b3c", "r1a2b3c_0", "r1a2b3c_2", "r1a2b3c_1"], (
         "what is at work first"
     )
     assert len(opened) == 3 + 100
     assert (counts, state) == ("2 running, 1 queued, 1 failed, 998 done", "running")
+    assert names == ["widths", "a-b", "plain"]

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from entities.orchestrator.membership.best_cut import StageSpeeds
-from entities.orchestrator.membership.measured_speeds import MeasuredSpeeds
+from entities.orchestrator.membership.measured_speeds import MOST, MeasuredSpeeds
 from schemas.step import Member, MicrobatchClaim
 
 SEEDS = range(60)
@@ -75,3 +75,18 @@ def test_one_late_microbatch_and_one_late_step_say_nothing() -> None:
     assert measured.step_ms == pytest.approx(100.0)
     measured.forget()
     assert measured.microbatch_ms == {}
+
+
+def test_a_member_is_known_by_its_last_five_steps_and_a_dead_one_not_for_ever() -> None:
+    dead, next_one, measured = (
+        Member(sid="s", incarnation="a"),
+        Member(sid="s", incarnation="b"),
+        MeasuredSpeeds(),
+    )
+    for ms in (90.0, 90.0, 10.0, 20.0, 30.0, 40.0, 50.0):
+        measured.decided([claim(dead, 0, ms)], 0.1)
+    for _ in range(MOST - 1):
+        measured.decided([claim(next_one, 0, 7.0)], 0.1)
+    assert measured.microbatch_ms == {dead: pytest.approx(50.0), next_one: pytest.approx(7.0)}
+    measured.decided([claim(next_one, 0, 7.0)], 0.1)
+    assert measured.microbatch_ms == {next_one: pytest.approx(7.0)}

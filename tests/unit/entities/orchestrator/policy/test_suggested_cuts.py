@@ -7,15 +7,20 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from bus import subjects
 from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.policy.arbitration import ArbitrationConfig
+from entities.orchestrator.policy.module_reputation import ReputationConfig
 from entities.orchestrator.policy.policy_service import PolicyService
 from entities.orchestrator.transaction.reduction_layout import ReductionLayouts
 from schemas.actions import Action, Recut, SetWindow
 from schemas.envelope import EntityKind, Envelope, Sender
-from schemas.errors import Conflict
+from schemas.errors import BadMessage, Conflict
 from schemas.job import JobState
+from schemas.names import MESH
 from schemas.policy import ModuleLifecycle, ModuleState, PolicyDecision
 from schemas.signals import CommunicationPolicy, StagePolicy
 from schemas.step import Member
@@ -110,3 +115,16 @@ async def test_others_are_judged_while_a_re_cut_is_looked_at() -> None:
     desk.may_look.set()
     assert await desk.answered() == ("m", True)
     assert desk.looked == [CUT]
+
+
+async def test_a_module_of_which_nothing_can_be_read_is_suspended_and_the_log_says_so_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    desk = Desk()
+    await desk.suggests("m", WINDOW)
+    subject = subjects.SUGGESTION(owner=MESH, module="m")
+    for _ in range(2 * ReputationConfig().nonsense_limit):
+        desk.service.unusable(subject, BadMessage("no action"))
+    said = [line for line in capsys.readouterr().out.splitlines() if "module suspended" in line]
+    assert len(said) == 1
+    assert "the last: no action" in said[0]

@@ -153,7 +153,7 @@ def judged(data: bytes) -> tuple[str, int, ArbitrationState, ArbitrationState]:
     except BadMessage as error:  # what `Subscription` counts and buries, before it says so
         said, after = (
             error.text,
-            replace(before, modules=unreadable(before.modules, MESH, "m", error.text, 1.0)),
+            replace(before, modules=unreadable(before.modules, error.text, 1.0, owner=MESH, module="m")),
         )
     else:
         assert isinstance(suggestion, PolicySuggestion)
