@@ -117,7 +117,7 @@ class FewerStages:
         """
         mesh, seen = self._job.mesh, self._looked_at
         while (former := self._job.store.record.former_shape) is not None:
-            if not await mesh.until(lambda seen=seen: self._idle() != seen, self._times.look_s):  # type: ignore[misc]
+            if not await self._until_another(self._idle, seen):
                 continue
             seen, spec = self._idle(), self._job.spec
             if self._job.instances.deployed is not None or not self._may_shrink(_in_shape(spec, former)):
@@ -244,8 +244,7 @@ class FewerStages:
         job = self._job
         while (former := job.store.record.former_shape) is not None:
             whole = _in_shape(job.spec, former)
-            needed = slots_of(whole.parallel)
-            if not await job.mesh.until(lambda needed=needed: self._free() >= needed, self._times.look_s):  # type: ignore[misc]
+            if not await self._until_free(slots_of(whole.parallel)):
                 continue
             try:
                 if await self._goes_back(whole):
@@ -254,8 +253,14 @@ class FewerStages:
                 raise
             except DmscError as error:  # the bus, or an agent that measures the model
                 log.info("stages do not come back yet", job=job.name, reason=error.text)
-            seen = self._free()
-            await job.mesh.until(lambda seen=seen: self._free() != seen, self._times.look_s)  # type: ignore[misc]
+            await self._until_another(self._free, self._free())
+
+    async def _until_free(self, slots: int) -> bool:
+        return await self._job.mesh.until(lambda: self._free() >= slots, self._times.look_s)
+
+    async def _until_another(self, read: Callable[[], object], seen: object) -> bool:
+        """Waits until the slots that `read` tells of are others than those `seen`, or it is time for a look."""
+        return await self._job.mesh.until(lambda: read() != seen, self._times.look_s)
 
     def _own(self) -> set[tuple[str, str, int]]:
         return {(at.cluster, at.node, at.slot) for at in self._job.instances.placements}
