@@ -115,7 +115,7 @@ class FewerStages:
             topology: its analysed model.
             forget: called when it has another shape: what was found out about the former one is forgotten.
         """
-        mesh, seen = self._job.mesh, self._looked_at
+        seen = self._looked_at
         while (former := self._job.store.record.former_shape) is not None:
             if not await self._until_another(self._idle, seen):
                 continue
@@ -259,7 +259,7 @@ class FewerStages:
         return await self._job.mesh.until(lambda: self._free() >= slots, self._times.look_s)
 
     async def _until_another(self, read: Callable[[], object], seen: object) -> bool:
-        """Waits until the slots that `read` tells of are others than those `seen`, or it is time for a look."""
+        """Waits until `read` tells of others than those `seen`. False: it is time for a look anyway."""
         return await self._job.mesh.until(lambda: read() != seen, self._times.look_s)
 
     def _own(self) -> set[tuple[str, str, int]]:
