@@ -27,11 +27,11 @@ from tests.job_context import job_context
 class Waiting:
     """Job `j` in a queue, on one node of some slots, beside another job that takes slots now and then."""
 
-    def __init__(self, mesh: Any, replicas: int) -> None:
+    def __init__(self, mesh: Any, replicas: int, **asked: Any) -> None:
         self.other = Run("other", 1, 0.0)
         self.queue = JobQueue(mesh, {"other": self.other}, {}, queue_rules())
         self.instances = SimpleNamespace(graph=None)
-        of_job = spec(parallel={"replicas": replicas}, training={"steps": 2, "microbatches": 4})
+        of_job = spec(parallel={"replicas": replicas}, training={"steps": 2, "microbatches": 4}, **asked)
         record = job_record("j", JobState.QUEUED, spec=of_job)
         context = job_context(record, mesh=mesh, queue=self.queue, instances=self.instances)
         outages: Any = None
@@ -115,6 +115,23 @@ async def test_a_plan_of_slots_that_have_changed_is_refused_and_made_anew(
     assert facts_digest(found.placements, mesh.open_nodes()) == found.facts_digest
     mesh.nodes["a-n"] = given_speed(first, 0.2501)  # as good as measured before
     assert facts_digest(found.placements, mesh.open_nodes()) == found.facts_digest
+
+
+async def test_a_job_that_fitted_nowhere_is_asked_again_once_slots_can_do_something_else() -> None:
+    """The node warms up, and says what its slots compute with; it is the same incarnation."""
+    cold = node("a", slots=2).model_copy(update={"warm": False})
+    mesh = await mesh_of(cold)
+    waiting = Waiting(mesh, 1, requires={"precision": "bf16"})
+    assert isinstance(await waiting.place(), NoRoom)
+    asked = waiting.deployment.waiting
+    assert asked is not None
+    assert asked.request.unfit
+    able = tuple(slot.model_copy(update={"precisions": ("bf16",)}) for slot in cold.slots)
+    await mesh.node(cold.model_copy(update={"warm": True, "slots": able}))
+    asked = waiting.deployment.waiting
+    assert asked is not None
+    assert not asked.request.held
+    assert isinstance(await waiting.place(), TaskGraph)
 
 
 async def test_while_others_take_all_that_it_plans_it_waits_and_holds_nothing(
