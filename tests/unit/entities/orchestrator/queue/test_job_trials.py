@@ -119,6 +119,7 @@ async def test_while_a_plan_is_searched_nobody_parks_for_the_job(
         assert [each.name for each in low if each.gave_way] == ["m0"]
         deciding.cancel()
     assert len(asked) == 1
+    assert job._later, "slots may have come free in which it was not to be searched yet"
     while job._later:
         job._later.pop().cancel()
 
