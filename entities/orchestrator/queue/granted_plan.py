@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from entities.orchestrator.planning.eligible_slots import Records, plan_in_one_class
-from entities.orchestrator.planning.placement import Cordoned, NoRoom, OpenRoom
+from entities.orchestrator.planning.placement import Cordoned, NoRoom
 from entities.orchestrator.planning.plan_requests import request_for
 from entities.orchestrator.planning.task_graph import graph_for, plan_in, room_for
 from entities.orchestrator.queue.mesh_slots import emptied, shaped, slot_name
-from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest
+from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest, PlanSlot
 from schemas.cluster import NodeStatus
 from schemas.errors import BadJob
 from schemas.job import JobSpec
@@ -185,7 +185,7 @@ class _Attempt:
             except NoPlan as refused:
                 return NoRoom(str(refused), never=refused.never)
             for found, answer in facts.found.items():  # by a search; its slots may be free yet
-                if _alike(found, request) and _still_open(room, found, answer):
+                if _alike(found, request) and _still_open(request, found, answer):
                     return graph_for(facts.job, spec, facts.topology, room, found, answer)
             graph = plan_in(facts.job, spec, facts.topology, room, request)
             unequal = len({slot.memory_bytes for slot in request.slots}) > 1
@@ -212,11 +212,14 @@ def _refused(request: PlanRequest, refused: Mapping[PlanRequest, NoRoom | None])
     return None
 
 
-def _still_open(room: OpenRoom, request: PlanRequest, answer: PlanAnswer) -> bool:
-    """Whether all slots of an earlier request's plan are free now."""
-    free = {(sid, slot.index) for sid, slots in room.free.items() for slot in slots}
-    chosen = (request.slots[place.slot] for place in answer.places)
-    return all((slot.node, slot.index) in free for slot in chosen)
+def _still_open(request: PlanRequest, found: PlanRequest, answer: PlanAnswer) -> bool:
+    """Whether all slots of an earlier request's plan are among those of this one, and serve as they did."""
+    there = {_as_served(slot) for slot in request.slots}
+    return all(_as_served(found.slots[place.slot]) in there for place in answer.places)
+
+
+def _as_served(slot: PlanSlot) -> tuple[object, ...]:
+    return slot.node, slot.index, slot.memory_bytes, slot.labels
 
 
 def _alike(first: PlanRequest, second: PlanRequest) -> bool:

@@ -12,10 +12,12 @@ import pytest
 from entities.orchestrator.job import deployment
 from entities.orchestrator.job.deployment import Deployment
 from entities.orchestrator.planning.placement import NoRoom
-from entities.orchestrator.queue.job_queue import JobQueue
+from entities.orchestrator.queue.granted_plan import try_plan
+from entities.orchestrator.queue.job_queue import JobQueue, SlotGrant
 from entities.orchestrator.queue.job_trials import TrialBudget, TriedMesh
 from entities.orchestrator.queue.mesh_slots import is_placed_by_plan, queue_rules
 from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest
+from entities.planner.search.plan_search import search_plan
 from entities.queue.plan_trials import TrialLater
 from schemas.job import JobState
 from tests.builders.graphs import node, placement, topology
@@ -153,3 +155,16 @@ async def test_trials_are_bounded_and_remembered_until_the_mesh_changes() -> Non
     changed = trial(TrialBudget(most=1, made=1))
     with pytest.raises(TrialLater):
         changed(1, ["a-m/0", "a-n/0"])
+
+
+async def test_a_plan_that_a_search_has_found_counts_while_its_slots_have_what_they_had() -> None:
+    """As they come, slots of both nodes would be taken: at once there is no plan on these three."""
+    both = [node("a", "m", 1), node("a", "n", 2)]
+    facts = deployment_of(await mesh_of(*both))._facts(topology(), SlotGrant(replicas=1), {}, {})
+    search = try_plan(facts, 1, both, {}).search
+    assert search is not None
+    facts = replace(facts, found={search: search_plan(search)})
+    assert try_plan(facts, 1, both, {}).slots == ["a-n/0", "a-n/1"]
+    less = tuple(slot.model_copy(update={"memory_bytes": 1}) for slot in both[1].slots)
+    both[1] = both[1].model_copy(update={"slots": less})
+    assert isinstance(try_plan(facts, 1, both, {}).slots, NoRoom)
