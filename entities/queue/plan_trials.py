@@ -92,6 +92,8 @@ class RoomByPlan:
         chosen = needed(offers[:count], plan)
         for victim in [offer for offer in chosen if offer.parks]:
             fewer = [offer for offer in chosen if offer is not victim]
+            if len(fewer) == len(chosen):  # an earlier one's end has made it needless, too
+                continue
             try:
                 other = self._plan(_slots(fewer))
             except TrialLater:

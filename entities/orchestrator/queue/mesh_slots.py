@@ -27,8 +27,6 @@ from schemas.task_graph import Placement, TaskGraph, UnitKind
 
 LEFT_BEHIND = "(ended)"
 """Who holds slots in which instances of ended jobs, or of nobody, have not exited yet."""
-
-
 BITS, PRECISION = "bits:", "precision:"
 
 
