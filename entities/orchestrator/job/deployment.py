@@ -233,6 +233,7 @@ class Deployment:
                 self._search = None
             while self._later:
                 self._later.pop().cancel()
+            self._searched_at = -math.inf
             self._tried.clear()
             self._found.clear()
 

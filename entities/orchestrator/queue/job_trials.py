@@ -116,7 +116,7 @@ class TriedPlans:
             may_search: whether it may have a search begun.
         """
         searches = len(facts.found), len(facts.refused), facts.searching
-        holds_for = facts.spec, id(facts.topology), facts.bits_class, searches, mesh.extent
+        holds_for = facts.spec, facts.topology, facts.bits_class, searches, mesh.extent
         if holds_for != self._holds_for or len(self._known) >= MOST_REMEMBERED:
             self._known, self._holds_for = {}, holds_for
         loop = asyncio.get_running_loop()
