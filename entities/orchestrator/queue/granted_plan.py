@@ -15,7 +15,7 @@ from entities.orchestrator.planning.eligible_slots import Records, plan_in_one_c
 from entities.orchestrator.planning.placement import Cordoned, NoRoom
 from entities.orchestrator.planning.plan_requests import request_for
 from entities.orchestrator.planning.task_graph import graph_for, plan_in, room_for
-from entities.orchestrator.queue.mesh_slots import emptied, shaped, slot_name
+from entities.orchestrator.queue.mesh_slots import emptied, shaped_within, slot_name
 from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest, PlanSlot
 from schemas.cluster import NodeStatus
 from schemas.errors import BadJob
@@ -91,7 +91,7 @@ def plan_granted(facts: GrantFacts) -> GrantedPlan:
     least = 1 if within is None else within.min
     graph: TaskGraph | NoRoom = NoRoom("")
     for replicas in dict.fromkeys((max(least, facts.replicas), least)):
-        attempt.spec = facts.spec if within is None else shaped(facts.spec, replicas)
+        attempt.spec = shaped_within(facts.spec, replicas)
         nodes = _within(facts.nodes, facts.only)
         if facts.slots is not None:  # the plan that it was admitted for
             graph = attempt.at_once(_with_slots(nodes, facts.slots), facts.occupied)
@@ -134,10 +134,8 @@ def try_plan(
         nodes: the agents, with their slots.
         occupied: what others have of them, by agent SID.
     """
-    within = facts.spec.parallel.replica_range
-    spec = facts.spec if within is None else shaped(facts.spec, replicas)
     attempt = _Attempt(facts)
-    attempt.spec = spec
+    attempt.spec = shaped_within(facts.spec, replicas)
     try:
         graph = attempt.planned(nodes, occupied)
     except BadJob as refused:  # who is placed is told so

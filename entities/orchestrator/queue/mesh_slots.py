@@ -306,6 +306,11 @@ def shaped(spec: JobSpec, replicas: int) -> JobSpec:
     return spec.model_copy(update={"parallel": _with_replicas(spec.parallel, replicas)})
 
 
+def shaped_within(spec: JobSpec, replicas: int) -> JobSpec:
+    """The job with so many replicas of its range; as it is, if it gives none."""
+    return spec if spec.parallel.replica_range is None else shaped(spec, replicas)
+
+
 def reshaped(spec: JobSpec, stages: int | None, replicas: int | None) -> JobSpec:
     """The job in another shape; what is not given stays.
 

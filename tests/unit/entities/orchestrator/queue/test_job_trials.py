@@ -12,9 +12,10 @@ import pytest
 from entities.orchestrator.job import deployment
 from entities.orchestrator.job.deployment import Deployment
 from entities.orchestrator.planning.placement import NoRoom
-from entities.orchestrator.queue.granted_plan import try_plan
+from entities.orchestrator.queue import job_trials
+from entities.orchestrator.queue.granted_plan import TriedPlan, try_plan
 from entities.orchestrator.queue.job_queue import JobQueue, SlotGrant
-from entities.orchestrator.queue.job_trials import TrialBudget, TriedMesh
+from entities.orchestrator.queue.job_trials import TrialBudget, TriedMesh, parts
 from entities.orchestrator.queue.mesh_slots import is_placed_by_plan, queue_rules
 from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest
 from entities.planner.search.plan_search import search_plan
@@ -168,3 +169,30 @@ async def test_a_plan_that_a_search_has_found_counts_while_its_slots_have_what_t
     less = tuple(slot.model_copy(update={"memory_bytes": 1}) for slot in both[1].slots)
     both[1] = both[1].model_copy(update={"slots": less})
     assert isinstance(try_plan(facts, 1, both, {}).slots, NoRoom)
+
+
+async def test_a_plan_that_fails_is_its_own_jobs_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = await mesh_of(node("a", "m", 2), node("a", "n", 1))
+    pair, small = pair_on(mesh), Run("small", 1, 1.0)
+
+    def broken(*of_all: object) -> TriedPlan:
+        raise ArithmeticError("no number")
+
+    monkeypatch.setattr(job_trials, "try_plan", broken)
+    pair.fails = ArithmeticError("no number")
+    async with queue_of(mesh, pair, small):
+        await heard(pair, "its plan failed: ArithmeticError: no number")
+        await heard(small, "small")
+
+
+def test_parts_are_large_enough_for_the_replicas_that_are_tried() -> None:
+    """Its whole range, from one replica on, would be too wide for a job."""
+    within = {"min": 300, "want": 300, "max": 555}
+    many = spec(
+        parallel={"stages": 1, "replicas": within},
+        training={"steps": 1, "microbatches": 1024},
+        plan=ON_ONE_NODE,
+    )
+    slots = [f"a-m/{at}" for at in range(300)]
+    assert [len(part) for part in parts(many, 300, [*slots, "a-n/0"], {})] == [300]
+    assert not list(parts(many, 301, slots, {}))
