@@ -155,7 +155,7 @@ class Deployment:
             graph = await self._on_network(await self._improve(graph, topology))
             if not self._is_stale(graph) or not left:
                 break
-            self.waits = True
+            self.waits, self._job.instances.deployed = True, None  # its slots are anybody's
             await self._job.store.reason("its slots changed while a better plan was searched: planned again")
         if (former := self._job.store.record.graph) is not None:
             seen = [former.revision, *(recut.plan for recut in self._job.store.record.recuts)]

@@ -117,6 +117,37 @@ async def test_a_plan_of_slots_that_have_changed_is_refused_and_made_anew(
     assert facts_digest(found.placements, mesh.open_nodes()) == found.facts_digest
 
 
+async def test_slots_that_change_while_a_better_plan_is_searched_are_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = node("a", slots=2)
+    waiting = Waiting(mesh := await mesh_of(first), 2)
+    job, instances, held = waiting.deployment, waiting.instances, list[object]()
+    instances.deployed = None
+    store: Any = job._job.store
+
+    async def written(*what: object, **fields: object) -> None:
+        """To no bus."""
+
+    store.reason = store.move = written
+
+    async def granted(of_model: object) -> tuple[Any, float]:
+        held.append(instances.deployed)
+        assert job.waits
+        instances.deployed = await waiting.place(2)
+        return instances.deployed, 0.0
+
+    async def improved(graph: TaskGraph, of_model: object) -> TaskGraph:
+        mesh.nodes["a-n"] = given_speed(first, 0.25)
+        return graph
+
+    monkeypatch.setattr(job, "_granted", granted)
+    monkeypatch.setattr(job, "_improve", improved)
+    graph = await job._plan(topology())
+    assert held == [None, None], "while it waits anew"
+    assert graph.facts_digest == facts_digest(graph.placements, mesh.open_nodes())
+
+
 async def test_a_job_that_fitted_nowhere_is_asked_again_once_slots_can_do_something_else() -> None:
     """The node warms up, and says what its slots compute with; it is the same incarnation."""
     cold = node("a", slots=2).model_copy(update={"warm": False})
