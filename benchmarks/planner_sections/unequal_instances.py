@@ -1,9 +1,8 @@
 """Instances of unequal speed and memory: the product's search, which chooses stages, beside all assignments.
 
 Data: models/pipedream, four models merged into about twelve layers; six instances of drawn speed and
-memory, so
-little that one stage seldom fits. The oracle judges every assignment to one to four stages by the same
-exact cut.
+memory, so little that one stage seldom fits. The oracle judges every assignment to one to four stages by the
+same exact cut.
 """
 
 from __future__ import annotations

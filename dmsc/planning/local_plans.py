@@ -106,18 +106,28 @@ def plan_in_time(
     `options.steps` says how many steps it has.
 
     Raises:
-        BadInput: it ends in time on no number of slots that is tried.
+        BadInput: it fits on no number of slots that is tried, or ends in time on none.
     """
-    nearest: PricedPlan | None = None
+    taking: dict[int, float] = {}
+    planned_on = 0
+    refusal = BadInput("")
     for count in counts_between(1, most):
-        (priced,) = plans_by_slots(spec, model, [count], SlotOffer(1), options)
-        if priced.hours is not None and priced.hours <= hours:
+        try:
+            priced = plan_chosen(spec, model, [SlotOffer(count)], options)
+        except BadInput as refused:  # more slots may do
+            refusal = refused
+            continue
+        assert priced.hours is not None
+        if priced.hours <= hours:
             return priced
-        nearest = min(nearest or priced, priced, key=lambda each: each.hours or 0.0)
-    assert nearest is not None
+        taking.setdefault(priced.slots, priced.hours)
+        planned_on = count
+    if not taking:
+        raise refusal
+    nearest = min(taking, key=taking.__getitem__)
     raise BadInput(
-        f"no {most} slots end it in {in_units(3600 * hours)}: the best plan, on {nearest.slots}, takes "
-        f"{in_units(3600 * (nearest.hours or 0.0))}: give more time, or train fewer steps"
+        f"no {planned_on} slots end it in {in_units(3600 * hours)}: the best plan, on {nearest}, takes "
+        f"{in_units(3600 * taking[nearest])}: give more time, or train fewer steps"
     )
 
 

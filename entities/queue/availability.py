@@ -33,6 +33,25 @@ class Shadow:
     numbers: frozenset[int] | None = None
 
 
+def slot_returns(
+    active: Iterable[ActiveJob], table: SlotTable, shrinks: Callable[[ActiveJob], bool], now: float
+) -> list[tuple[float, int]]:
+    """When which slots that are held come free, by their numbers; those that are closed or away do not.
+
+    What a job that `shrinks` has beyond its minimum counts as free now: it is given up once that helps.
+    """
+    found = []
+    for job in active:
+        ends_at = job.ends_at(now)
+        firm = len(job.slots) - _surplus(job, shrinks)
+        for place, slot in enumerate(job.slots):
+            if (number := table.index.get(slot, -1)) < 0 or not table.is_open(number):
+                continue
+            at = ends_at if place < firm else now
+            found.append((min(at, job.leaves_at) if slot in job.leaving else at, number))
+    return found
+
+
 def returns(
     active: Iterable[ActiveJob],
     table: SlotTable,
@@ -40,35 +59,28 @@ def returns(
     barred: frozenset[int],
     now: float,
 ) -> list[Return]:
-    """All slots that are held and not `barred`, with the times at which they come free.
-
-    What a job that `shrinks` has beyond its minimum counts as free now: it is given up once that helps.
-    """
-    index, pool_of, found = table.index, table.pool_of, []
-    one_pool = len(table.pools) == 1 and not barred
-    for job in active:
-        ends_at = job.ends_at(now)
-        request = job.request
-        surplus = 0
+    """As `slot_returns`, in numbers of each pool, without slots that are `barred`."""
+    if barred or len(table.pools) > 1:
+        there = slot_returns(active, table, shrinks, now)
+        return [(at, table.pool_of[number], 1) for at, number in there if number not in barred]
+    found = list[Return]()
+    for job in active:  # thousands of them on one pool are counted
         if job.leaving:
-            for slot in job.slots:
-                if (number := index.get(slot, -1)) not in barred and number >= 0:
-                    at = min(ends_at, job.leaves_at) if slot in job.leaving else ends_at
-                    found.append((at, pool_of[number], 1))
+            found += ((at, 0, 1) for at, _ in slot_returns([job], table, shrinks, now))
             continue
-        if request.elastic and not job.gives_up and not job.fixed and shrinks(job):
-            surplus = max(0, job.replicas - request.replicas.least) * request.replica_slots
-        firm = len(job.slots) - surplus
-        if one_pool:
-            found.append((ends_at, 0, firm))
-            if surplus:
-                found.append((now, 0, surplus))
-            continue
-        for place, slot in enumerate(job.slots):
-            # a slot may be away with its node, or kept for somebody else
-            if (number := index.get(slot, -1)) not in barred and number >= 0:
-                found.append((ends_at if place < firm else now, pool_of[number], 1))
+        surplus = _surplus(job, shrinks)
+        found.append((job.ends_at(now), 0, len(job.slots) - surplus))
+        if surplus:
+            found.append((now, 0, surplus))
     return found
+
+
+def _surplus(job: ActiveJob, shrinks: Callable[[ActiveJob], bool]) -> int:
+    """How many slots a job has beyond its minimum, if it may still be told to give them up."""
+    request = job.request
+    if not request.elastic or job.leaving or job.gives_up or job.fixed or not shrinks(job):
+        return 0
+    return max(0, job.replicas - request.replicas.least) * request.replica_slots
 
 
 def shadow(

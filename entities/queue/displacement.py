@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from entities.queue.decision import ParkOrder, Resize, RoomOffer, RunChanges
 from entities.queue.queue_rules import QueueRules
@@ -121,10 +121,17 @@ class Displacement:
         """The jobs that may grow or shrink, and are not about to."""
         return (self.state_of(job) for job in self._elastic)
 
-    def may_give(self, job: ActiveJob, tenant: str) -> bool:
-        """Whether a job gives up what it wants for this tenant's jobs: not what is its own tenant's."""
+    def may_give(self, job: ActiveJob, tenant: str, more: int = 0) -> bool:
+        """Whether a job gives up what it wants for this tenant's jobs: not what is its own tenant's.
+
+        `more`: so many slots of its tenant go beside those that were given up.
+        """
         owner = job.request.account
-        return self._lent_by is None or owner == tenant or self._lent_by(owner) > self._given_back[owner]
+        return self._rules.resize and (owner == tenant or self._lends(owner, more))
+
+    def _lends(self, owner: str, more: int) -> bool:
+        """Whether others may take back slots of a tenant yet, once `more` of them are given up."""
+        return self._lent_by is None or self._lent_by(owner) > self._given_back[owner] + more
 
     def shrink(self, missing: int, pools: Sequence[int], *, below_want: bool, claimant: JobRequest) -> int:
         """Has jobs give up slots of these pools, all that are missing or none; returns how many come free.
@@ -152,7 +159,7 @@ class Displacement:
                 freed += useful
                 self._shrink_by_one(state, f"makes room for {claimant.job}")
                 given.append(state)
-                heapq.heappush(heap, self._keeps(state, entry[-1], deep))
+                heapq.heappush(heap, self._keeps(state.job, state.replicas, entry[-1], deep))
             if not below_want:
                 break
         for deep, entry in aside:
@@ -169,16 +176,16 @@ class Displacement:
         """Who may give up replicas: those that have more than their minimum (`deep`), or than they want."""
         if deep not in self._givers:
             self._givers[deep] = [
-                self._keeps(self.state_of(job), number, deep)
+                self._keeps(job, self.state_of(job).replicas, number, deep)
                 for number, job in enumerate(self._elastic)
                 if job.replicas > (job.request.replicas.least if deep else job.request.replicas.want)
             ]
             heapq.heapify(self._givers[deep])
         return self._givers[deep]
 
-    def _keeps(self, state: RunChanges, number: int, deep: bool) -> Keeping:
-        weakness = self._standing(state.job) if deep else 0.0
-        return -weakness, -state.replicas / state.job.request.replicas.want, number
+    def _keeps(self, job: ActiveJob, replicas: int, number: int, deep: bool) -> Keeping:
+        weakness = self._standing(job) if deep else 0.0
+        return -weakness, -replicas / job.request.replicas.want, number
 
     def _shrink_by_one(self, state: RunChanges, reason: str) -> None:
         request, size = state.job.request, state.job.request.replica_slots
@@ -242,7 +249,7 @@ class Displacement:
             if hold <= claim:
                 return 0
             tenant = state.job.request.account
-            if self._lent_by and self._lent_by(tenant) <= self._given_back[tenant] + chosen[tenant]:
+            if not self._lends(tenant, chosen[tenant]):
                 continue  # what it has left is its own
             if self._adds(state, usable):
                 victims.append(state)
@@ -268,37 +275,41 @@ class Displacement:
 
         `below_want`: down to their minimum, too. `claim`: those with a weaker hold may park; None: nobody.
         """
-        found, left, given = list[RoomOffer](), dict[str, list[str]](), Counter[str]()
+        found, given = list[RoomOffer](), Counter[str]()
+        states = [state for state in self.elastic() if state.changeable and not state.takes]
+        left = {state.job.request.job: list(state.slots) for state in states}
+
+        def replicas(job: JobRequest) -> int:
+            return (len(left[job.job]) - job.other_slots) // job.replica_slots
+
         for deep in (False, True) if below_want else (False,):
-            states = [self.state_of(job) for job in self._elastic]
-            ranked = sorted((self._keeps(state, n, deep), n) for n, state in enumerate(states))
-            for state in (states[n] for _, n in ranked):
+            heap = [
+                self._keeps(state.job, replicas(state.job.request), number, deep)
+                for number, state in enumerate(states)
+            ]
+            heapq.heapify(heap)
+            while heap:
+                state = states[number := heapq.heappop(heap)[-1]]
                 request, size = state.job.request, state.job.request.replica_slots
-                slots = left.setdefault(request.job, list(state.slots))
-                floor = request.slots(request.replicas.least if deep else request.replicas.want)
-                while state.changeable and not state.takes and len(slots) - size >= floor:
-                    if deep and not self._lends(request.account, claimant.account, given):
-                        break
-                    found.append(RoomOffer(state, tuple(slots[-size:])))
-                    given[request.account] += size
-                    del slots[-size:]
+                if replicas(request) <= (request.replicas.least if deep else request.replicas.want):
+                    continue
+                if deep and not self.may_give(state.job, claimant.account, given[request.account]):
+                    continue
+                slots = left[request.job]
+                found.append(RoomOffer(state, tuple(slots[-size:])))
+                given[request.account] += size
+                del slots[-size:]
+                heapq.heappush(heap, self._keeps(state.job, replicas(request), number, deep))
         for hold, state in self._candidates(self._ranked()) if claim is not None else ():
             account = state.job.request.account
             if claim is not None and hold <= claim:
                 break
-            if self._lent_by and self._lent_by(account) <= self._given_back[account] + given[account]:
+            if not self._lends(account, given[account]):
                 continue  # what it has left is its own
             slots = left.get(state.job.request.job, state.slots)
             found.append(RoomOffer(state, tuple(slots), parks=True))
             given[account] += len(slots)
         return found
-
-    def _lends(self, owner: str, tenant: str, given: Mapping[str, int]) -> bool:
-        return (
-            self._lent_by is None
-            or owner == tenant
-            or self._lent_by(owner) > self._given_back[owner] + given.get(owner, 0)
-        )
 
     def accept(self, offers: Sequence[RoomOffer], claimant: JobRequest, why: str) -> None:
         """Has jobs give up what they have offered."""

@@ -125,11 +125,8 @@ def _remedies(
     def starts_with(fewer: int) -> bool:
         return starts(replace(request, replicas=replace(request.replicas, least=fewer)))
 
-    fewest, most = (
-        0,
-        least - 1,
-    )  # with `fewest` it starts, if that is not 0; a decision for each of 64 is long
-    while fewest < most:
+    fewest, most = 0, least - 1  # with `fewest` it starts, if that is not 0
+    while fewest < most:  # by halves, for each trial is a decision
         middle = (fewest + most + 1) // 2
         fewest, most = (middle, most) if starts_with(middle) else (fewest, middle - 1)
     if fewest:

@@ -4,6 +4,9 @@ budget allow.
 First those that have less than they want, by rank of their start; then whoever gains most from one replica
 more, or from the next number of them that helps, while each saves at least `least_gain` of a step. What they
 grow by is given up when a waiting job comes for it: growth delays nobody by more than a change of size.
+
+A job that is to use little money, energy or carbon grows no further than its objective and budget let it
+(`growth_limit`); whoever else changes a job asks the same question (`forbidden_use`).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Protocol
 from entities.queue.availability import Shadow
 from entities.queue.decision import RoomOffer
 from entities.queue.displacement import Displacement
-from entities.queue.queued_job import ActiveJob, JobRequest
+from entities.queue.queued_job import JobRequest
 from entities.queue.slot_pools import FreeSlots, SlotTable
 
 
@@ -92,6 +92,8 @@ class RoomByPlan:
         chosen = needed(offers[:count], plan)
         for victim in [offer for offer in chosen if offer.parks]:
             fewer = [offer for offer in chosen if offer is not victim]
+            if len(fewer) == len(chosen):  # an earlier one's end has made it needless, too
+                continue
             try:
                 other = self._plan(_slots(fewer))
             except TrialLater:
@@ -144,24 +146,6 @@ def needed(offers: Sequence[RoomOffer], plan: Collection[str]) -> list[RoomOffer
             kept.append(offer)
             deeper.add(id(offer.state))
     return kept[::-1]
-
-
-def slot_returns(
-    active: Iterable[ActiveJob], table: SlotTable, shrinks: Callable[[ActiveJob], bool], now: float
-) -> list[tuple[float, int]]:
-    """When which slots that are held come free; see `availability.returns`, which counts them by pool."""
-    found = []
-    for job in active:
-        request, ends_at = job.request, job.ends_at(now)
-        firm = len(job.slots)
-        if request.elastic and not (job.leaving or job.gives_up or job.fixed) and shrinks(job):
-            firm -= max(0, job.replicas - request.replicas.least) * request.replica_slots
-        for place, slot in enumerate(job.slots):
-            if (number := table.index.get(slot, -1)) < 0 or not table.is_open(number):
-                continue
-            at = ends_at if place < firm else now
-            found.append((min(at, job.leaves_at) if slot in job.leaving else at, number))
-    return found
 
 
 def _slots(offers: Iterable[RoomOffer]) -> list[str]:

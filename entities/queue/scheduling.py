@@ -13,13 +13,14 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from entities.queue.availability import QueueGate, Shadow, delays, returns, shadow
+from entities.queue.availability import QueueGate, Shadow, delays, returns, shadow, slot_returns
 from entities.queue.decision import Cause, Hold, QueueDecision, RunChanges
 from entities.queue.displacement import Displacement
 from entities.queue.growth import grow
 from entities.queue.ordering import QueueRanking
-from entities.queue.plan_trials import RoomByPlan, SlotTrial, TrialLater, slot_returns
+from entities.queue.plan_trials import RoomByPlan, SlotTrial, TrialLater
 from entities.queue.queue_rules import Backfill, QueueOrder, QueueRules
 from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob, predicted_s
 from entities.queue.reservations import SlotReservation, assign, barred_for
@@ -173,7 +174,7 @@ class _Deciding:
             return self._looked_after(job)
         except TrialLater:
             self._said.again_at(self._now + self._rules.trial_pause_s)
-            return Hold(cause=Cause.PLAN, reason="its plan is tried in a moment: many others were before it")
+            return Hold(cause=Cause.PLAN, reason="its plan is tried in a moment: no more are tried at once")
 
     def _looked_after(self, job: QueuedJob) -> Hold | None:
         request = job.request
@@ -286,19 +287,18 @@ class _Deciding:
         self, request: JobRequest, replicas: int, pools: Sequence[int], barred: frozenset[int]
     ) -> list[int] | None:
         """The slots for the job: those of a plan, or the first free ones; None: there is no plan."""
-        count = request.slots(replicas)
+        if (trial := self._around.trials.get(request.job)) is not None:
+            slots = self._table.slots
+            open_to_it = [slots[number].slot for number in self._free.candidates(pools, barred)]
+            chosen = trial(replicas, open_to_it, search=True)
+            return None if chosen is None else [self._table.index[slot] for slot in chosen]
         rather_not = frozenset[int]()
         for each in self._reserved:
             if not each.reservation.is_for(request):
                 rather_not |= each.numbers
         for head in self._heads:
             rather_not |= head.numbers or frozenset()
-        if (trial := self._around.trials.get(request.job)) is None:
-            return self._free.first(pools, count, barred, rather_not)
-        slots = self._table.slots
-        open_to_it = [slots[number].slot for number in self._free.candidates(pools, barred)]
-        chosen = trial(replicas, open_to_it, search=True)
-        return None if chosen is None else [self._table.index[slot] for slot in chosen]
+        return self._free.first(pools, request.slots(replicas), barred, rather_not)
 
     def _begin(self, job: QueuedJob, replicas: int, numbers: list[int], rival: Shadow | None) -> None:
         request = job.request
@@ -344,7 +344,7 @@ class _Deciding:
                 "minimum, or add nodes",
             )
         if (trial := self._around.trials.get(request.job)) is not None:
-            return self._room_by_plan(job, trial, pools, barred, rival)
+            return self._room_by_plan(job, trial, pools, barred, free, rival)
         if self._gives_way(job, pools, least - free, rival):
             return self._keep(request, self._free.first(pools, min(least, free), barred, ()))
         if rival is not None:
@@ -381,10 +381,13 @@ class _Deciding:
         trial: SlotTrial,
         pools: Sequence[int],
         barred: frozenset[int],
+        free: int,
         rival: Shadow | None,
     ) -> Hold:
         """As `_make_room`, for a job that counts say too little of."""
         request, displaces = job.request, self._may_displace(job)
+        tried = free >= request.least_slots
+        lacks = f"no plan with the free slots: {trial.why}" if tried else self._lacks(request, free)
         firm = rival is None or displaces
         room = RoomByPlan(request, trial, self._table, pools, barred, self._free)
         given = room.by_leavers(self._moves) if firm else None
@@ -398,17 +401,22 @@ class _Deciding:
             return self._keep(request, room.free_of(given))
         if rival is not None:
             return self._behind(rival)
-        later = slot_returns(
-            [*self._running, *(state.job for state in self._starts)],
-            self._table,
-            lambda other: self._rules.resize and self._moves.may_give(other, request.account),
-            self._now,
-        )
+        active = [*self._running, *(state.job for state in self._starts)]
+        may_give = partial(self._moves.may_give, tenant=request.account)
+        later = slot_returns(active, self._table, may_give, self._now)
         head = room.shadow(later, self._now)
         if head is None:
             cause = Cause.PLAN if barred or trial.searching else Cause.NEVER
-            return Hold(cause=cause, reason=f"no plan on this mesh, others go first: {trial.why}")
-        return self._lead(head, Cause.PLAN, f"no plan with the free slots: {trial.why}")
+            return Hold(cause=cause, reason=f"no plan on this mesh, others go first: {trial.why or lacks}")
+        return self._lead(head, Cause.PLAN, lacks)
+
+    def _lacks(self, request: JobRequest, free: int) -> str:
+        """How many slots are missing."""
+        free_of_all = self._table.free_of_all(request.needs, free)
+        return (
+            f"needs {request.least_slots} {request.needs.places}, {free_of_all}: waiting for a job to end or "
+            "a node to join"
+        )
 
     def _keep(self, request: JobRequest, numbers: Sequence[int]) -> Hold:
         """Keeps these free slots for the job until those who make room have left."""
@@ -424,13 +432,8 @@ class _Deciding:
         """The job is the first without room of those that may use its slots; later ones must not delay it."""
         request, rules = job.request, self._rules
         if rules.backfill is Backfill.EASY:
-            later = returns(
-                self._running,
-                self._table,
-                lambda running: rules.resize and self._moves.may_give(running, request.account),
-                barred,
-                self._now,
-            )
+            may_give = partial(self._moves.may_give, tenant=request.account)
+            later = returns(self._running, self._table, may_give, barred, self._now)
             for state in self._starts:
                 ends_at = state.job.ends_at(self._now)
                 later += [(ends_at, self._table.pool_of[self._table.index[slot]], 1) for slot in state.slots]
@@ -442,11 +445,7 @@ class _Deciding:
         else:
             head = Shadow(request.job, math.inf, frozenset(pools), 0)
         cause = Cause.RESERVED if barred and free + len(barred) >= least else Cause.ROOM
-        free_of_all = self._table.free_of_all(request.needs, free)
-        lacks = (
-            f"needs {least} {request.needs.places}, {free_of_all}: waiting for a job to end or a node to join"
-        )
-        return self._lead(head, cause, lacks)
+        return self._lead(head, cause, self._lacks(request, free))
 
     def _lead(self, head: Shadow, cause: Cause, reason: str) -> Hold:
         """The job is the first of those without room that may use its slots."""

@@ -132,8 +132,14 @@ def _gavel_speeds(path: Path) -> Mapping[tuple[str, int], float]:
     for folder in (path.parent, path.parent.parent):
         for name in (GAVEL_SPEEDS, f"gavel_{GAVEL_SPEEDS}"):
             if (folder / name).exists() or (folder / f"{name}.gz").exists():
-                found = json.loads(_text(folder / name))[GAVEL_DEVICE]
-                return {_gavel_key(key): alone["null"] for key, alone in found.items()}
+                text = _text(folder / name)
+                try:
+                    found = json.loads(text)[GAVEL_DEVICE]
+                    return {_gavel_key(key): float(alone["null"]) for key, alone in found.items()}
+                except (ValueError, LookupError, TypeError, AttributeError):
+                    raise BadInput(
+                        f"{folder / name}: no speeds of {GAVEL_DEVICE} as Gavel has them: fetch the file anew"
+                    ) from None
     raise BadInput(f"{path}: a trace of Gavel needs {GAVEL_SPEEDS} beside it, or in the folder above")
 
 
@@ -154,7 +160,10 @@ def _table(path: Path, text: str) -> list[TraceLine]:
             f"{path}:1: no column {', '.join(missing)}: a trace has submit_s, slots, run_s, or is one of "
             "Gavel or Tiresias"
         )
-    return [_table_line(f"{path}:{number}", columns, row, number) for number, row in enumerate(rows, start=2)]
+    return [
+        _table_line(f"{path}:{rows.line_num}", columns, row, number)
+        for number, row in enumerate(rows, start=1)
+    ]
 
 
 def _table_line(at: str, columns: Mapping[str, str], row: Mapping[str, str], number: int) -> TraceLine:
@@ -183,7 +192,7 @@ def _table_line(at: str, columns: Mapping[str, str], row: Mapping[str, str], num
     if not 1 <= (1 if least is None else least) <= slots <= (slots if most is None else most):
         raise BadInput(f"{at}: min {least}, slots {slots}, max {most}: give 1 ≤ min ≤ slots ≤ max")
     return TraceLine(
-        job=row.get("job") or row.get("job_id") or f"job-{number - 1:05}",
+        job=row.get("job") or row.get("job_id") or f"job-{number:05}",
         submit_s=submit_s,
         slots=slots,
         run_s=run_s,

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,8 +16,8 @@ from entities.orchestrator.job.bus_outages import BusOutages
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.instances import NodeLost, NotReady, StartFailed
 from entities.orchestrator.job_state.retry_limits import Parked
-from entities.orchestrator.planning.eligible_slots import class_of, eligible, query_of
-from entities.orchestrator.planning.placement import NoRoom, OpenRoom, are_free, facts_digest
+from entities.orchestrator.planning.eligible_slots import Records, class_of, eligible, query_of
+from entities.orchestrator.planning.placement import Cordoned, NoRoom, OpenRoom, are_free, facts_digest
 from entities.orchestrator.planning.plan_requests import (
     cluster_distances,
     on_network,
@@ -42,7 +42,7 @@ from entities.queue.queued_job import QueuedJob
 from schemas.cluster import NodeStatus
 from schemas.errors import BadJob
 from schemas.job import JobRecord, JobSpec, JobState
-from schemas.task_graph import ModelTopology, Placement, TaskGraph
+from schemas.task_graph import ModelTopology, TaskGraph
 
 log = get_logger("orchestrator")
 
@@ -72,7 +72,7 @@ class Deployment:
         self._tried: dict[PlanRequest, NoRoom | None] = {}
         self._found: dict[PlanRequest, PlanAnswer] = {}
         self._search: asyncio.Task[None] | None = None
-        self._later: list[asyncio.TimerHandle] = []  # searches that failed, and are tried again
+        self._later: list[asyncio.TimerHandle] = []  # when searches may begin again
         self._plans = TriedPlans(self._search_in_turn)
         self._searched_at = -math.inf
 
@@ -155,7 +155,7 @@ class Deployment:
             graph = await self._on_network(await self._improve(graph, topology))
             if not self._is_stale(graph) or not left:
                 break
-            self.waits = True
+            self.waits, self._job.instances.deployed = True, None  # its slots are anybody's
             await self._job.store.reason("its slots changed while a better plan was searched: planned again")
         if (former := self._job.store.record.graph) is not None:
             seen = [former.revision, *(recut.plan for recut in self._job.store.record.recuts)]
@@ -180,6 +180,12 @@ class Deployment:
     def _is_stale(self, graph: TaskGraph) -> bool:
         """Whether its slots can do something else than they could when it was planned."""
         return graph.facts_digest != facts_digest(graph.placements, self._job.mesh.open_nodes())
+
+    def _may_take(self, graph: TaskGraph) -> bool:
+        """Whether a plan's slots are free for the job, and can do what they could when it was made."""
+        mesh, occupied = self._job.mesh, self._job.queue.occupied(self._job.name)
+        free = are_free(graph, mesh.open_nodes(), occupied, mesh.cordons.places())
+        return free and not self._is_stale(graph)
 
     async def _granted(self, topology: ModelTopology) -> tuple[TaskGraph, float]:
         """The plan at once when the queue has given the job its slots, and since when it was only planned."""
@@ -227,6 +233,7 @@ class Deployment:
                 self._search = None
             while self._later:
                 self._later.pop().cancel()
+            self._searched_at = -math.inf
             self._tried.clear()
             self._found.clear()
 
@@ -239,7 +246,11 @@ class Deployment:
         self._only = grant.nodes
         for _ in range(PLAN_TRIES):
             extent = job.mesh.extent()
-            facts = self._facts(topology, grant, job.mesh.open_nodes(), job.queue.occupied(job.name))
+            facts = replace(
+                self._facts(topology, grant, dict(job.mesh.records), job.mesh.cordons.places()),
+                nodes=job.mesh.open_nodes(),
+                occupied=job.queue.occupied(job.name),
+            )
             planned = await beside_the_loop(plan_granted, facts)
             if self._turn is not turn:
                 return NoRoom("it has left the queue")
@@ -256,9 +267,7 @@ class Deployment:
                 elif turn is not None:  # the count was right: from now on its plan is tried before
                     turn.trial = partial(self.trial, topology)
                 return planned.graph
-            cordoned = job.mesh.cordons.places()
-            free = are_free(planned.graph, job.mesh.open_nodes(), job.queue.occupied(job.name), cordoned)
-            if free and not self._is_stale(planned.graph):
+            if self._may_take(planned.graph):
                 job.instances.graph = planned.graph
                 self.waits, self.placed_at = False, time.time()
                 return planned.graph
@@ -268,12 +277,9 @@ class Deployment:
         )
 
     def _facts(
-        self,
-        topology: ModelTopology,
-        grant: SlotGrant,
-        nodes: Sequence[NodeStatus] = (),
-        occupied: Mapping[str, Sequence[Placement]] | None = None,
+        self, topology: ModelTopology, grant: SlotGrant, records: Records, cordoned: Cordoned
     ) -> GrantFacts:
+        """What its plan depends on, without nodes."""
         job = self._job
         return GrantFacts(
             job=job.name,
@@ -282,11 +288,11 @@ class Deployment:
             replicas=grant.replicas,
             only=grant.nodes,
             slots=grant.slots,
-            nodes=nodes,
-            occupied=occupied or {},
-            cordoned=job.mesh.cordons.places(),
+            nodes=(),
+            occupied={},
+            cordoned=cordoned,
             bits_class=job.store.record.bits_class,
-            records=dict(job.mesh.records) if nodes else job.mesh.records,
+            records=records,
             found=dict(self._found),
             refused=dict(self._tried),
             searching=self._search is not None,
@@ -294,9 +300,7 @@ class Deployment:
 
     def trial(self, topology: ModelTopology, mesh: TriedMesh) -> JobTrial:
         """Tries the job's plan during one decision of the queue."""
-        facts = replace(
-            self._facts(topology, SlotGrant(replicas=1)), records=mesh.records, cordoned=mesh.cordoned
-        )
+        facts = self._facts(topology, SlotGrant(replicas=1), mesh.records, mesh.cordoned)
         rested = time.monotonic() - self._searched_at >= self._times.search_again_s
         may_search = rested and self._search is None and self._turn is not None
         return self._plans.trial(facts, mesh, may_search=may_search)
@@ -326,13 +330,14 @@ class Deployment:
             for_good = False
         self._tried[request] = refusal
         self._search, self._searched_at = None, time.monotonic()
-        if not for_good:
-            again = partial(self._search_again, request)
-            self._later.append(asyncio.get_running_loop().call_later(self._times.search_again_s, again))
+        again = partial(self._search_again, None if for_good else request)
+        self._later.append(asyncio.get_running_loop().call_later(self._times.search_again_s, again))
         self._job.queue.again()
 
-    def _search_again(self, request: PlanRequest) -> None:
-        self._tried.pop(request, None)
+    def _search_again(self, failed: PlanRequest | None) -> None:
+        """A trial may begin a search again: for what has failed, or on slots that came free meanwhile."""
+        if failed is not None:
+            self._tried.pop(failed, None)
         self._job.queue.again()
 
     async def _improve(self, graph: TaskGraph, topology: ModelTopology) -> TaskGraph:
@@ -358,11 +363,7 @@ class Deployment:
         except NoPlan:
             return graph  # only with less memory than all that windows may hold
         better = await beside_the_loop(graph_for, job.name, shaped, topology, room, request, answer)
-        if isinstance(better, NoRoom) or self._is_stale(better):
-            return graph
-        if not are_free(
-            better, job.mesh.open_nodes(), job.queue.occupied(job.name), job.mesh.cordons.places()
-        ):
+        if isinstance(better, NoRoom) or not self._may_take(better):
             return graph
         job.instances.graph = better
         return better

@@ -48,6 +48,15 @@ async def unless(
         end_task.cancel()
 
 
+def _abilities(status: NodeStatus) -> object:
+    """What a node's slots can do, whoever is in them and however fast they are: equal if it is the same."""
+    slots = [
+        (slot.index, slot.device_kind, slot.memory_bytes, slot.bits_class, slot.precisions, slot.labels)
+        for slot in status.slots
+    ]
+    return status.incarnation, status.warm, slots
+
+
 class MeshView:
     """The present state of the mesh. All calls on the event loop."""
 
@@ -78,7 +87,9 @@ class MeshView:
         self._changed = asyncio.Condition()
         self.changes = 0
         """How often anything has changed."""
-        self._extent: tuple[tuple[int, int], object] = (-1, -1), None
+        self._abilities: dict[str, object] = {}  # of nodes, by SID
+        self._other_abilities = 0  # how often they have changed
+        self._extent: tuple[tuple[int, ...], object] = (), None
 
     async def _notify(self) -> None:
         self.changes += 1
@@ -92,6 +103,9 @@ class MeshView:
     async def node(self, status: NodeStatus) -> None:
         """A node agent registered, or its slots changed."""
         self.nodes[status.sid] = status
+        if self._abilities.get(status.sid) != (abilities := _abilities(status)):
+            self._abilities[status.sid] = abilities
+            self._other_abilities += 1
         if status.warm:
             self._lost_nodes.discard(status.sid)
         await self._notify()
@@ -120,15 +134,16 @@ class MeshView:
         return [status for sid, status in self.nodes.items() if sid not in self._lost_nodes]
 
     def extent(self) -> object:
-        """Nodes, their slots and cordons: equal as long as the mesh, were it empty, has the same room.
+        """Open nodes, what their slots can do, and cordons: equal as long as the mesh, were it empty, has the
+        same room.
 
         It is made anew only after a change: thousands of jobs that fit nowhere ask for it.
         """
-        when = self.changes, len(self.nodes)  # a node that is forgotten is no news
+        when = self.changes, len(self.nodes), len(self._lost_nodes)  # to forget or lose a node is no news
         if self._extent[0] != when:
-            nodes = frozenset((node.sid, node.incarnation, len(node.slots)) for node in self.nodes.values())
+            nodes = frozenset(node.sid for node in self.open_nodes())
             cordons = {agent: frozenset(places) for agent, places in self.cordons.places().items()}
-            self._extent = when, (nodes, cordons)
+            self._extent = when, (nodes, self._other_abilities, cordons)
         return self._extent[1]
 
     def sealing_keys(self) -> dict[str, str]:
@@ -144,6 +159,7 @@ class MeshView:
     def forget_node(self, agent: str) -> None:
         """Forgets an agent that does not answer: nothing is placed there until it registers again."""
         self.nodes.pop(agent, None)
+        self._abilities.pop(agent, None)
 
     async def while_there(self, agent: str, work: Coroutine[Any, Any, _Result]) -> _Result:
         """Awaits `work`, which needs this agent, unless the agent leaves meanwhile.
@@ -193,6 +209,8 @@ class MeshView:
                 self._departed[before.sid] = before  # replaced: others still ask how it ended
             self.records[change.message.sid] = change.message
             if change.message.kind is EntityKind.CLUSTER:
+                if before is None or before.state is not change.message.state:
+                    self._other_abilities += 1  # only an active node's slots are given to jobs
                 self.links.take(change.message)
             if change.message.state in (InstanceState.GONE, InstanceState.FAULTED):
                 self._left(change.message.sid)
@@ -247,6 +265,7 @@ class MeshView:
     def _left(self, sid: str) -> None:
         if self.nodes.pop(sid, None) is not None:
             self.links.forget(sid)
+            self._abilities.pop(sid, None)
         self.services.pop(sid, None)
 
     def gateways(self, clusters: tuple[str, ...] | None = None) -> list[str]:

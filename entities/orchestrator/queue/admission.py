@@ -92,8 +92,11 @@ def quotas_of(records: Iterable[JobRecord], *, fair: bool) -> dict[str, TenantQu
     found = {}
     for account, record in newest.items():
         own, share = record.guaranteed_slots if fair else None, record.queue_share
-        if own is not None or share.running_slots is not None or (fair and share.weight != 1.0):
-            found[account] = TenantQuota(slots=own, most=share.running_slots, weight=share.weight)
+        most = share.running_slots
+        if own is not None and most is not None:
+            own = min(own, most)  # whoever sent the quota may not have compared them
+        if own is not None or most is not None or (fair and share.weight != 1.0):
+            found[account] = TenantQuota(slots=own, most=most, weight=share.weight)
     return found
 
 

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from entities.orchestrator.planning.eligible_slots import Records, plan_in_one_class
-from entities.orchestrator.planning.placement import Cordoned, NoRoom, OpenRoom
+from entities.orchestrator.planning.placement import Cordoned, NoRoom
 from entities.orchestrator.planning.plan_requests import request_for
 from entities.orchestrator.planning.task_graph import graph_for, plan_in, room_for
-from entities.orchestrator.queue.mesh_slots import emptied, shaped, slot_name
-from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest
+from entities.orchestrator.queue.mesh_slots import emptied, shaped_within, slot_name
+from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest, PlanSlot
 from schemas.cluster import NodeStatus
 from schemas.errors import BadJob
 from schemas.job import JobSpec
@@ -91,7 +91,7 @@ def plan_granted(facts: GrantFacts) -> GrantedPlan:
     least = 1 if within is None else within.min
     graph: TaskGraph | NoRoom = NoRoom("")
     for replicas in dict.fromkeys((max(least, facts.replicas), least)):
-        attempt.spec = facts.spec if within is None else shaped(facts.spec, replicas)
+        attempt.spec = shaped_within(facts.spec, replicas)
         nodes = _within(facts.nodes, facts.only)
         if facts.slots is not None:  # the plan that it was admitted for
             graph = attempt.at_once(_with_slots(nodes, facts.slots), facts.occupied)
@@ -134,10 +134,8 @@ def try_plan(
         nodes: the agents, with their slots.
         occupied: what others have of them, by agent SID.
     """
-    within = facts.spec.parallel.replica_range
-    spec = facts.spec if within is None else shaped(facts.spec, replicas)
     attempt = _Attempt(facts)
-    attempt.spec = spec
+    attempt.spec = shaped_within(facts.spec, replicas)
     try:
         graph = attempt.planned(nodes, occupied)
     except BadJob as refused:  # who is placed is told so
@@ -185,7 +183,7 @@ class _Attempt:
             except NoPlan as refused:
                 return NoRoom(str(refused), never=refused.never)
             for found, answer in facts.found.items():  # by a search; its slots may be free yet
-                if _alike(found, request) and _still_open(room, found, answer):
+                if _alike(found, request) and _still_open(request, found, answer):
                     return graph_for(facts.job, spec, facts.topology, room, found, answer)
             graph = plan_in(facts.job, spec, facts.topology, room, request)
             unequal = len({slot.memory_bytes for slot in request.slots}) > 1
@@ -212,11 +210,14 @@ def _refused(request: PlanRequest, refused: Mapping[PlanRequest, NoRoom | None])
     return None
 
 
-def _still_open(room: OpenRoom, request: PlanRequest, answer: PlanAnswer) -> bool:
-    """Whether all slots of an earlier request's plan are free now."""
-    free = {(sid, slot.index) for sid, slots in room.free.items() for slot in slots}
-    chosen = (request.slots[place.slot] for place in answer.places)
-    return all((slot.node, slot.index) in free for slot in chosen)
+def _still_open(request: PlanRequest, found: PlanRequest, answer: PlanAnswer) -> bool:
+    """Whether all slots of an earlier request's plan are among those of this one, and serve as they did."""
+    there = {_as_served(slot) for slot in request.slots}
+    return all(_as_served(found.slots[place.slot]) in there for place in answer.places)
+
+
+def _as_served(slot: PlanSlot) -> tuple[object, ...]:
+    return slot.node, slot.index, slot.memory_bytes, slot.labels
 
 
 def _alike(first: PlanRequest, second: PlanRequest) -> bool:

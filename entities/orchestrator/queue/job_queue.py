@@ -118,6 +118,9 @@ class QueueTurn:
         except DmscError as error:
             self._news.put_nowait(error)
             return False
+        except Exception as error:  # the queue of all goes on
+            log.exception("a job could not be placed")
+            news = NoRoom(f"its plan failed: {type(error).__name__}: {error}")
         self.tell(news)
         return not isinstance(news, NoRoom)
 

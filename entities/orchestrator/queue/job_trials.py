@@ -14,16 +14,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 
+from bus.logs import get_logger
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.eligible_slots import Records
 from entities.orchestrator.planning.placement import Cordoned, NoRoom
 from entities.orchestrator.queue.granted_plan import GrantFacts, TriedPlan, try_plan
-from entities.orchestrator.queue.mesh_slots import emptied, shaped, slot_name, slots_of
+from entities.orchestrator.queue.mesh_slots import emptied, shaped_within, slot_name, slots_of
 from entities.planner.plan_request import PlanRequest
 from entities.queue.plan_trials import SlotTrial, TrialLater
 from schemas.cluster import NodeStatus
 from schemas.job import JobSpec
 from schemas.task_graph import Placement
+
+log = get_logger("orchestrator")
 
 MOST_REMEMBERED = 256
 """Trials of a job; then all are forgotten."""
@@ -116,7 +119,7 @@ class TriedPlans:
             may_search: whether it may have a search begun.
         """
         searches = len(facts.found), len(facts.refused), facts.searching
-        holds_for = facts.spec, id(facts.topology), facts.bits_class, searches, mesh.extent
+        holds_for = facts.spec, facts.topology, facts.bits_class, searches, mesh.extent
         if holds_for != self._holds_for or len(self._known) >= MOST_REMEMBERED:
             self._known, self._holds_for = {}, holds_for
         loop = asyncio.get_running_loop()
@@ -152,7 +155,12 @@ class JobTrial:
         if tried is None:
             self._mesh.budget.spend()
             began = time.monotonic()
-            tried = self._known[replicas, among] = self._try(replicas, slots)
+            try:
+                tried = self._try(replicas, slots)
+            except Exception as error:  # one job's trouble does not end the decision about all
+                log.exception("trial of a plan failed", job=self._facts.job)
+                tried = TriedPlan(NoRoom(f"the trial of its plan failed: {type(error).__name__}: {error}"))
+            self._known[replicas, among] = tried
             self._mesh.budget.took_s += time.monotonic() - began
         if isinstance(tried.slots, NoRoom):
             if search and tried.search is not None and self._begin_search is not None and not self.searching:
@@ -167,7 +175,7 @@ class JobTrial:
         """On all of these slots; if that keeps the constraints not as it comes, on parts that may."""
         whole = self._plan(replicas, slots)
         if isinstance(whole.slots, NoRoom):
-            for part in islice(parts(self._facts.spec, slots, self._mesh.clusters), MOST_PARTS):
+            for part in islice(parts(self._facts.spec, replicas, slots, self._mesh.clusters), MOST_PARTS):
                 tried = self._plan(replicas, part)
                 if not isinstance(tried.slots, NoRoom):
                     return tried
@@ -177,16 +185,19 @@ class JobTrial:
         return try_plan(self._facts, replicas, self._mesh.empty, self._mesh.all_but(frozenset(slots)))
 
 
-def parts(spec: JobSpec, slots: Sequence[str], clusters: Mapping[str, str]) -> Iterator[list[str]]:
+def parts(
+    spec: JobSpec, replicas: int, slots: Sequence[str], clusters: Mapping[str, str]
+) -> Iterator[list[str]]:
     """Parts of these slots on which hard constraints are kept by any plan: one node, or one slot of each.
 
     Args:
         spec: the job.
+        replicas: of each stage, if the job gives a range.
         slots: their ids.
         clusters: by the SID of a node's agent.
     """
     rules = {(rule.kind, rule.of) for rule in spec.plan.constraints if rule.hard}
-    least = slots_of(spec.parallel if spec.parallel.replica_range is None else shaped(spec, 1).parallel)
+    least = slots_of(shaped_within(spec, replicas).parallel)
     for scope in ("node", "cluster"):
         groups: dict[str, list[str]] = defaultdict(list)
         for slot in slots:

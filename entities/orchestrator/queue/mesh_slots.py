@@ -27,8 +27,6 @@ from schemas.task_graph import Placement, TaskGraph, UnitKind
 
 LEFT_BEHIND = "(ended)"
 """Who holds slots in which instances of ended jobs, or of nobody, have not exited yet."""
-
-
 BITS, PRECISION = "bits:", "precision:"
 
 
@@ -306,6 +304,11 @@ def shaped(spec: JobSpec, replicas: int) -> JobSpec:
         BadInput: its range would be too wide.
     """
     return spec.model_copy(update={"parallel": _with_replicas(spec.parallel, replicas)})
+
+
+def shaped_within(spec: JobSpec, replicas: int) -> JobSpec:
+    """The job with so many replicas of its range; as it is, if it gives none."""
+    return spec if spec.parallel.replica_range is None else shaped(spec, replicas)
 
 
 def reshaped(spec: JobSpec, stages: int | None, replicas: int | None) -> JobSpec:

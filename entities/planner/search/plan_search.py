@@ -209,7 +209,7 @@ def _candidates(
             f"parallel.stages is {stage_counts[0]}, but the model can be cut into {fine.pieces}: "
             f"set parallel.stages to at most {fine.pieces}"
         )
-    needed = sum(shape) if shape is not None else (request.stages or 1)
+    needed = sum(shape) if shape is not None else (request.stages or least_stages(request))
     if needed > total:
         raise NoPlan(
             f"needs {needed + sum(request.standbys)} slots, {sum(have)} are free: wait for a job to end, or "
@@ -345,6 +345,13 @@ def _why_not(chosen: PlanCandidate, other: PlanCandidate) -> str:
 
 def _nothing_fits(request: PlanRequest, fine: StepCost, kinds: Sequence[InstanceKind]) -> NoPlan:
     """Which layer, or else which cut, has no room, and by how much."""
+    if not all(kind.memory_bytes for kind in kinds):  # it is not known, so it is not what is missing
+        return NoPlan(
+            f"no cut into {request.stages or 'any number of'} stages keeps all constraints on the "
+            f"{len(request.slots)} free slots: set other parallel.stages, or ask for less in "
+            "plan.constraints",
+            never=False,
+        )
     largest = max(kind.memory_bytes for kind in kinds)
     needs = [(fine.memory_bytes(piece, piece + 1, 1), piece) for piece in range(fine.pieces)]
     need, piece = max(needs)
@@ -355,10 +362,9 @@ def _nothing_fits(request: PlanRequest, fine: StepCost, kinds: Sequence[Instance
     state = float(np.sum(fine.chain.state_bytes)) * request.memory_factor
     return NoPlan(
         f"no cut into {request.stages or 'any number of'} stages fits: the model needs "
-        f"{shown(state)} of state and its activations, the largest "
-        f"slot has {shown(largest)}, all {len(request.slots)} free ones {shown(most)}: "
-        "set more "
-        "parallel.stages, fewer training.microbatch_samples, or join a larger node"
+        f"{shown(state)} of state and its activations, the largest slot has {shown(largest)}, all "
+        f"{len(request.slots)} free ones {shown(most)}: set more parallel.stages, fewer "
+        "training.microbatch_samples, or join a larger node"
     )
 
 
@@ -367,6 +373,5 @@ def too_small_layer(name: str, need: float, largest: float) -> NoPlan:
     return NoPlan(
         f"layer {name} alone needs {shown(need)}, the largest slot has {shown(largest)} "
         f"({shown(need - largest)} too little): set fewer training.microbatch_samples, make it "
-        "several "
-        "layers, or join a larger node"
+        "several layers, or join a larger node"
     )

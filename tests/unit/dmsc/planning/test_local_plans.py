@@ -63,6 +63,14 @@ def test_a_deadline_takes_the_fewest_slots_that_keep_it() -> None:
         plan_in_time(JOB, MODEL, 1e-9, options, most=2)
 
 
+def test_a_deadline_goes_on_where_fewer_slots_keep_no_constraints() -> None:
+    apart = {"constraints": [{"kind": "apart", "scope": "stage", "layers": ["*0", "*7"]}]}
+    job = JOB.model_copy(update={"plan": JOB.plan.model_validate(apart)})
+    assert plan_in_time(job, MODEL, 1.0, PlanOptions(steps=100)).slots == 2
+    with pytest.raises(BadInput, match="needs 2 slots, 1 are free"):
+        plan_in_time(job, MODEL, 1.0, PlanOptions(steps=100), most=1)
+
+
 def test_what_fits_nowhere_is_one_line() -> None:
     with pytest.raises(
         BadInput, match=r"layer layer6 alone needs .* [KM]iB, the largest slot has 100 B \(.*iB too"

@@ -113,6 +113,18 @@ def test_what_can_not_be_is_refused_in_one_line(changes: dict[str, object], refu
         search_plan(request(**changes))
 
 
+def test_memory_that_is_not_known_is_not_what_stands_against_a_plan() -> None:
+    layers = list(request().layers)
+    layers[0] = replace(layers[0], pinned_to=("disk=fast",))
+    layers[1] = replace(layers[1], pinned_to=("disk=slow",))
+    slots = tuple(
+        PlanSlot("node", "cluster-0", at, labels=(f"disk={kind}",)) for at, kind in ((0, "fast"), (1, "slow"))
+    )
+    asked = request(layers=tuple(layers), slots=slots, edges=(0, 6, 12), replicas=None)
+    with pytest.raises(NoPlan, match="no cut into 2 stages keeps all constraints on the 2 free slots"):
+        search_plan(asked)
+
+
 def test_a_layer_that_fits_nowhere_is_named_with_what_is_missing() -> None:
     layers = request().layers
     large = (*layers[:3], replace(layers[3], state_bytes=16.0 * GIB), *layers[4:])

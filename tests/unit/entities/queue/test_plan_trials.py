@@ -90,6 +90,27 @@ def test_a_job_without_a_plan_on_free_slots_holds_back_only_who_would_take_the_s
     assert started(short) == {"short": 1}
 
 
+def test_what_such_a_job_lacks_is_said_of_the_free_slots() -> None:
+    """Too few are free to try a plan on them; what others leave was tried, and is no reason to wait."""
+    running = [runs(asks(f"r{slot}"), slot, work_s=100 * (slot + 1)) for slot in (0, 1, 2)]
+    trial = TwoOnOneNode()
+    trial.why = ""
+    decision = decide([waits(asks("pair", 2))], running, around(trials={"pair": trial}), NOW)
+    hold = decision.holds["pair"]
+    assert hold.reason == "needs 2 slots, 1 of 4 free: waiting for a job to end or a node to join"
+    assert (hold.cause, hold.expected_at) == (Cause.PLAN, NOW + 200)
+
+
+def test_jobs_are_asked_in_turn_to_shrink_for_a_plan() -> None:
+    """As for others: who has most of what it wants is next. Nobody gives up three where two would do."""
+    running = [
+        runs(asks("first", 4, least=1), 0, 4, 2, 5, started_at=0.0),
+        runs(asks("second", 4, least=1), 1, 3, 6, 7, started_at=0.0),
+    ]
+    (resize,) = decide([waits(asks("pair", 2))], running, around(8), NOW).resizes
+    assert (resize.job, sorted(resize.leaves)) == ("second", ["s6", "s7"])
+
+
 @pytest.mark.parametrize("backfill", [Backfill.NONE, Backfill.ANY])
 def test_under_other_rules_a_job_without_a_plan_is_a_head_like_others(backfill: Backfill) -> None:
     running = [runs(asks("r0"), 0), runs(asks("r2"), 2)]

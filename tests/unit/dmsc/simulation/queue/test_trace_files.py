@@ -32,6 +32,10 @@ def test_a_trace_of_gavel(tmp_path: Path) -> None:
     trace.write_text("LM (batch size 5)\tcd\t-n\t1\t600\t7.5\t2\n", encoding="utf-8")
     (line,) = read_trace(trace)
     assert (line.submit_s, line.slots, line.run_s) == (7.5, 2, 300.0)
+    for broken in ("{", "[]", '{"v100": {"LM": {}}}'):
+        (tmp_path / "simulation_throughputs.json").write_text(broken, encoding="utf-8")
+        with pytest.raises(BadInput, match=r"simulation_throughputs.json: no speeds of v100"):
+            read_trace(trace)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +44,7 @@ def test_a_trace_of_gavel(tmp_path: Path) -> None:
         ("a,b\n1,2\n", ":1: no column submit_s, slots, run_s"),
         ("submit_s,slots,run_s\n1,0,5\n", ":2: 0 slots for 5.0 s: both have to be above 0"),
         ("submit_s,slots,run_s\n1,two,5\n", ":2: slots is two: give a number"),
+        ("submit_s,slots,run_s\n1,1,5\n\n1,two,5\n", ":4: slots is two: give a number"),
         ("submit_s,slots,run_s\n1,1.5,5\n", ":2: slots is 1.5: give a whole number"),
         ("submit_s,slots,run_s\nnan,1,5\n", ":2: submit_s is nan: give a number"),
         ("submit_s,slots,run_s\n1,1\n", ":2: run_s is missing: give a number"),

@@ -27,11 +27,11 @@ from tests.job_context import job_context
 class Waiting:
     """Job `j` in a queue, on one node of some slots, beside another job that takes slots now and then."""
 
-    def __init__(self, mesh: Any, replicas: int) -> None:
+    def __init__(self, mesh: Any, replicas: int, **asked: Any) -> None:
         self.other = Run("other", 1, 0.0)
         self.queue = JobQueue(mesh, {"other": self.other}, {}, queue_rules())
         self.instances = SimpleNamespace(graph=None)
-        of_job = spec(parallel={"replicas": replicas}, training={"steps": 2, "microbatches": 4})
+        of_job = spec(parallel={"replicas": replicas}, training={"steps": 2, "microbatches": 4}, **asked)
         record = job_record("j", JobState.QUEUED, spec=of_job)
         context = job_context(record, mesh=mesh, queue=self.queue, instances=self.instances)
         outages: Any = None
@@ -115,6 +115,54 @@ async def test_a_plan_of_slots_that_have_changed_is_refused_and_made_anew(
     assert facts_digest(found.placements, mesh.open_nodes()) == found.facts_digest
     mesh.nodes["a-n"] = given_speed(first, 0.2501)  # as good as measured before
     assert facts_digest(found.placements, mesh.open_nodes()) == found.facts_digest
+
+
+async def test_slots_that_change_while_a_better_plan_is_searched_are_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = node("a", slots=2)
+    waiting = Waiting(mesh := await mesh_of(first), 2)
+    job, instances, held = waiting.deployment, waiting.instances, list[object]()
+    instances.deployed = None
+    store: Any = job._job.store
+
+    async def written(*what: object, **fields: object) -> None:
+        """To no bus."""
+
+    store.reason = store.move = written
+
+    async def granted(of_model: object) -> tuple[Any, float]:
+        held.append(instances.deployed)
+        assert job.waits
+        instances.deployed = await waiting.place(2)
+        return instances.deployed, 0.0
+
+    async def improved(graph: TaskGraph, of_model: object) -> TaskGraph:
+        mesh.nodes["a-n"] = given_speed(first, 0.25)
+        return graph
+
+    monkeypatch.setattr(job, "_granted", granted)
+    monkeypatch.setattr(job, "_improve", improved)
+    graph = await job._plan(topology())
+    assert held == [None, None], "while it waits anew"
+    assert graph.facts_digest == facts_digest(graph.placements, mesh.open_nodes())
+
+
+async def test_a_job_that_fitted_nowhere_is_asked_again_once_slots_can_do_something_else() -> None:
+    """The node warms up, and says what its slots compute with; it is the same incarnation."""
+    cold = node("a", slots=2).model_copy(update={"warm": False})
+    mesh = await mesh_of(cold)
+    waiting = Waiting(mesh, 1, requires={"precision": "bf16"})
+    assert isinstance(await waiting.place(), NoRoom)
+    asked = waiting.deployment.waiting
+    assert asked is not None
+    assert asked.request.unfit
+    able = tuple(slot.model_copy(update={"precisions": ("bf16",)}) for slot in cold.slots)
+    await mesh.node(cold.model_copy(update={"warm": True, "slots": able}))
+    asked = waiting.deployment.waiting
+    assert asked is not None
+    assert not asked.request.held
+    assert isinstance(await waiting.place(), TaskGraph)
 
 
 async def test_while_others_take_all_that_it_plans_it_waits_and_holds_nothing(

@@ -27,6 +27,10 @@ async def test_what_the_mesh_would_have_if_it_were_empty_changes_with_nodes_slot
     await mesh.node(node("a", slots=2, busy=1))
     await mesh.nudge()
     assert mesh.extent() == before, "whoever is in its slots"
+    mesh.judged_lost("a-n")
+    assert mesh.extent() != before
+    await mesh.node(node("a", slots=2))
+    assert mesh.extent() == before
     cordon = Cordon(agent="a-n", cluster="a", node="n", slot=1, reason="drained", by="olga", at=0.0)
     await mesh.cordon(cordon)
     assert mesh.extent() != before

@@ -175,6 +175,8 @@ def test_a_users_guarantee_is_that_of_the_newest_job() -> None:
     limited = old.model_copy(update={"queue_share": share})
     assert quotas_of([limited], fair=True) == {"ann": TenantQuota(slots=4, most=6, weight=2.0)}
     assert quotas_of([limited], fair=False) == {"ann": TenantQuota(most=6, weight=2.0)}
+    beyond = old.model_copy(update={"queue_share": QueueShare(running_slots=3)})
+    assert quotas_of([beyond], fair=True) == {"ann": TenantQuota(slots=3, most=3)}
     both = [
         jobs.job(user, user=user, queue_share=share.model_copy(update={"tenant": "lab"}))
         for user in ("ann", "bob")

@@ -12,10 +12,13 @@ import pytest
 from entities.orchestrator.job import deployment
 from entities.orchestrator.job.deployment import Deployment
 from entities.orchestrator.planning.placement import NoRoom
-from entities.orchestrator.queue.job_queue import JobQueue
-from entities.orchestrator.queue.job_trials import TrialBudget, TriedMesh
+from entities.orchestrator.queue import job_trials
+from entities.orchestrator.queue.granted_plan import TriedPlan, try_plan
+from entities.orchestrator.queue.job_queue import JobQueue, SlotGrant
+from entities.orchestrator.queue.job_trials import TrialBudget, TriedMesh, parts
 from entities.orchestrator.queue.mesh_slots import is_placed_by_plan, queue_rules
 from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest
+from entities.planner.search.plan_search import search_plan
 from entities.queue.plan_trials import TrialLater
 from schemas.job import JobState
 from tests.builders.graphs import node, placement, topology
@@ -119,6 +122,7 @@ async def test_while_a_plan_is_searched_nobody_parks_for_the_job(
         assert [each.name for each in low if each.gave_way] == ["m0"]
         deciding.cancel()
     assert len(asked) == 1
+    assert job._later, "slots may have come free in which it was not to be searched yet"
     while job._later:
         job._later.pop().cancel()
 
@@ -152,3 +156,43 @@ async def test_trials_are_bounded_and_remembered_until_the_mesh_changes() -> Non
     changed = trial(TrialBudget(most=1, made=1))
     with pytest.raises(TrialLater):
         changed(1, ["a-m/0", "a-n/0"])
+
+
+async def test_a_plan_that_a_search_has_found_counts_while_its_slots_have_what_they_had() -> None:
+    """As they come, slots of both nodes would be taken: at once there is no plan on these three."""
+    both = [node("a", "m", 1), node("a", "n", 2)]
+    facts = deployment_of(await mesh_of(*both))._facts(topology(), SlotGrant(replicas=1), {}, {})
+    search = try_plan(facts, 1, both, {}).search
+    assert search is not None
+    facts = replace(facts, found={search: search_plan(search)})
+    assert try_plan(facts, 1, both, {}).slots == ["a-n/0", "a-n/1"]
+    less = tuple(slot.model_copy(update={"memory_bytes": 1}) for slot in both[1].slots)
+    both[1] = both[1].model_copy(update={"slots": less})
+    assert isinstance(try_plan(facts, 1, both, {}).slots, NoRoom)
+
+
+async def test_a_plan_that_fails_is_its_own_jobs_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = await mesh_of(node("a", "m", 2), node("a", "n", 1))
+    pair, small = pair_on(mesh), Run("small", 1, 1.0)
+
+    def broken(*of_all: object) -> TriedPlan:
+        raise ArithmeticError("no number")
+
+    monkeypatch.setattr(job_trials, "try_plan", broken)
+    pair.fails = ArithmeticError("no number")
+    async with queue_of(mesh, pair, small):
+        await heard(pair, "its plan failed: ArithmeticError: no number")
+        await heard(small, "small")
+
+
+def test_parts_are_large_enough_for_the_replicas_that_are_tried() -> None:
+    """Its whole range, from one replica on, would be too wide for a job."""
+    within = {"min": 300, "want": 300, "max": 555}
+    many = spec(
+        parallel={"stages": 1, "replicas": within},
+        training={"steps": 1, "microbatches": 1024},
+        plan=ON_ONE_NODE,
+    )
+    slots = [f"a-m/{at}" for at in range(300)]
+    assert [len(part) for part in parts(many, 300, [*slots, "a-n/0"], {})] == [300]
+    assert not list(parts(many, 301, slots, {}))
