@@ -410,13 +410,14 @@ class _Deciding:
             return Hold(cause=cause, reason=f"no plan on this mesh, others go first: {trial.why or lacks}")
         return self._lead(head, Cause.PLAN, lacks)
 
-    def _lacks(self, request: JobRequest, free: int) -> str:
-        """How many slots are missing."""
-        free_of_all = self._table.free_of_all(request.needs, free)
-        return (
-            f"needs {request.least_slots} {request.needs.places}, {free_of_all}: waiting for a job to end or "
-            "a node to join"
-        )
+    def _lacks(self, request: JobRequest, free: int, kept: frozenset[int] = frozenset()) -> str:
+        """How many slots are missing. `kept`: those that reservations keep from it, and that would do."""
+        lacks = f"needs {request.least_slots} {request.needs.places}, "
+        lacks += self._table.free_of_all(request.needs, free)
+        if not kept:
+            return f"{lacks}: waiting for a job to end or a node to join"
+        names = sorted(each.reservation.name for each in self._reserved if each.numbers & kept)
+        return f"{lacks}, {len(kept)} kept by reservation {', '.join(names)}"
 
     def _keep(self, request: JobRequest, numbers: Sequence[int]) -> Hold:
         """Keeps these free slots for the job until those who make room have left."""
@@ -444,8 +445,8 @@ class _Deciding:
                 )
         else:
             head = Shadow(request.job, math.inf, frozenset(pools), 0)
-        cause = Cause.RESERVED if barred and free + len(barred) >= least else Cause.ROOM
-        return self._lead(head, cause, self._lacks(request, free))
+        kept = barred if free + len(barred) >= least else frozenset()
+        return self._lead(head, Cause.RESERVED if kept else Cause.ROOM, self._lacks(request, free, kept))
 
     def _lead(self, head: Shadow, cause: Cause, reason: str) -> Hold:
         """The job is the first of those without room that may use its slots."""

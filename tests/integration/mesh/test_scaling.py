@@ -116,7 +116,11 @@ def test_slots_that_are_reserved_stay_empty_for_their_user(mesh: Mesh) -> None:
                 mesh.printed("resume", job)
             if "needs 1 slots" in event.text:
                 break
-        assert mesh.client.queue(job).jobs[0].cause == "reserved"
+        place = mesh.client.queue(job).jobs[0]
+        assert (place.cause, place.reason.rpartition(", ")[2]) == (
+            "reserved",
+            f"{slots} kept by reservation night",
+        )
         assert job in mesh.printed("queue")
         assert f"{job} (outside) is 1 of 1, needs 1 slots" in mesh.printed("queue", "explain", job)
         assert "1 more would have all start" in mesh.printed("queue", "capacity")

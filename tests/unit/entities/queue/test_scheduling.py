@@ -313,7 +313,9 @@ def test_slots_of_a_reservation_are_left_in_time_and_only_its_tenant_gets_them()
     window = SlotReservation(name="night", start_at=NOW + 100, end_at=NOW + 500, count=2, tenant="x")
     around = QueueSurroundings(table=mesh(4), reservations=(window,))
     long, short = waits(asks("long", 4), 1000), waits(asks("short", 4), 50)
-    assert decide([long], [], around, NOW).holds["long"].cause is Cause.RESERVED
+    hold = decide([long], [], around, NOW).holds["long"]
+    assert hold.cause is Cause.RESERVED
+    assert hold.reason == "needs 4 slots, 2 of 4 free, 2 kept by reservation night"
     assert started(decide([short], [], around, NOW)) == {"short": 4}
     assert started(decide([waits(asks("half", 2), 1000)], [], around, NOW)) == {"half": 2}
     stranger = runs(asks("stranger", 2), 2, 3)
