@@ -179,6 +179,6 @@ async def test_the_nats_door_takes_arrays(url: str, dial: Dial) -> None:
     assert (await ask("job.park", job=made.array)).note == "parked or held: 3 of 3 jobs"
     assert (await ask("job.resume", job=made.array)).note == "may go on: 3 of 3 jobs"
     assert (await ask("job.prioritise", job=made.array, priority=5)).note == "priority 5: 3 of 3 jobs"
-    with pytest.raises(BadInput, match="priority: missing; job.prioritise needs the new class"):
+    with pytest.raises(BadInput, match=r"priority: missing; job\.prioritise needs the new class"):
         await ask("job.prioritise", job=made.array)
     assert (await ask("job.cancel", job=made.array)).note == "cancelled: 3 of 3 jobs"
