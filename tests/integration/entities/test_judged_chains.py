@@ -34,7 +34,7 @@ async def only_the_newest_word_is_told(mesh: Mesh, slow: InstanceStart, say: Say
         return any((each.sid, each.condition) == (slow.unit.sid, condition) for each in refused)
 
     counts = itertools.count(1_000_000)
-    for service_ms, condition in ((20.0, "well"), (900.0, "underperforming")):
+    for service_ms, condition in ((5.0, "well"), (900.0, "underperforming")):
 
         async def live(service_ms: float = service_ms) -> None:
             for count in counts:
