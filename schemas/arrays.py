@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from schemas.base import CallerSpan, Message, Part, Time, Token
 from schemas.errors import BadJob
 from schemas.explain import explain
 from schemas.job import ENDED, ArrayPlace, JobRecord, JobSpec, JobState
 from schemas.job_file.parallel import MOST_INSTANCES, MOST_STAGES
-from schemas.job_file.queue import MOST_MEMBERS, Values
+from schemas.job_file.queue import MOST_MEMBERS, Priority, Values
 from schemas.marks import HOLDS_USER_VALUES, Url
 from schemas.quota import Quota
 
@@ -44,10 +44,10 @@ class SubmitArray(Message, wire="job.submit_array"):
     may_read: tuple[Url, ...] = Field((), description="what they name on the bus, as Type 3 let their user")
 
 
-ArrayAction = Literal["cancel", "park", "resume"]
+ArrayAction = Literal["cancel", "park", "resume", "prioritise"]
 
 
-class OrderArray(Message, wire="job.order_array"):
+class OrderArray(Message, wire="job.order_array", version=(1, 1)):
     """MG → SMO: the same order to all members of an array that it can be given to."""
 
     array: Token
@@ -57,6 +57,13 @@ class OrderArray(Message, wire="job.order_array"):
     stages: int | None = Field(None, ge=1, le=MOST_STAGES)
     replicas: int | None = Field(None, ge=1, le=MOST_INSTANCES)
     quota: Quota | None = Field(None, description="the user's, as Type 3 told it")
+    priority: Priority | None = Field(None, description="for prioritise: the new class")
+
+    @model_validator(mode="after")
+    def _says_priority(self) -> OrderArray:
+        if (self.action == "prioritise") != (self.priority is not None):
+            raise ValueError("priority: given with the action prioritise, and with no other")
+        return self
 
 
 class ArrayMember(Part):

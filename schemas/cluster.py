@@ -143,7 +143,7 @@ class Judge(Message, wire="cluster.judge"):
     incarnation: Token
 
 
-class Judgement(Message, wire="cluster.judgement", version=(1, 2)):
+class Judgement(Message, wire="cluster.judgement", version=(1, 3)):
     """The judgement on an instance: `process` is its state by the operating system, `condition` how it does.
 
     `scope` is the instance alone or the whole node; `kind` is transient (it lives and may go on) or
@@ -155,7 +155,11 @@ class Judgement(Message, wire="cluster.judgement", version=(1, 2)):
     process: Literal["running", "stopped", "gone", "unknown"]
     scope: Literal["none", "instance", "node"]
     kind: Literal["transient", "structural"]
-    broken: tuple[str, ...] = Field((), description="dependencies of the topology that it broke")
+    broken: tuple[str, ...] = Field(
+        (),
+        description="dependencies of the topology that it broke, each `from -> to: what flows`; of one that "
+        "gets on, its links that do not work, by its samples",
+    )
     evidence: str = ""
     log: tuple[str, ...] = Field((), description="the last lines that it wrote to its log")
     condition: Literal["", "well", "stalled", "underperforming"] = Field(

@@ -80,7 +80,7 @@ VerdictKind = Literal["transient", "structural", "unfounded"]
 FaultScope = Literal["none", "instance", "node"]
 
 
-class FaultVerdict(Message, wire="fault.verdict", version=(1, 4)):
+class FaultVerdict(Message, wire="fault.verdict", version=(1, 5)):
     """The SMO's verdict, reached with SRD and MIC, and its action; on the stream `FAULTS`."""
 
     job: Token | None
@@ -95,6 +95,9 @@ class FaultVerdict(Message, wire="fault.verdict", version=(1, 4)):
     broken: tuple[str, ...] = Field((), description="dependencies of the topology that it broke, by the MIC")
     judged: str = Field("", description="the judgement of the MIC in words; empty: it gave none")
     ended: bool = Field(False, description="its process is known to have ended")
+    at_fault: Token | Literal[""] = Field(
+        "", description="the instance that reported it, where that one is at fault; it is located next"
+    )
 
 
 ChainCondition = Literal["well", "stalled", "underperforming"]

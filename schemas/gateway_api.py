@@ -14,6 +14,7 @@ from schemas.cluster import Cordon, NodeStatus
 from schemas.fault import FaultRecord
 from schemas.job import JobRecord, JobSpec
 from schemas.job_file.parallel import MOST_INSTANCES, MOST_STAGES
+from schemas.job_file.queue import Priority
 from schemas.marks import HOLDS_USER_VALUES, Secret, Url
 from schemas.module_status import OrderBody, QuestionBody
 from schemas.observation import Observation
@@ -25,14 +26,14 @@ from schemas.signals import ComputeEntry, QosReport, Role
 from schemas.unreadable import UnreadableNote
 
 
-class DoorRequest(Message, wire="door.request", version=(1, 4)):
+class DoorRequest(Message, wire="door.request", version=(1, 5)):
     """A client's request over NATS, with the fields that its action needs."""
 
     token: Secret
     action: str = Field(
-        description="job.submit | job.list | job.read | job.cancel | job.park | job.resume | job.recut | "
-        "mesh.read | plan.make | policy.list | policy.order | policy.ask | policy.automation | "
-        "observation.write"
+        description="job.submit | job.list | job.read | job.cancel | job.park | job.resume | "
+        "job.prioritise | job.recut | mesh.read | plan.make | policy.list | policy.order | policy.ask | "
+        "policy.automation | observation.write"
     )
     job: Token | None = None
     spec: JobSpec | None = None
@@ -48,6 +49,7 @@ class DoorRequest(Message, wire="door.request", version=(1, 4)):
         pattern=LIMITS,
         description="for policy.automation, of a job: limits to set, as `cost=12,energy=none`",
     )
+    priority: Priority | None = Field(None, description="for job.prioritise: the new class")
     plan: str | None = Field(
         None, max_length=MOST_PLAN_TEXT, description="for job.recut, as at HTTP; none: the planner chooses"
     )
@@ -154,6 +156,14 @@ class ResumeJob(Message, wire="job.resume", version=(1, 2)):
     stages: int | None = Field(None, ge=1, le=MOST_STAGES)
     replicas: int | None = Field(None, ge=1, le=MOST_INSTANCES)
     quota: Quota | None = Field(None, description="the user's, as Type 3 told it")
+
+
+class PrioritiseJob(Message, wire="job.prioritise"):
+    """MG → SMO: a job has another class in the queue from now on, whether it waits or runs."""
+
+    job: Token
+    user: str
+    priority: Priority
 
 
 class JobQuery(Message, wire="job.query"):

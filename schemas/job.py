@@ -25,7 +25,7 @@ from schemas.job_file.initial_weights import InitialWeightsField
 from schemas.job_file.model import ModelSpec
 from schemas.job_file.parallel import ParallelSpec
 from schemas.job_file.plan import PlanSpec
-from schemas.job_file.queue import MOST_MEMBERS, ArraySpec, QueueSpec, Values
+from schemas.job_file.queue import MOST_MEMBERS, ArraySpec, Priority, QueueSpec, Values
 from schemas.job_file.recovery import RecoverySpec
 from schemas.job_file.requires import RequiresSpec
 from schemas.job_file.training import LossScaleSpec, TrainingSpec
@@ -349,7 +349,7 @@ class FormerShape(Part):
     left_at: Time | None = Field(None, description="when it began to go back")
 
 
-class JobRecord(Message, wire="job.record", version=(1, 25)):
+class JobRecord(Message, wire="job.record", version=(1, 26)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -399,6 +399,7 @@ class JobRecord(Message, wire="job.record", version=(1, 25)):
     automation: Automation | None = Field(None, description="as a person switched it; none: as its file says")
     objective: JobObjective | None = Field(None, description="likewise")
     budget: BudgetSpec | None = Field(None, description="likewise, with all its limits")
+    priority: Priority | None = Field(None, description="likewise, of the queue")
     pins: tuple[PinnedKnob, ...] = Field((), description="what persons have set and not released")
     recuts: tuple[RecutRecord, ...] = Field((), description="of its layers while it trained, the last 16")
     fault_choices: tuple[FaultChoice, ...] = Field(
@@ -438,6 +439,11 @@ class JobRecord(Message, wire="job.record", version=(1, 25)):
     def budget_in_force(self) -> BudgetSpec:
         """The most that the job may use."""
         return self.spec.automation.budget if self.budget is None else self.budget
+
+    @property
+    def priority_in_force(self) -> int:
+        """The job's class in the queue."""
+        return self.spec.queue.priority if self.priority is None else self.priority
 
     @property
     def last_step(self) -> int:

@@ -37,6 +37,7 @@ __all__ = [
     "MESH_QUERY",
     "ORDER_ARRAY",
     "PARK",
+    "PRIORITISE",
     "QUERY",
     "QUEUE_CAPACITY",
     "QUEUE_QUERY",
@@ -135,7 +136,7 @@ ORDER_ARRAY = Subject(
     arrays.OrderArray,
     MG,
     SMO,
-    "cancel, park or resume the jobs of an array",
+    "cancel, park, resume or prioritise the jobs of an array",
     reply=arrays.JobArray,
     answer_bytes=RECORDS_BYTES,
 )
@@ -187,6 +188,16 @@ RESUME = Subject(
     MG,
     SMO,
     "a parked job goes on",
+    reply=job.JobRecord,
+    answer_bytes=RECORDS_BYTES,
+)
+PRIORITISE = Subject(
+    "prioritise",
+    "job.command.prioritise",
+    gateway_api.PrioritiseJob,
+    MG,
+    SMO,
+    "a job gets another class in the queue",
     reply=job.JobRecord,
     answer_bytes=RECORDS_BYTES,
 )

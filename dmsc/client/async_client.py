@@ -154,6 +154,10 @@ class AsyncClient(ArrayCalls, TrainCalls, ShapeCalls, DataCalls, AccessCalls, Fe
         path = f"/v1/jobs/{segment(job)}/resume"
         return await self._post(JobRecord, path, stages=stages, replicas=replicas)
 
+    async def prioritise(self, job: str, priority: int) -> JobRecord:
+        """Give a job another class of priority in the queue; raises `Conflict` if it has ended."""
+        return await self._post(JobRecord, f"/v1/jobs/{segment(job)}/prioritise", priority=priority)
+
     # --- the mesh -------------------------------------------------------------------------------------------
 
     async def plan(self, question: PlanBody) -> PlanMade:

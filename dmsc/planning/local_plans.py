@@ -54,6 +54,41 @@ class PlanOptions:
     network: NetworkTopology | None = None
 
 
+def plans_without_a_mesh(
+    spec: JobSpec,
+    model: ModelTopology,
+    options: PlanOptions,
+    *,
+    counts: tuple[int, int] | None = None,
+    deadline: float | None = None,
+    offers: Sequence[SlotOffer] = (),
+    compare: bool = False,
+) -> list[PricedPlan]:
+    """What `dmsc plan` shows: one plan, or one for each number of slots that is used.
+
+    Args:
+        spec: the job.
+        model: its layers, as measured.
+        options: price, steps and network.
+        counts: numbers of slots, from and to, of speed 1.
+        deadline: hours, on the fewest slots that keep them.
+        offers: the slots that are there; none: as many of speed 1 as the file asks for.
+        compare: the file's own shape and the best one on its slots.
+
+    Raises:
+        BadInput: nothing fits, or ends in time.
+    """
+    if counts is not None:
+        return plans_by_slots(spec, model, counts_between(*counts), SlotOffer(1), options)
+    if deadline is not None:
+        return [plan_in_time(spec, model, deadline, options)]
+    own = sum(spec.parallel.replicas_per_stage()) + sum(spec.parallel.standbys_per_stage())
+    there = offers or [SlotOffer(own)]
+    is_free = bool(offers or spec.parallel.auto)
+    asked = [] if is_free and not compare else [plan_as_asked(spec, model, there, options)]
+    return asked + ([plan_chosen(spec, model, there, options)] if compare or is_free else [])
+
+
 def plan_as_asked(
     spec: JobSpec, model: ModelTopology, offers: Sequence[SlotOffer], options: PlanOptions
 ) -> PricedPlan:

@@ -80,6 +80,8 @@ class ChainConfig:
     """After so many times that limit it will not go on by itself, even if it computes."""
     silent_s: float = 30.0
     """A process that runs and has sent no sample for so long is stalled, if it had work."""
+    broken_link_s: float = 30.0
+    """A link that failed so long ago, and over which nothing has gone since, says nothing any more."""
     slow: float = 3.0
     """Times what the plan expects: below it, windows and routes compensate."""
     well: float = 2.0

@@ -32,7 +32,7 @@ ADMITTED = ("model", "code", "data", "initial_weights", "resume_from", "artifact
 
 
 class ArrayOperations:
-    """Submits, shows, cancels, parks and resumes arrays. `jobs` admits each member as it does a job."""
+    """Submits and shows arrays, and gives orders to all their jobs. `jobs` admits each as it does a job."""
 
     def __init__(self, jobs: JobOperations, backends: Backends) -> None:
         self._jobs = jobs
@@ -100,20 +100,24 @@ class ArrayOperations:
         reason: str = "",
         stages: int | None = None,
         replicas: int | None = None,
+        priority: int | None = None,
     ) -> Operation[JobArray]:
-        """Cancels, parks or resumes all members that can be; waiting ones are parked in the queue."""
+        """Has all members cancelled, parked, resumed or prioritised that can be.
+
+        Waiting ones are parked in the queue.
+        """
 
         def message(access: AccessDecision) -> OrderArray:
-            shape = {"stages": stages, "replicas": replicas, "quota": access.quota}
-            return OrderArray(array=array, action=action, user=access.user, reason=reason, **shape)
+            given = {"stages": stages, "replicas": replicas, "priority": priority, "quota": access.quota}
+            return OrderArray(array=array, action=action, user=access.user, reason=reason, **given)
 
         return self._backends.operation(
-            f"job.{action}",
+            "job.change" if action == "prioritise" else f"job.{action}",
             array,
             subjects.ORDER_ARRAY,
             message,
             self._jobs.times.command_s,
-            frees=action != "resume",
+            frees=action in ("cancel", "park"),
         )
 
 

@@ -114,9 +114,13 @@ class NatsDoor:
         job, jobs = _job(request), self._jobs
         if is_array(job):
             order = _ORDERS[action]
-            return self._arrays.read(job) if order is None else self._arrays.order(job, order, WHY)
+            if order is None:
+                return self._arrays.read(job)
+            return self._arrays.order(job, order, WHY, priority=_priority(request))
         if action in ("job.cancel", "job.park"):
             return jobs.cancel(job, WHY) if action == "job.cancel" else jobs.park(job, WHY)
+        if (priority := _priority(request)) is not None:
+            return jobs.prioritise(job, priority)
         return jobs.resume(job) if action == "job.resume" else jobs.read(job)
 
     async def _once(
@@ -154,6 +158,7 @@ _ORDERS: dict[str, ArrayAction | None] = {
     "job.cancel": "cancel",
     "job.park": "park",
     "job.resume": "resume",
+    "job.prioritise": "prioritise",
 }
 """Actions about one job or one array, with the order that an array gets."""
 
@@ -169,6 +174,13 @@ def _spec(request: DoorRequest) -> JobSpec:
 
 def _job(request: DoorRequest) -> str:
     return _given(request, request.job, "job", "a job's id")
+
+
+def _priority(request: DoorRequest) -> int | None:
+    """The class that is asked for; None: the request is another one."""
+    if request.action != "job.prioritise":
+        return None
+    return _given(request, request.priority, "priority", "the new class")
 
 
 def _module(request: DoorRequest) -> str:

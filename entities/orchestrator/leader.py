@@ -277,6 +277,7 @@ class Leader:
             (subjects.SUBMIT, self._jobs.submit),
             (subjects.SUBMIT_ARRAY, self._jobs.submit_array),
             (subjects.RESUME, self._jobs.unpark),
+            (subjects.PRIORITISE, self._jobs.prioritise),
             (subjects.SCALE, self._jobs.scale),
             (subjects.CHANGE_STAGE, self._jobs.change_stage),
             (subjects.RECUT, self._jobs.recut),

@@ -54,6 +54,10 @@ class ArrayCalls(CodeCalls):
         """Have all parked and held jobs of an array go on; with another shape, to the same bits."""
         return await self._order(array, "resume", stages=stages, replicas=replicas)
 
+    async def prioritise_array(self, array: str, priority: int) -> JobArray:
+        """Give all jobs of an array that have not ended another class of priority in the queue."""
+        return await self._order(array, "prioritise", priority=priority)
+
     async def wait_array(self, array: str, *, poll_s: float = 1.0) -> JobArray:
         """Wait until all jobs of an array have ended. Failed jobs raise nothing: see `states`."""
         while True:

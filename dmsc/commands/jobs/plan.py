@@ -66,17 +66,9 @@ def plan(
     """
     from dmsc.client.job_file import load_job, with_code
     from dmsc.planning.kept_plan import keep
-    from dmsc.planning.local_plans import (
-        PlanOptions,
-        SlotOffer,
-        counts_between,
-        plan_as_asked,
-        plan_chosen,
-        plan_in_time,
-        plans_by_slots,
-    )
+    from dmsc.planning.local_plans import PlanOptions, plans_without_a_mesh
     from dmsc.planning.mesh_plans import answering, ask_plan, lines_of, range_of_layers, row_of
-    from dmsc.planning.plan_text import COLUMNS, other_line, row, stage_line
+    from dmsc.planning.plan_text import COLUMNS
     from dmsc.planning.topology_file import read_topology_file
     from entities.orchestrator.planning.plan_rules import model_digest
     from schemas.errors import BadInput
@@ -133,16 +125,9 @@ def plan(
             print_text(line)
         return
     options = PlanOptions(price=price, steps=spec.training.steps, network=network)
-    own = sum(spec.parallel.replicas_per_stage()) + sum(spec.parallel.standbys_per_stage())
-    if counts is not None:
-        found = plans_by_slots(spec, model, counts_between(*counts), SlotOffer(1), options)
-    elif deadline is not None:
-        found = [plan_in_time(spec, model, deadline, options)]
-    else:
-        offers = offers or [SlotOffer(own)]
-        is_free = bool(slot or spec.parallel.auto)
-        asked = [] if is_free and not compare else [plan_as_asked(spec, model, offers, options)]
-        found = asked + ([plan_chosen(spec, model, offers, options)] if compare or is_free else [])
+    found = plans_without_a_mesh(
+        spec, model, options, counts=counts, deadline=deadline, offers=offers, compare=compare
+    )
     if out is not None:
         if len(found) != 1:
             raise BadInput(f"--out keeps one plan, and these are {len(found)}: give one number of slots")
@@ -160,6 +145,17 @@ def plan(
     if mesh.json:
         print_json([_as_json(priced) for priced in found])
         return
+    print_plans(found)
+
+
+FEW = 3
+"""So many plans are explained; of more there is the table."""
+
+
+def print_plans(found: list[PricedPlan]) -> None:
+    """Prints plans as a table, and a few of them with why they are so."""
+    from dmsc.planning.plan_text import COLUMNS, other_line, row, stage_line
+
     print_table(
         COLUMNS,
         [
@@ -173,10 +169,6 @@ def plan(
             print_text(stage_line(stage, f"layers {first}–{last - 1}", priced.answer.forecast))
         for other in priced.answer.alternatives:
             print_text(other_line(other))
-
-
-FEW = 3
-"""So many plans are explained; of more there is the table."""
 
 
 def range_of(text: str) -> tuple[int, int]:

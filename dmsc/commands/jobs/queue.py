@@ -84,19 +84,32 @@ def explain(
 
 @app.command()
 def prioritise(
-    build: Annotated[str, argument("BUILD", "The build, as `dmsc data list` shows it.")],
+    job: Annotated[str, argument("JOB", "The job or build, or an array: then all its jobs.")],
     priority: Annotated[
         int,
         argument("PRIORITY", "Its new class; higher comes first.", min=-MOST_PRIORITY, max=MOST_PRIORITY),
     ],
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
-    """Give a build of a data set another class of priority; it takes its new place at once.
+    """Give a job or build another class of priority; all who wait are ranked anew at once.
 
-    Example: dmsc queue prioritise b1a2b3c 10
+    Classes count where the queue's order is `priority` or `fair`, and not with `fcfs` and `las`.
+
+    Example: dmsc queue prioritise j1a2b3c 10
     """
-    record = mesh.ask(lambda client: client.prioritise_build(build, priority))
-    mesh.show(record, f"{record.build} has priority {record.spec.queue.priority}")
+    from schemas.data_set.builds import is_build
+    from schemas.names import is_array
+
+    if is_build(job):
+        build = mesh.ask(lambda client: client.prioritise_build(job, priority))
+        mesh.show(build, f"{build.build} has priority {build.spec.queue.priority}")
+        return
+    if is_array(job):
+        array = mesh.ask(lambda client: client.prioritise_array(job, priority))
+        mesh.show(array, f"{array.array} {array.note}")
+        return
+    record = mesh.ask(lambda client: client.prioritise(job, priority))
+    mesh.show(record, f"{record.job} has priority {record.priority_in_force}")
 
 
 @app.command()

@@ -52,7 +52,7 @@ def nodes(
             (
                 f"{node.sid}/{slot.index}",
                 node.cluster,
-                slot.device,
+                device_text(slot),
                 slot.device_name,
                 f"{slot.memory_bytes / (1 << 30):.1f}",
                 speed_text(slot),
@@ -74,6 +74,11 @@ def nodes(
     measured = {node.sid: links.get(node.sid, ()) for node in status.nodes}
     document = {"nodes": status.nodes, "cordons": status.cordons, "links": measured}
     mesh.show_table(document, COLUMNS, rows)
+
+
+def device_text(slot: Slot) -> str:
+    """The device of a slot, with the profile of a slice of a GPU: `cuda:0 (MIG 1g.10gb)`."""
+    return f"{slot.device} (MIG {slot.mig})" if slot.mig else slot.device
 
 
 def speed_text(slot: Slot) -> str:

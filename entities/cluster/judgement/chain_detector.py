@@ -58,6 +58,8 @@ class _Observed:
     slow: bool = False
     judged: int = 0
     """Samples that were judged by their service time."""
+    broken: dict[str, float] = field(default_factory=dict)
+    """Peers to which its links do not work, and when one last failed."""
     last: InstanceCondition = field(default=WELL)
 
     @property
@@ -88,7 +90,8 @@ class ChainDetector:
         """
         seen = self._observed.get(sample.sid)
         if seen is None or seen.sample.incarnation != sample.incarnation:
-            self._observed[sample.sid] = _Observed(sample, now, 1.0, now)
+            seen = self._observed[sample.sid] = _Observed(sample, now, 1.0, now)
+            self._note_links(seen, now)
             return
         before, seen.sample = seen.sample, sample
         seen.gap_s = max(1.0, now - seen.heard_at)
@@ -96,8 +99,26 @@ class ChainDetector:
         moved = sample.waits_for != before.waits_for or sample.in_flight != before.in_flight
         if sample.computed != before.computed or not (seen.has_work or seen.waits) or (seen.waits and moved):
             seen.progressed_at, seen.work = now, None
+        self._note_links(seen, now)
         if sample.microbatches != before.microbatches and sample.service_ms > 0:
             self._weigh(seen, expected_ms)
+
+    def _note_links(self, seen: _Observed, now: float) -> None:
+        """A link that failed is broken until something has gone over another one."""
+        for link in seen.sample.links:
+            if link.errors:
+                seen.broken[link.peer] = now
+            elif link.sent_bytes or link.received_bytes or link.transfers:
+                seen.broken.pop(link.peer, None)
+
+    def broken_links(self, sid: str, now: float) -> tuple[str, ...]:
+        """The peers to which an instance's links do not work, by its samples; what is long ago counts not."""
+        seen = self._observed.get(sid)
+        if seen is None:
+            return ()
+        return tuple(
+            peer for peer, at in sorted(seen.broken.items()) if now - at <= self._config.broken_link_s
+        )
 
     def _weigh(self, seen: _Observed, expected_ms: float) -> None:
         config = self._config

@@ -269,7 +269,10 @@ class InstanceJudge:
             return judged
         if condition.condition != "stalled" or condition.scope == "none":  # it waits: nothing is wrong here
             slow = condition.condition == "underperforming"
-            return judged.model_copy(update={"condition": "underperforming" if slow else "well"})
+            peers = self._detector.broken_links(question.sid, asyncio.get_running_loop().time())
+            broken = tuple(f"{question.sid} -> {peer}: its links there fail" for peer in peers)
+            name = "underperforming" if slow else "well"
+            return judged.model_copy(update={"condition": name, "broken": broken})
         update = {
             "condition": "stalled",
             "scope": condition.scope,

@@ -51,6 +51,7 @@ from schemas.gateway_api import (
     MeshQuery,
     MeshStatus,
     ParkJob,
+    PrioritiseJob,
     ResumeJob,
     ScaleJob,
     SubmitJob,
@@ -272,6 +273,12 @@ class JobOperations:
             return ResumeJob(job=job, user=user, stages=stages, replicas=replicas, quota=quota)
 
         return self._learning(self._command("job.resume", job, subjects.RESUME, message))
+
+    def prioritise(self, job: str, priority: int) -> Operation[JobRecord]:
+        def message(access: AccessDecision) -> PrioritiseJob:
+            return PrioritiseJob(job=job, user=access.user, priority=priority)
+
+        return self._learning(self._command("job.change", job, subjects.PRIORITISE, message))
 
     def queue(self, job: str | None = None) -> Operation[QueueStatus]:
         """Who waits for slots, and why; of one job, when it is expected to start."""

@@ -11,7 +11,7 @@ from bus.tasks import background, cancel
 from bus.wire.correlation import correlate, current_cause
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
 from entities.orchestrator.checkpointing.weight_export import export_weights
-from entities.orchestrator.faults.fault_location import WARNINGS, locate
+from entities.orchestrator.faults.fault_location import WARNINGS, locate, turned_round
 from entities.orchestrator.job.awaited_data import await_data
 from entities.orchestrator.job.bus_outages import BusOutages
 from entities.orchestrator.job.deployment import Deployment
@@ -161,9 +161,7 @@ class JobRun:
         key = (report.sid, report.incarnation, report.kind)
         if member is None or member.incarnation != report.incarnation or member in self.job.instances.lost:
             return
-        if self._over.is_set():
-            return
-        if report.kind == "instance" and key in self._reported:
+        if self._over.is_set() or (report.kind == "instance" and key in self._reported):
             return
         witness = report.witness
         if witness is not None and not self.job.instances.is_present(witness):
@@ -172,8 +170,8 @@ class JobRun:
             self.training.silence(witness, member)
         self._reported.add(key)
         fault = self.job.faults.reported(report, step=self.step, attempt=self.training.attempt)
-        place = self.job.instances.graph.placement(member.sid)
-        verdict = await locate(self.job.bus, self.job.mesh, self.name, member, place, report)
+        graph = self.job.instances.graph
+        verdict = await locate(self.job.bus, self.job.mesh, self.name, member, graph, report)
         if not self._over.is_set():
             verdict = await self.training.failures.choices.weigh(member, report, verdict)
         if self._over.is_set():  # its faults were closed with the job
@@ -186,6 +184,8 @@ class JobRun:
         self._reported.discard(key)
         if self.job.instances.is_present(member):  # else its loss was reported meanwhile
             await self.job.store.tell("fault", text=f"{member.sid}: {text}", warning=report.kind in WARNINGS)
+        if (turned := turned_round(report, verdict)) is not None:
+            await self.fault(turned)
 
     def drain(self, sid: str) -> str:
         """Has an instance leave its node; returns an obstacle, or ''. The caller asks again until it is gone.

@@ -22,7 +22,7 @@ from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.retry_limits import Parked
 from entities.orchestrator.membership.slot_holding import SlotHolding
 from entities.orchestrator.queue.admission import JobAdmission
-from entities.orchestrator.queue.job_arrays import JobArrays, forget_oldest, half_submitted
+from entities.orchestrator.queue.job_arrays import JobArrays, forget_oldest, half_submitted, outcome_of
 from entities.orchestrator.queue.job_queue import JobQueue, unknown
 from entities.orchestrator.queue.mesh_slots import reshaped
 from entities.orchestrator.queue.reservation_book import ReservationBook
@@ -49,6 +49,7 @@ from schemas.gateway_api import (
     JobList,
     JobQuery,
     ParkJob,
+    PrioritiseJob,
     ResumeJob,
     ScaleJob,
     SubmitJob,
@@ -66,7 +67,6 @@ Item = TypeVar("Item")
 SUBMITTED = "submitted"
 AT_ONCE = 32
 """Members of an array that are written, or given an order, at the same time."""
-_OUTCOMES = {"cancel": "cancelled", "park": "parked or held", "resume": "may go on"}
 
 
 class JobRuns:
@@ -400,6 +400,11 @@ class JobRuns:
         await self._term.mesh.nudge()  # one that was held in the queue may start
         return run.job.store.record
 
+    async def prioritise(self, message: PrioritiseJob, envelope: Envelope) -> JobRecord:
+        run = self._unended(message.job)
+        await run.holding.prioritise(message.priority, message.user)
+        return run.job.store.record
+
     async def order_array(self, message: OrderArray, envelope: Envelope) -> JobArray:
         """Gives one order to all members that can take it, to those that wait first: they need not start.
 
@@ -410,7 +415,7 @@ class JobRuns:
             Conflict: no member can take the order; the text is that of the first.
         """
         order = partial(self._order_member, message, envelope)
-        if message.action == "resume":
+        if message.action in ("resume", "prioritise"):
             await self._term.candidate.confirmed()
         members = self.arrays.jobs(message.array)
         if not members:
@@ -428,14 +433,7 @@ class JobRuns:
             raise refusals[0] if refusals else Conflict(f"array {message.array} has already ended")
         found = self._array(message.array)
         records = [self.running[job].job.store.record for job in members if job in self.running]
-        taken = {
-            "cancel": found.states.get(JobState.CANCELLED, 0)
-            + sum(record.ends_as is JobState.CANCELLED and record.state not in ENDED for record in records),
-            "park": sum(bool(record.held) for record in records),
-            "resume": sum(not record.held for record in records),
-        }[message.action]
-        note = f"{_OUTCOMES[message.action]}: {taken} of {found.size} jobs"
-        return found.model_copy(update={"note": note})
+        return found.model_copy(update={"note": outcome_of(message, found, records)})
 
     async def _order_member(self, message: OrderArray, envelope: Envelope, job: str) -> DmscError | None:
         """Returns why the member can't take the order; None if it did."""
@@ -445,6 +443,8 @@ class JobRuns:
                 await self.cancel(CancelJob(job=job, user=user, reason=reason), envelope)
             elif message.action == "park":
                 await self.park(ParkJob(job=job, user=user, reason=reason), envelope)
+            elif message.priority is not None:
+                await self.prioritise(PrioritiseJob(job=job, user=user, priority=message.priority), envelope)
             else:
                 shape = {"stages": message.stages, "replicas": message.replicas, "quota": message.quota}
                 await self.unpark(ResumeJob(job=job, user=user, **shape), envelope)

@@ -239,6 +239,14 @@ class SlotHolding:
         self._preferred = replicas
         self._job.queue.again()
 
+    async def prioritise(self, priority: int, by: str) -> None:
+        """A person gives it another class, which its record keeps; the next decision ranks all anew."""
+        store, before = self._job.store, self._job.store.record.priority_in_force
+        await store.note(now=True, priority=priority)
+        self._job.queue.again()
+        if before != priority:
+            await store.tell("policy", text=f"priority: {before} → {priority} by {by}")
+
     @property
     def replicas(self) -> int:
         """Those that it has, or is told to have."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from schemas.arrays import JobArray, OrderArray
 from schemas.job import ENDED, JobRecord, JobState
 
 
@@ -58,6 +59,24 @@ class JobArrays:
         if members is None or members.failed:
             return False
         return True if len(members.done) == members.size else None
+
+
+def outcome_of(order: OrderArray, array: JobArray, records: Sequence[JobRecord]) -> str:
+    """What an order to all members did, in words. `records`: of those whose runs are not over."""
+    match order.action:
+        case "cancel":
+            ending = sum(
+                record.ends_as is JobState.CANCELLED and record.state not in ENDED for record in records
+            )
+            what, taken = "cancelled", array.states.get(JobState.CANCELLED, 0) + ending
+        case "park":
+            what, taken = "parked or held", sum(bool(record.held) for record in records)
+        case "resume":
+            what, taken = "may go on", sum(not record.held for record in records)
+        case "prioritise":
+            what = f"priority {order.priority}"
+            taken = sum(record.priority_in_force == order.priority for record in records)
+    return f"{what}: {taken} of {array.size} jobs"
 
 
 def forget_oldest(ended: dict[str, JobRecord], kept: int, wanted: Callable[[], Container[str]]) -> None:

@@ -195,7 +195,7 @@ def job_request(
         submitted_at=record.submitted_at,
         tenant=record.user,
         shared=tenant_account(record),
-        priority=asked.priority,
+        priority=record.priority_in_force,
         deadline=None if asked.deadline_s is None else record.submitted_at + asked.deadline_s,
         after=asked.after,
         wall_time_s=asked.wall_time_s,

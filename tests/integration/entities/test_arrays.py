@@ -14,7 +14,7 @@ from entities.authorizer.access.access_policy import default_text
 from entities.service_registry.service import ServiceRegistry
 from schemas.arrays import JobArray
 from schemas.envelope import EntityKind
-from schemas.errors import BadJob, Conflict, NotFound, OverQuota, Refused
+from schemas.errors import BadInput, BadJob, Conflict, NotFound, OverQuota, Refused
 from schemas.gateway_api import DoorRequest
 from schemas.job import ArrayPlace, JobSpec, JobState
 from schemas.names import is_array
@@ -80,6 +80,9 @@ async def test_an_array_is_submitted_once_shown_and_cancelled_as_one(url: str, r
     with pytest.raises(Conflict, match="only a parked one can be resumed"):
         await ruth.resume_array(made.array)
     await ruth.cancel(f"{made.array}_0")
+    with pytest.raises(Conflict, match=f"{made.array}_0 (has already ended|is ending)"):
+        await ruth.prioritise(f"{made.array}_0", 1)
+    assert (await ruth.prioritise_array(made.array, 4)).note == "priority 4: 39 of 40 jobs"
     async with AsyncClient(url, token="olga") as olga:
         assert (await olga.cancel_array(made.array)).note == "cancelled: 40 of 40 jobs"
 
@@ -89,6 +92,26 @@ async def test_an_array_is_submitted_once_shown_and_cancelled_as_one(url: str, r
     await eventually(ended)
     with pytest.raises(Conflict, match=f"array {made.array} has already ended"):
         await ruth.cancel_array(made.array)
+
+
+async def test_a_person_gives_a_job_another_class(url: str, ruth: AsyncClient) -> None:
+    """It is kept in the record beside the job file, and told with who said it."""
+    made = await ruth.submit(spec(queue={"priority": 2}))
+    async with AsyncClient(url, token="rob") as rob:
+        with pytest.raises(Refused, match="only what is theirs"):
+            await rob.prioritise(made.job, 9)
+    with pytest.raises(BadInput, match="priority"):
+        await ruth.prioritise(made.job, 1001)
+    async with AsyncClient(url, token="olga") as olga:
+        with pytest.raises(NotFound, match="no job j000000"):
+            await olga.prioritise("j000000", 1)
+        record = await olga.prioritise(made.job, 7)
+    assert (record.spec.queue.priority, record.priority, record.priority_in_force) == (2, 7, 7)
+    async for event in ruth.events(made.job):
+        if event.kind == "policy":
+            assert event.text == "priority: 2 → 7 by olga"
+            break
+    assert (await ruth.job(made.job)).priority_in_force == 7
 
 
 async def test_all_or_nothing(url: str, ruth: AsyncClient) -> None:
@@ -155,4 +178,7 @@ async def test_the_nats_door_takes_arrays(url: str, dial: Dial) -> None:
     assert (await ask("job.read", job=made.array)).size == 3
     assert (await ask("job.park", job=made.array)).note == "parked or held: 3 of 3 jobs"
     assert (await ask("job.resume", job=made.array)).note == "may go on: 3 of 3 jobs"
+    assert (await ask("job.prioritise", job=made.array, priority=5)).note == "priority 5: 3 of 3 jobs"
+    with pytest.raises(BadInput, match=r"priority: missing; job\.prioritise needs the new class"):
+        await ask("job.prioritise", job=made.array)
     assert (await ask("job.cancel", job=made.array)).note == "cancelled: 3 of 3 jobs"

@@ -75,7 +75,8 @@ async def judged(mesh: Mesh) -> None:
             for count in itertools.count():
                 await say(stuck, computed=1, microbatches=1, queue=3, computing_ms=9.0)
                 late = {"service_ms": 900.0, "microbatches": count, "computed": count}
-                await say(slow, **late, in_flight=1, waits_for=[stuck.unit.sid])
+                links = [{"peer": "far", "errors": 1}, {"peer": "near", "sent_bytes": 8}]
+                await say(slow, **late, in_flight=1, waits_for=[stuck.unit.sid], links=links)
                 await asyncio.sleep(0.05)
 
         async with beside(live()):
@@ -102,7 +103,9 @@ async def judged(mesh: Mesh) -> None:
             assert found == ("running", "stalled", "instance")
             assert judgement.kind == "structural"
             assert judgement.waiting == (slow.unit.sid,)
-            assert (await mesh.smo.judge("judging-n", slow)).condition == "underperforming"
+            judgement = await mesh.smo.judge("judging-n", slow)
+            assert judgement.condition == "underperforming"
+            assert judgement.broken == (f"{slow.unit.sid} -> far: its links there fail",)
             before = len(mesh.smo.heard.all(ClusterReport))
             another = Leadership(incarnation="i2", term=2, lease_s=1.0)
             await mesh.smo.bus.publish(subjects.LEADER, another)

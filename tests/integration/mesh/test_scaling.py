@@ -121,6 +121,8 @@ def test_slots_that_are_reserved_stay_empty_for_their_user(mesh: Mesh) -> None:
             "reserved",
             f"{slots} kept by reservation night",
         )
+        assert f"{job} has priority 3" in mesh.printed("queue", "prioritise", job, "3")
+        assert mesh.client.queue(job).jobs[0].priority == 3
         assert job in mesh.printed("queue")
         assert f"{job} (outside) is 1 of 1, needs 1 slots" in mesh.printed("queue", "explain", job)
         assert "1 more would have all start" in mesh.printed("queue", "capacity")

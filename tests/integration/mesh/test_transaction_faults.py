@@ -23,11 +23,14 @@ from policies.kit.policy import Policy, Suggestions
 from policies.kit.view import JobView
 from policies.module.service import FunctionalModule
 from schemas.base import Message
+from schemas.cluster import Judge
 from schemas.data_plane import MicrobatchNotice
 from schemas.envelope import EntityKind
+from schemas.fault import FaultReport
 from schemas.fault_choices import FaultAnswer, FaultOutcome, FaultQuestion
 from schemas.registry import InstanceState
 from schemas.step import GroupForm, Member, StepFence, StepVote
+from schemas.telemetry import InstanceSample
 from tests.integration.mesh import sockets
 from tests.integration.mesh.conftest import gated_job
 from tests.integration.mesh.expected_weights import undisturbed_at
@@ -384,6 +387,45 @@ async def test_a_living_instance_is_waited_for_because_a_module_says_so(
         assert {(one.way, one.by, one.lost) for one in choices} == {("wait", "patient", False)}
         assert {one.outcome for one in choices} == {FaultOutcome.MEASURED}, "no loss was measured before"
         assert all(one.took_s is not None and one.took_s <= (one.limit_s or 0.0) for one in choices)
+
+
+async def test_of_two_that_do_not_reach_each_other_the_one_with_other_broken_links_is_replaced(
+    follow: Following, witness: Witness
+) -> None:
+    """§4.4(5): both live; what the agent judges by the samples of the one that reports decides (ADR-0116)."""
+    async with follow("two-ends") as followed:
+        hold = followed.hold("s1-r0", direction="forward", step=STRUCK_AT)
+        await hold.reached()
+        accused, reporter = followed.member("s1-r0"), followed.member("s0-r0")
+        await until_a_link_is_broken(followed, witness.bus, "s0-r0")
+        seen = {"kind": "unreachable", "evidence": "nobody answers there", "witness": reporter}
+        report = FaultReport(
+            reporter="rita", job=followed.job, sid=accused.sid, incarnation=accused.incarnation, **seen
+        )
+        await witness.bus.command(subjects.FAULT_REPORT, report, deadline_s=PATIENCE_S, sid="rita")
+        verdict = await followed.until_said(subjects.FAULT_VERDICT, "s1-r0")
+        assert (verdict.verdict, verdict.at_fault) == ("transient", reporter.sid)
+        turned = await followed.until_said(subjects.FAULT_VERDICT, "s0-r0")
+        assert (turned.verdict, turned.action, turned.at_fault) == ("structural", "fence and replace", "")
+        hold.open()
+        await followed.check(lost=["s0-r0"])
+
+
+async def until_a_link_is_broken(followed: FollowedJob, bus: Bus, unit: str) -> None:
+    """Returns once the unit's agent takes one of its links for broken, which samples in its name say."""
+    record = followed.record(unit)
+    place = {"cluster": record.endpoint.cluster, "node": record.endpoint.node}
+    name = {"job": followed.job, "sid": record.sid, "incarnation": record.incarnation}
+    links = [{"peer": "elsewhere", "errors": 3}]
+    sample = InstanceSample.model_validate(name | place | {"stage": 0, "step": STRUCK_AT, "links": links})
+
+    async def judged() -> bool:
+        await bus.publish(subjects.INSTANCE_SAMPLE, sample, job=followed.job, sid=record.sid)
+        agent = f"{record.endpoint.cluster}-{record.endpoint.node}"
+        found = await bus.command(subjects.JUDGE, Judge(**name), deadline_s=PATIENCE_S, agent=agent)
+        return found.broken == (f"{record.sid} -> elsewhere: its links there fail",)
+
+    await eventually(judged, "a broken link")
 
 
 def hops(followed: FollowedJob, unit: str, microbatch: int) -> list[MicrobatchNotice]:

@@ -109,9 +109,9 @@ async def test_a_job_parks_for_one_of_higher_priority_and_goes_on_to_the_same_bi
     await witness.until_step(low, 3)
     behind = await witness.submit(of_slots("behind", 1))
     await said(witness, behind, "needs 1 slots")
-    high = of_slots("high", 2 * SLOTS)
-    high = high.model_copy(update={"queue": QueueSpec(priority=1)})
-    urgent = await witness.submit(high)
+    urgent = await witness.submit(of_slots("high", 2 * SLOTS))
+    await said(witness, urgent, f"behind {behind}")
+    await witness.ask("job.prioritise", job=urgent, priority=1)  # the next decision ranks all anew
     told = await said(witness, low, f"unless it ends before: parks for {urgent}")
     parked = await witness.until_event(low, lambda event: event.state is JobState.PARKED)
     assert parked.at - told.at >= 0.1, "it was told when it parked"

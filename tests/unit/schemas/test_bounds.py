@@ -106,6 +106,7 @@ ALLOWED: dict[str, set[str]] = {
     "array.count": set(),
     "array.limit": set(),
     "queue.priority": {"zero", "negative"},
+    "priority": {"zero", "negative"},
     "queue.deadline_s": set(),
     "queue.wall_time_s": set(),
     "queue.notice_s": {"zero"},

@@ -1,4 +1,4 @@
-"""Jobs and arrays: submit, list, read, scale, move, recut, park, resume, cancel, follow; who waits."""
+"""Jobs and arrays: submit, list, read, scale, move, recut, park, resume, prioritise, cancel; who waits."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from schemas.errors import Ack, BadJob
 from schemas.gateway_api import JobLoad
 from schemas.job import JobRecord, JobSpec, JobState
 from schemas.job_file.parallel import MOST_INSTANCES, MOST_STAGES
+from schemas.job_file.queue import Priority
 from schemas.pages import JobPage
 from schemas.plans import PlanBody, PlanMade
 from schemas.queue import QueueStatus, ReservationName, Reservations, ReservationSpec
@@ -37,6 +38,7 @@ from schemas.recut import MOST_PLAN_TEXT, MOST_REVISION, PLAN_PATTERN, RecutAnsw
 
 ArrayId = Annotated[str, Path(json_schema_extra={"pattern": TOKEN_PATTERN}), named("array")]
 NewStages = Annotated[int | None, Query(ge=1, le=MOST_STAGES, description="default: as before")]
+NewPriority = Annotated[Priority, Query(description="its new class; higher comes first")]
 NewReplicas = Annotated[int | None, Query(ge=1, le=MOST_INSTANCES, description="default: as before")]
 
 
@@ -144,6 +146,13 @@ def jobs(context: HttpContext) -> APIRouter:
         """Resume a parked job as soon as slots are free, in another shape if one is given."""
         return await context.command(keyed, bearer, operations.resume(job, stages, replicas))
 
+    @router.post("/{job}/prioritise", response_model=JobRecord)
+    async def prioritise(
+        job: JobId, bearer: HttpBearer, keyed: IdempotencyKey, priority: NewPriority
+    ) -> Response:
+        """Give a job another class of priority; all are ranked anew at once, as the queue's order says."""
+        return await context.command(keyed, bearer, operations.prioritise(job, priority))
+
     @router.post("/{job}/cancel", response_model=JobRecord)
     async def cancel(job: JobId, bearer: HttpBearer, keyed: IdempotencyKey, reason: Reason = "") -> Response:
         """Cancel a job. Users cancel their own, operators any."""
@@ -215,6 +224,14 @@ def arrays(context: HttpContext) -> APIRouter:
     ) -> Response:
         """Resume its parked and held jobs, in another shape if one is given."""
         order = operations.order(array, "resume", stages=stages, replicas=replicas)
+        return await context.command(keyed, bearer, order)
+
+    @router.post("/{array}/prioritise", response_model=JobArray)
+    async def prioritise(
+        array: ArrayId, bearer: HttpBearer, keyed: IdempotencyKey, priority: NewPriority
+    ) -> Response:
+        """Give all its jobs that have not ended another class of priority."""
+        order = operations.order(array, "prioritise", priority=priority)
         return await context.command(keyed, bearer, order)
 
     return router

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dmsc.commands.jobs.plan import offer_of, range_of
+from dmsc.commands.jobs.plan import offer_of, print_plans, range_of
 from dmsc.planning.local_plans import (
     PlanOptions,
     SlotOffer,
@@ -15,6 +15,7 @@ from dmsc.planning.local_plans import (
     plan_chosen,
     plan_in_time,
     plans_by_slots,
+    plans_without_a_mesh,
 )
 from dmsc.planning.topology_file import read_topology_file
 from schemas.errors import BadInput
@@ -69,6 +70,24 @@ def test_a_deadline_goes_on_where_fewer_slots_keep_no_constraints() -> None:
     assert plan_in_time(job, MODEL, 1.0, PlanOptions(steps=100)).slots == 2
     with pytest.raises(BadInput, match="needs 2 slots, 1 are free"):
         plan_in_time(job, MODEL, 1.0, PlanOptions(steps=100), most=1)
+
+
+def test_what_the_command_shows_by_slots_and_for_a_deadline(capsys: pytest.CaptureFixture[str]) -> None:
+    options = PlanOptions(steps=100, price=1.0)
+    by_slots = plans_without_a_mesh(JOB, MODEL, options, counts=range_of("1..4"))
+    assert [priced.slots for priced in by_slots] == [1, 2, 3, 4]
+    print_plans(by_slots)
+    table = capsys.readouterr().out
+    assert "stages × instances" in table
+    assert "stage 0: " not in table, "of many plans there is the table alone"
+    hours = by_slots[1].hours
+    assert hours is not None
+    (in_time,) = plans_without_a_mesh(JOB, MODEL, options, deadline=hours)
+    assert in_time.slots == 2
+    print_plans([in_time])
+    said = capsys.readouterr().out
+    assert "stage 0: layers " in said
+    assert f"{in_time.answer.forecast.step_ms:.0f} ms" in said
 
 
 def test_what_fits_nowhere_is_one_line() -> None:

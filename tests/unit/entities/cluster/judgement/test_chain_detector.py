@@ -222,3 +222,17 @@ class TestUnderperforming:
 def test_limits_that_contradict_each_other() -> None:
     with pytest.raises(ValueError, match="well 3 must be between 1 and slow 3"):
         ChainConfig(slow=3, well=3)
+
+
+class TestLinks:
+    def test_a_link_that_failed_is_broken_until_something_goes_over_another_one(self) -> None:
+        node = Node(ChainConfig(broken_link_s=10.0))
+        far, near = {"peer": "far", "errors": 2}, {"peer": "near", "errors": 1}
+        node.second(busy(1, links=[far, near]))
+        assert node.detector.broken_links(SID, node.now) == ("far", "near")
+        node.second(busy(2, links=[{"peer": "far"}, {"peer": "near", "received_bytes": 8}]))
+        assert node.detector.broken_links(SID, node.now) == ("far",)
+        assert node.detector.broken_links(OTHER, node.now) == ()
+        assert node.detector.broken_links(SID, node.now + 10.0) == (), "long ago"
+        node.second(busy(1, incarnation="i2"))
+        assert node.detector.broken_links(SID, node.now) == (), "another incarnation has other links"

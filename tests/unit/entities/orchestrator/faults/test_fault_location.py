@@ -6,9 +6,15 @@ from typing import Any, Literal
 
 import pytest
 
-from entities.orchestrator.faults.fault_location import in_words, judge_fault
+from entities.orchestrator.faults.fault_location import (
+    against_witness,
+    in_words,
+    judge_fault,
+    turned_round,
+)
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import Judgement
+from schemas.fault import FaultReport
 from schemas.registry import InstanceState
 from tests.builders.faults import cluster_report, fault_report
 from tests.builders.graphs import node
@@ -66,6 +72,59 @@ class TestTheClustersJudgement:
         )
         assert found.broken == broken
         assert judge_fault(VICTIM, InstanceState.ACTIVE, None, fault_report("link")).broken == ()
+
+
+class TestTwoEndsOfALink:
+    """§4.4(5): of two that do not reach each other, the one with other broken dependencies is at fault."""
+
+    WITNESS = member("j-s1-r0")
+    BETWEEN = f"{VICTIM.sid} -> {WITNESS.sid}: its links there fail"
+    BACK = f"{WITNESS.sid} -> {VICTIM.sid}: its links there fail"
+    ELSEWHERE = f"{WITNESS.sid} -> j-s2-r0: its links there fail"
+
+    def found(self, own: tuple[str, ...], witness: tuple[str, ...], gone: tuple[str, ...] = ()) -> str:
+        """Who is at fault of an instance that runs, and of the witness that does not reach it."""
+        judged, report = judgement("running", broken=own), self.report()
+        its = judgement("running", broken=witness).model_copy(update={"sid": self.WITNESS.sid})
+        verdict = judge_fault(
+            VICTIM, InstanceState.ACTIVE, judged, report, against_witness(judged, its, gone)
+        )
+        turned = turned_round(report, verdict)
+        assert (turned is None) == (verdict.verdict == "structural")
+        return VICTIM.sid if turned is None else turned.sid
+
+    def report(self) -> FaultReport:
+        return fault_report("unreachable", witness=self.WITNESS, sid=VICTIM.sid)
+
+    def test_taking_its_broken_dependencies_away_changes_the_choice(self) -> None:
+        with_others = (self.BACK, self.ELSEWHERE)
+        assert self.found((self.BETWEEN,), with_others) == self.WITNESS.sid
+        assert self.found((), with_others) == self.WITNESS.sid
+        assert self.found((self.BETWEEN,), ()) == VICTIM.sid
+        assert self.found((self.BETWEEN,), (self.BACK,)) == VICTIM.sid, "an end with only this one broken"
+        both = f"{VICTIM.sid} -> j-s1-r1: its links there fail"
+        assert self.found((self.BETWEEN, both), with_others) == VICTIM.sid, "they say nothing"
+
+    def test_a_dependency_on_what_is_gone_counts_for_neither(self) -> None:
+        assert self.found((), (self.BACK, self.ELSEWHERE), gone=("j-s2-r0",)) == VICTIM.sid
+
+    def test_a_witness_that_stands_still_is_at_fault(self) -> None:
+        """Of such an instance its agent names all dependencies of the topology."""
+        assert self.found((), ("stage 0 -> j-s1-r0", "j-s1-r0 -> stage 2: 512 bytes")) == self.WITNESS.sid
+
+    def test_a_report_is_turned_round_once(self) -> None:
+        report = self.report()
+        verdict = judge_fault(VICTIM, InstanceState.ACTIVE, judgement("running"), report, (self.ELSEWHERE,))
+        assert (verdict.verdict, verdict.at_fault) == ("transient", self.WITNESS.sid)
+        assert self.ELSEWHERE in verdict.reason
+        turned = turned_round(report, verdict)
+        assert turned is not None
+        assert (turned.sid, turned.witness) == (self.WITNESS.sid, VICTIM)
+        assert turned_round(turned, verdict) is None
+
+    def test_one_that_has_ended_is_at_fault_whatever_else_is_broken(self) -> None:
+        gone = judge_fault(VICTIM, InstanceState.ACTIVE, judgement("gone"), self.report(), (self.ELSEWHERE,))
+        assert (gone.verdict, gone.at_fault) == ("structural", "")
 
 
 class TestTheClustersDetectors:
