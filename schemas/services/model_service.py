@@ -127,6 +127,14 @@ class OrderService(Message, wire="service.order"):
     quota: Quota | None = Field(None, description="the user's, as Type 3 told it")
 
 
+class TrafficBody(Part):
+    """Body of a request about a service's traffic: version → its ten-thousandths, 10,000 in all."""
+
+    weights: dict[Token, int] = Field(max_length=64)
+    expected: int | None = Field(None, description="revision of the record that the asker has seen")
+    why: str = Field("", max_length=500)
+
+
 class ServiceQuery(Message, wire="service.query"):
     """MG → SMO: this service, or all of them."""
 

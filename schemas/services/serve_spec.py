@@ -51,6 +51,11 @@ class ServeSpec(Part):
         None, max_length=65_536, description="Jinja template of chats; not given: the tokenizer's own"
     )
 
+    @property
+    def tokenizer_url(self) -> str | None:
+        """Where its own tokenizer lies; None: it names none, or its tokens are bytes."""
+        return None if self.tokenizer == "bytes" else self.tokenizer
+
 
 # --- what a job file with this section need not, and must not, say ----------------------------------------
 INSTEAD = {
