@@ -77,20 +77,22 @@ async def _serve(
         *overrides,
     ]
     async with mesh.client() as client:
-        if Path(file).exists() or file.endswith((".yaml", ".yml", ".json")):
+        if _is_file(file):
             spec = load_job(Path(file), overrides)
         else:
             spec = JobSpec.model_validate(_document(await client.job(file), overrides))
         if code is not None:
             spec = with_code(spec, code)
         if spec.serve is None:
-            raise bad_input(
-                f"{file}: has no `serve`: give --service NAME, or serve: {{service: NAME}} in the file"
-            )
+            raise bad_input(f"{file}: has no `serve`: give --service NAME, or name the service in the file")
         made = await client.deploy(spec)
         if detach:
             return made, ExitCode.OK
         return await _until_ready(client, made, spec.serve.version, mesh)
+
+
+def _is_file(text: str) -> bool:
+    return Path(text).exists() or text.endswith((".yaml", ".yml", ".json"))
 
 
 def _document(record: JobRecord, overrides: list[str]) -> dict[str, Any]:
