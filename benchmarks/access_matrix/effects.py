@@ -271,7 +271,14 @@ def _itself(name: str) -> tuple[str, ...]:
 
 
 _FEEDS = ("$KV.feeds.feed.*", "$KV.feeds.segment.*.*", "$KV.feed_records.*.*")
-_GATEWAY_KEEPS = ("$KV.answers.*", "$KV.datasets.*", "$KV.generations.*", "$KV.secrets.*.*", "$KV.uploads.*", *_FEEDS)
+_GATEWAY_KEEPS = (
+    "$KV.answers.*",
+    "$KV.datasets.*",
+    "$KV.generations.*",
+    "$KV.secrets.*.*",
+    "$KV.uploads.*",
+    *_FEEDS,
+)
 GATEWAY = Effects(
     "asks everybody for its users, after Type 3; hears all that is said; keeps data sets, feeds, answers, "
     "secrets, objects; writes no record of jobs, users, revocations, routes, the audit",

@@ -141,7 +141,8 @@ def test_a_version_is_stopped_when_it_gets_no_traffic_and_a_service_always() -> 
     assert less.versions[1].reason == "stopped by ruth: old"
     stopped = retired(both(), order("stop"), 1.0)
     assert (stopped.state, stopped.weights, stopped.stable) == (ServiceState.STOPPED, {}, None)
-    alone = retired(service(versions=(version("v1"),), weights={"v1": WHOLE}), order("stop", version="v1"), 1.0)
+    alone = service(versions=(version("v1"),), weights={"v1": WHOLE})
+    alone = retired(alone, order("stop", version="v1"), 1.0)
     assert alone.state is ServiceState.STOPPED
 
 
