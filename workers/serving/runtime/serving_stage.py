@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from bus.logs import get_logger
 from schemas.errors import BadModelOutput
+from schemas.services import generation
 from schemas.services.generation import GeneratedToken
 from workers.serving.retained_rows import Boundary
 from workers.serving.runtime.session_table import WaveRows
-from workers.serving.sampler import Logits, sample
+from workers.serving.sampler import Logits, Sampling, sample
 from workers.serving.stage_model import StageItem, StageModel, StageOutput, logits_digest
 from workers.user_code import describe
 
@@ -32,8 +33,7 @@ class ComputedPart:
     Attributes:
         item: The item.
         boundary: What the next stage takes; empty behind the last.
-        drawn: Last stage: (position, token, logarithm of its probability, likeliest tokens, digest) of each
-            wanted row.
+        drawn: Last stage: the token behind each wanted row; whether it is the last one is not known here.
         error: Why there is nothing; empty: there is.
     """
 
@@ -79,9 +79,11 @@ class ServingStage:
         end = item.first + item.rows
         first = end - output.logits.shape[0] + 1
         drawn: list[GeneratedToken] = []
+        digests = item.session.order.sampling.digests
         for position, logits in enumerate(output.logits, first):
             try:
-                drawn.append(_token(item, position, logits.numpy(), logits_digest_of(item, logits)))
+                digest = logits_digest(logits) if digests else ""
+                drawn.append(_token(item, position, logits.numpy(), digest))
             except BadModelOutput as error:
                 return ComputedPart(item, drawn=tuple(drawn), error=f"{error.code}: {error.text}")
         return ComputedPart(item, drawn=tuple(drawn))
@@ -94,15 +96,25 @@ class ServingStage:
             self.model.cache.drop(str(session))
 
 
-def logits_digest_of(item: WaveRows, logits: object) -> str:
-    """The digest, if it was asked for."""
-    return logits_digest(logits) if item.session.order.sampling.digests else ""  # type: ignore[arg-type]
+def check_sampling(asked: generation.Sampling) -> Sampling:
+    """How the sampler is asked.
+
+    Raises:
+        BadInput: A value is out of its range.
+    """
+    return Sampling(
+        temperature=asked.temperature,
+        top_p=asked.top_p,
+        top_k=asked.top_k,
+        seed=asked.seed,
+        logprobs=asked.logprobs,
+    )
 
 
 def _token(item: WaveRows, position: int, logits: Logits, digest: str) -> GeneratedToken:
-    """The token at a position; whether it is the last one is not known here."""
     order = item.session.order
-    found = sample(logits, order.sampling, order.sampling.draw or order.generation, position)
+    asked = order.sampling
+    found = sample(logits, check_sampling(asked), asked.draw or order.generation, position)
     return GeneratedToken(
         session=order.session,
         fence=order.fence,

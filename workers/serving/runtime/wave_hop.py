@@ -40,7 +40,12 @@ def unpack_wave(tensors: Sequence[Tensor]) -> list[tuple[SentRows, Boundary]]:
         BadInput: The table and the tensors do not fit together.
     """
     table = tensors[0] if tensors else torch.empty(0)
-    if table.dtype is not torch.int64 or table.dim() != 2 or table.shape[1] != _COLUMNS or not len(tensors) > 1:
+    if (
+        table.dtype is not torch.int64
+        or table.dim() != 2
+        or table.shape[1] != _COLUMNS
+        or not len(tensors) > 1
+    ):
         raise BadInput("a wave without a table of its sessions")
     items = [SentRows(*line) for line in table.tolist()]
     if any(min(item.fence, item.attempt, item.first, item.rows - 1) < 0 for item in items):
@@ -50,5 +55,5 @@ def unpack_wave(tensors: Sequence[Tensor]) -> list[tuple[SentRows, Boundary]]:
     rows = [item.rows for item in items]
     if any(tensor.dim() == 0 or tensor.shape[0] != sum(rows) for tensor in tensors[1:]):
         raise BadInput(f"a wave of {sum(rows)} rows with tensors of other lengths")
-    parts = zip(*(tensor.split(rows) for tensor in tensors[1:]), strict=True)
+    parts = zip(*(torch.split(tensor, rows) for tensor in tensors[1:]), strict=True)
     return list(zip(items, parts, strict=True))

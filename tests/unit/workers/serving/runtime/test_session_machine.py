@@ -106,7 +106,9 @@ class Owner:
 class World:
     """Instances, the messages between them, and one gateway for each session, which may be replaced."""
 
-    def __init__(self, seed: int, stages: int, replicas: int, *, loss: float = 0.0, whole: bool = False) -> None:
+    def __init__(
+        self, seed: int, stages: int, replicas: int, *, loss: float = 0.0, whole: bool = False
+    ) -> None:
         self.random = random.Random(seed)
         self.stages, self.loss, self.whole = stages, loss, whole
         self.now = 0.0
@@ -126,7 +128,13 @@ class World:
         self.number += 1
         me = Member(sid=f"s{stage}-r{replica}", incarnation=f"i{self.number}")
         limits = ServingLimits(
-            stage=stage, stages=self.stages, chunk_rows=5, wave_rows=12, whole=self.whole, repeat_s=5, patience_s=500
+            stage=stage,
+            stages=self.stages,
+            chunk_rows=5,
+            wave_rows=12,
+            whole=self.whole,
+            repeat_s=5,
+            patience_s=500,
         )
         return Owner(SessionMachine(me, "j", limits), me)
 
@@ -325,13 +333,16 @@ def test_only_the_lost_stage_computes_anew(stage: int) -> None:
     world.kill(stage)
     world.bind_again(0)
     world.run()
-    anew = {key[0]: owner.computed_rows - before.get(key, 0) * (key[0] != stage) for key, owner in world.owners.items()}
+    anew = {
+        key[0]: owner.computed_rows - before.get(key, 0) * (key[0] != stage)
+        for key, owner in world.owners.items()
+    }
     assert anew[stage] >= 50, "it has computed all rows"
     assert all(rows <= 10 for at, rows in anew.items() if at != stage), "the others only go on"
     assert tuple(world.answers[0]) == alone(prompt, 20, 3)
 
 
-# --- one machine ----------------------------------------------------------------------------------------------
+# --- one machine -------------------------------------------------------------------------------------------
 ME, UP, DOWN = (Member(sid=sid, incarnation="i") for sid in ("me", "up", "down"))
 
 
@@ -386,7 +397,10 @@ def test_room_is_counted_for_the_whole_session_and_given_back() -> None:
 def test_too_many_sessions_or_tokens() -> None:
     owner = machine(sessions=1, context=10)
     long = owner.bind(order(most_tokens=8), 0)
-    assert (long.outcome, long.text) == ("too_long", "3 tokens of prompt and 8 of answer, but at most 10 in all")
+    assert (long.outcome, long.text) == (
+        "too_long",
+        "3 tokens of prompt and 8 of answer, but at most 10 in all",
+    )
     assert owner.bind(order(), 0).outcome == "bound"
     assert owner.bind(order(session=8), 0).outcome == "full"
     assert owner.bind(order(), 0).outcome == "bound", "the same one again needs no more room"

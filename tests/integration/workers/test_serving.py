@@ -1,0 +1,204 @@
+"""Instances that serve, each a real process, and a gateway's part played by the test: whoever dies, tokens and
+the bits of their logits are those of an undisturbed run."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from bus.connection import Bus
+from bus.subjects import BIND_SESSION, END_SESSION, WAVE_TOKENS
+from schemas.cluster import InstanceStart
+from schemas.envelope import EntityKind, Envelope
+from schemas.registry import InstanceState
+from schemas.services.generation import (
+    BindSession,
+    EndSession,
+    GeneratedToken,
+    Sampling,
+    SessionBound,
+    WaveTokens,
+)
+from schemas.step import Member
+from schemas.task_graph import TaskUnit, UnitKind
+from tests.builders.jobs import gpt, spec
+from tests.conftest import Connect
+from tests.integration.entities.cluster_mesh import StandInRegistry
+from tests.integration.workers.conftest import Child, Spawn
+from tests.patience import PATIENCE_S
+from workers.instance import InstancePayload
+from workers.user_code import code_digest
+
+LAYERS = 6
+MODEL = gpt(layers=LAYERS - 2, width=32, heads=4, context=192, vocabulary=256)
+
+
+@dataclass
+class Mesh:
+    """A registry's stand-in, and what instances publish."""
+
+    bus: Bus
+    registry: StandInRegistry
+    url: str
+    spawn: Spawn
+    job: str
+    children: dict[str, Child] = field(default_factory=dict)
+    tokens: dict[int, dict[int, GeneratedToken]] = field(default_factory=dict)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def start(self, stage: int, stages: int, replica: int = 0, **serve: Any) -> Member:
+        """Starts an instance; returns once it is active."""
+        sid = f"{self.job}-s{stage}-r{replica}"
+        member = Member(sid=sid, incarnation=secrets.token_hex(4))
+        kept = spec(model=MODEL, serve={"service": "gpt", **serve}, training={"steps": 1})
+        cut = [round(LAYERS * at / stages) for at in range(stages + 1)]
+        unit = TaskUnit(
+            sid=sid,
+            kind=UnitKind.STAGE,
+            stage=stage,
+            replica=replica,
+            first_layer=cut[stage],
+            last_layer=cut[stage + 1],
+        )
+        start = InstanceStart(
+            job=self.job,
+            epoch=1,
+            spec=kept,
+            unit=unit,
+            incarnation=member.incarnation,
+            slot=0,
+            stages=stages,
+            layer_count=LAYERS,
+            code_digest=code_digest(*kept.user_callables),
+        )
+        payload = InstancePayload(start=start, servers=[self.url], cluster="a", node="n", agent="a-n")
+        self.children[sid] = await self.spawn("serving_instance.py", payload.model_dump_json())
+        heard = self.registry.heard
+        while True:
+            change = await heard.first(
+                object, lambda each: getattr(each, "incarnation", "") == member.incarnation
+            )
+            assert change.state is InstanceState.ACTIVE, change.reason
+            return member
+
+    async def kill(self, member: Member) -> None:
+        await self.children[member.sid].kill()
+
+    async def on_tokens(self, message: WaveTokens, _: Envelope) -> None:
+        for token in message.tokens:
+            known = self.tokens.setdefault(token.session, {})
+            if token.position in known:
+                assert known[token.position].token == token.token
+            known.setdefault(token.position, token)
+        self.news.set()
+
+    async def until(self, session: int, count: int) -> None:
+        """Returns once so many tokens of the answer are there."""
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self.tokens.get(session, {})) < count:
+                self.news.clear()
+                await self.news.wait()
+
+    async def bind(self, order: BindSession) -> list[SessionBound]:
+        """Binds all owners of a path at once."""
+        return await asyncio.gather(
+            *(
+                self.bus.request(BIND_SESSION, order, deadline_s=PATIENCE_S, job=self.job, sid=owner.sid)
+                for owner in order.path
+            )
+        )
+
+    async def end(self, order: BindSession) -> None:
+        ending = EndSession(job=self.job, session=order.session, fence=order.fence)
+        for owner in order.path:
+            await self.bus.request(END_SESSION, ending, job=self.job, sid=owner.sid)
+
+    def ask(self, session: int, path: Sequence[Member], prompt: bytes, most: int, **more: Any) -> BindSession:
+        """A binding of a new session."""
+        sampling = Sampling(digests=True, draw=f"request-{prompt!r}", **more)
+        return BindSession(
+            job=self.job,
+            session=session,
+            generation=f"g{session}",
+            writer="mg",
+            fence=1,
+            attempt=0,
+            path=tuple(path),
+            tokens=tuple(prompt),
+            prompt_tokens=len(prompt),
+            most_tokens=most,
+            sampling=sampling,
+        )
+
+    def again(self, order: BindSession, path: Sequence[Member]) -> BindSession:
+        """The same session on another path, with the tokens that are known."""
+        known = self.tokens.get(order.session, {})
+        answer: list[int] = []
+        while (at := order.prompt_tokens + len(answer)) in known:
+            answer.append(known[at].token)
+        tokens = (*order.tokens[: order.prompt_tokens], *answer)
+        return order.model_copy(
+            update={"attempt": order.attempt + 1, "path": tuple(path), "tokens": tokens}
+        )
+
+    def answers(self, session: int) -> list[tuple[int, str]]:
+        """(token, digest of its logits), in order."""
+        return [(token.token, token.digest) for _, token in sorted(self.tokens[session].items())]
+
+
+@pytest.fixture
+def job() -> str:
+    return f"served-{secrets.token_hex(4)}"
+
+
+@asynccontextmanager
+async def opened(connect: Connect, url: str, spawn: Spawn, job: str) -> AsyncIterator[Mesh]:
+    registry = StandInRegistry(await connect("registry", EntityKind.SERVICE_REGISTRY))
+    await registry.open()
+    bus = await connect("mg", EntityKind.GATEWAY)
+    mesh = Mesh(bus, registry, url, spawn, job)
+    await bus.subscribe(WAVE_TOKENS, mesh.on_tokens, job=job)
+    yield mesh
+
+
+PROMPTS = [b"To be, or not", b"x", bytes(range(1, 100)), b"the same words again and again " * 3]
+
+
+async def test_a_killed_stage_changes_no_bit(
+    connect: Connect, nats_url: str, spawn: Spawn, job: str
+) -> None:
+    """Undisturbed and alone, one after the other; then all at once, and each stage is killed once."""
+    async with opened(connect, nats_url, spawn, job) as mesh:
+        path = await asyncio.gather(*(mesh.start(stage, 2) for stage in range(2)))
+        most = 40
+        for session, prompt in enumerate(PROMPTS):
+            temperature = session % 2 * 0.9
+            order = mesh.ask(session, path, prompt, most, temperature=temperature, seed=session)
+            assert [bound.outcome for bound in await mesh.bind(order)] == ["bound", "bound"]
+            await mesh.until(session, most)
+            await mesh.end(order)
+        orders = {}
+        for session, prompt in enumerate(PROMPTS):
+            orders[session] = mesh.ask(
+                100 + session, path, prompt, most, temperature=session % 2 * 0.9, seed=session
+            )
+        await asyncio.gather(*(mesh.bind(order) for order in orders.values()))
+        for killed in (1, 0):
+            await mesh.until(100, 12 if killed else 24)
+            assert any(len(mesh.tokens[100 + session]) < most for session in orders), "nobody is left"
+            await mesh.kill(path[killed])
+            path[killed] = await mesh.start(killed, 2, replica=killed + 1)
+            for session, order in orders.items():
+                orders[session] = mesh.again(order, path)
+            bound = await asyncio.gather(*(mesh.bind(order) for order in orders.values()))
+            assert {each.outcome for both in bound for each in both} == {"bound"}
+        for session in orders:
+            await mesh.until(100 + session, most)
+            assert mesh.answers(100 + session) == mesh.answers(session)
+            assert mesh.tokens[session][len(PROMPTS[session]) + most - 1].ends == "length"
