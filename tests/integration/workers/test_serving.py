@@ -16,7 +16,7 @@ from bus.connection import Bus
 from bus.subjects import BIND_SESSION, END_SESSION, WAVE_TOKENS
 from schemas.cluster import InstanceStart
 from schemas.envelope import EntityKind, Envelope
-from schemas.registry import InstanceState
+from schemas.registry import InstanceState, StateChange
 from schemas.services.generation import (
     BindSession,
     EndSession,
@@ -79,13 +79,12 @@ class Mesh:
         )
         payload = InstancePayload(start=start, servers=[self.url], cluster="a", node="n", agent="a-n")
         self.children[sid] = await self.spawn("serving_instance.py", payload.model_dump_json())
-        heard = self.registry.heard
-        while True:
-            change = await heard.first(
-                object, lambda each: getattr(each, "incarnation", "") == member.incarnation
-            )
-            assert change.state is InstanceState.ACTIVE, change.reason
-            return member
+        ends = (InstanceState.ACTIVE, InstanceState.FAULTED)
+        change = await self.registry.heard.first(
+            StateChange, lambda each: each.incarnation == member.incarnation and each.state in ends
+        )
+        assert change.state is InstanceState.ACTIVE, change.reason
+        return member
 
     async def kill(self, member: Member) -> None:
         await self.children[member.sid].kill()
@@ -109,7 +108,7 @@ class Mesh:
         """Binds all owners of a path at once."""
         return await asyncio.gather(
             *(
-                self.bus.request(BIND_SESSION, order, deadline_s=PATIENCE_S, job=self.job, sid=owner.sid)
+                self.bus.request(BIND_SESSION, order, timeout_s=PATIENCE_S, job=self.job, sid=owner.sid)
                 for owner in order.path
             )
         )
@@ -117,7 +116,7 @@ class Mesh:
     async def end(self, order: BindSession) -> None:
         ending = EndSession(job=self.job, session=order.session, fence=order.fence)
         for owner in order.path:
-            await self.bus.request(END_SESSION, ending, job=self.job, sid=owner.sid)
+            await self.bus.request(END_SESSION, ending, timeout_s=PATIENCE_S, job=self.job, sid=owner.sid)
 
     def ask(self, session: int, path: Sequence[Member], prompt: bytes, most: int, **more: Any) -> BindSession:
         """A binding of a new session."""
@@ -143,9 +142,7 @@ class Mesh:
         while (at := order.prompt_tokens + len(answer)) in known:
             answer.append(known[at].token)
         tokens = (*order.tokens[: order.prompt_tokens], *answer)
-        return order.model_copy(
-            update={"attempt": order.attempt + 1, "path": tuple(path), "tokens": tokens}
-        )
+        return order.model_copy(update={"attempt": order.attempt + 1, "path": tuple(path), "tokens": tokens})
 
     def answers(self, session: int) -> list[tuple[int, str]]:
         """(token, digest of its logits), in order."""
@@ -170,9 +167,7 @@ async def opened(connect: Connect, url: str, spawn: Spawn, job: str) -> AsyncIte
 PROMPTS = [b"To be, or not", b"x", bytes(range(1, 100)), b"the same words again and again " * 3]
 
 
-async def test_a_killed_stage_changes_no_bit(
-    connect: Connect, nats_url: str, spawn: Spawn, job: str
-) -> None:
+async def test_a_killed_stage_changes_no_bit(connect: Connect, nats_url: str, spawn: Spawn, job: str) -> None:
     """Undisturbed and alone, one after the other; then all at once, and each stage is killed once."""
     async with opened(connect, nats_url, spawn, job) as mesh:
         path = await asyncio.gather(*(mesh.start(stage, 2) for stage in range(2)))

@@ -20,7 +20,7 @@ from torch import Tensor
 from bus.logs import get_logger
 from bus.messaging.handlers import Subscription
 from bus.subject_row import Subject
-from bus.subjects import BIND_SESSION, END_SESSION, ROWS_NEEDED, WAVE_TOKENS
+from bus.subjects import BIND_SESSION, END_SESSION, PREDICT, ROWS_NEEDED, WAVE_TOKENS
 from bus.tasks import TaskSet
 from schemas.data_plane import MicrobatchNotice, RouteTable
 from schemas.envelope import Envelope
@@ -34,6 +34,7 @@ from schemas.services.generation import (
     SessionLoad,
     WaveTokens,
 )
+from schemas.services.prediction import Predict, Predicted
 from schemas.step import Member
 from schemas.telemetry import LinkSample
 from workers.compute.compute_thread import ComputeThread, Priority
@@ -41,6 +42,7 @@ from workers.links.hop_exchange import HopExchange
 from workers.links.offers import TensorTransfer
 from workers.local_store.recorder import Order
 from workers.serving.retained_rows import Boundary, RetainedRows
+from workers.serving.runtime.predictions import PASS, Predictions
 from workers.serving.runtime.received_rows import ReceivedRows
 from workers.serving.runtime.serving_stage import ComputedPart, ServingStage, WavePart, check_sampling
 from workers.serving.runtime.session_machine import SessionMachine
@@ -62,6 +64,9 @@ log = get_logger("serving")
 
 MOST_TOKENS = 512
 """Of one message: more tokens, with their likeliest ones, might be larger than the bus carries."""
+
+MOST_REQUESTS = 1024
+"""Requests of single passes at a time; more wait, and the gateway sees to it that they are few."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +109,7 @@ class ServingRuntime:
         self._received, self._kept = ReceivedRows(), RetainedRows()
         self._feed = TokenFeed(self.bus, self.job, self._heard)
         self._histories: dict[int, Boundary] = {}
+        self._predictions: Predictions | None = None
         self._news, self._bound = asyncio.Event(), asyncio.Event()
         self._waves, self._tokens, self._wave_ms = 0, 0, 0.0
         self.exchange = HopExchange(
@@ -125,9 +131,21 @@ class ServingRuntime:
             BadModel: The model, its weights or its arithmetic are not what was asked for.
         """
         self.loaded = await load_stage(self.bus, self.start, self.serve, self._thread)
-        self.machine = SessionMachine(self.member, self.job, self.loaded.limits(self.start, self.serve))
+        limits = self.loaded.limits(self.start, self.serve)
+        self.machine = SessionMachine(self.member, self.job, limits)
         if self.loaded.model is not None:
             self.stage = ServingStage(self.loaded.model)
+        if self.loaded.one_shot is not None:
+            self._predictions = Predictions(
+                self.member,
+                limits.stage,
+                self.loaded.one_shot,
+                self.loaded.unit,
+                self.serve,
+                self._thread,
+                self.exchange,
+                self._tasks.create,
+            )
 
     async def open(self) -> None:
         """Listens to gateways and other owners, and computes from now on."""
@@ -137,6 +155,7 @@ class ServingRuntime:
             await self.bus.subscribe(ROWS_NEEDED, self._needed, job=job, sid=sid),
             await self.bus.serve(END_SESSION, self._end, job=job, sid=sid),
             await self.bus.serve(BIND_SESSION, self._bind, job=job, sid=sid),
+            await self.bus.serve(PREDICT, self._predict, concurrency=MOST_REQUESTS, job=job, sid=sid),
         ]
         self._tasks.create(self._compute_waves(), name="waves")
         self._tasks.create(self._keep_time(), name="repetitions")
@@ -200,7 +219,15 @@ class ServingRuntime:
         log.info("link broke", peer=peer.sid, reason=error.text)
 
     # --- orders -------------------------------------------------------------------------------------------
+    async def _predict(self, order: Predict, _: Envelope) -> Predicted:
+        if self._predictions is None:
+            raise BadInput("this version answers with tokens, not with tensors: ask it for a completion")
+        answer = await self._predictions.predict(order, self.loaded.exact)
+        return answer.model_copy(update={"load": self._load()})
+
     async def _bind(self, order: BindSession, _: Envelope) -> SessionBound:
+        if self.loaded.model is None:
+            raise BadInput("this version answers with tensors, not with tokens: ask it by /v1/predict")
         check_sampling(order.sampling)
         limits = self.machine.limits
         if limits.is_first and not limits.is_last and order.path:
@@ -228,6 +255,10 @@ class ServingRuntime:
 
     # --- hops ---------------------------------------------------------------------------------------------
     def _arrived(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
+        if notice.transfer == PASS:
+            if self._predictions is not None:
+                self._predictions.arrived(notice, tensors)
+            return
         try:
             items = unpack_wave(tensors)
         except BadInput as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,9 @@ from torch import Tensor, nn
 from bus.connection import Bus
 from schemas.callables import MODELS
 from schemas.cluster import InstanceStart
+from schemas.errors import BadModel
 from schemas.services.serve_spec import ServeSpec
+from schemas.task_graph import TaskUnit
 from workers.compute.batch_schema import empty_batch
 from workers.compute.compute_thread import ComputeThread
 from workers.compute.deferred_model import build_layers
@@ -24,6 +27,9 @@ from workers.models.hugging_face_folder import is_adapter, library_names, public
 from workers.process.url_rules import open_url
 from workers.serving.cache_check import CacheCheck, check_cache, sample_tokens
 from workers.serving.exact_arithmetic import Arithmetic
+from workers.serving.fingerprint import arithmetic_fingerprint
+from workers.serving.one_shot import OneShotModel, batch_unit, probed_batches
+from workers.serving.probe import probe_stage
 from workers.serving.retained_rows import Boundary
 from workers.serving.runtime.session_table import BLOCK_ROWS, ServingLimits
 from workers.serving.stage_model import StageModel, run_layers, stage_layers
@@ -43,25 +49,27 @@ class LoadedStage:
 
     Attributes:
         kind: What it answers.
-        module: Its layers.
-        model: Its layers over rows of sessions; None for `predict`.
         exact: Whether bits are independent of company.
         because: Why not; empty: they are.
+        fingerprint: Of the arithmetic.
+        model: Its layers over rows of sessions; None for `predict`.
+        one_shot: Its layers in single passes; None for `generate`.
+        unit: Samples of a pass are a multiple of it; 0: each is computed alone.
         context: Most tokens of a session.
         vocabulary: Tokens are below this; 0: not known.
         rows: Rows that it has room for.
-        fingerprint: Of the arithmetic.
     """
 
     kind: Kind
-    module: StageModule
-    model: StageModel | None
     exact: bool
     because: str
-    context: int
-    vocabulary: int
-    rows: int
     fingerprint: str
+    model: StageModel | None = None
+    one_shot: OneShotModel | None = None
+    unit: int = 1
+    context: int = 0
+    vocabulary: int = 0
+    rows: int = 0
 
     def tags(self, serve: ServeSpec) -> tuple[str, ...]:
         """What its record in the registry says of it."""
@@ -112,7 +120,7 @@ async def load_stage(bus: Bus, start: InstanceStart, serve: ServeSpec, thread: C
             is_new=is_new,
             own_names_of=library_names(model),
         )
-    return await thread.order(partial(_tried, start, serve, graph, module))
+    return await thread.order(partial(_tried, start, serve, graph))
 
 
 def _build(start: InstanceStart) -> tuple[ModelGraph, StageModule]:
@@ -132,11 +140,11 @@ def _build(start: InstanceStart) -> tuple[ModelGraph, StageModule]:
 
 
 @torch.inference_mode()
-def _tried(start: InstanceStart, serve: ServeSpec, graph: ModelGraph, module: StageModule) -> LoadedStage:
+def _tried(start: InstanceStart, serve: ServeSpec, graph: ModelGraph) -> LoadedStage:
     kind = _kind(start, serve, graph)
     arithmetic = Arithmetic(threads=torch.get_num_threads(), exact=serve.exact != "off")
     if kind == "predict":
-        return _of_single_passes(serve, graph, module)
+        return _of_single_passes(start, serve, graph)
     context = serve.context or model_context(start, graph)
     unit = start.unit
     sample = stage_sample(graph, unit.first_layer, context, arithmetic, serve.wave_tokens)
@@ -160,44 +168,80 @@ def _tried(start: InstanceStart, serve: ServeSpec, graph: ModelGraph, module: St
         layout=check.layout,
         kv_budget_bytes=_UNLIMITED,  # the machine counts rows
     )
-    exact, because, fingerprint = probed(model, serve, arithmetic)
+    because = _probed(graph, unit, model, serve, sample)
     return LoadedStage(
         kind="generate",
-        module=module,
         model=model,
-        exact=exact,
+        exact=not because,
         because=because,
         context=context,
         vocabulary=vocabulary_of(graph),
         rows=rows_within(serve.cache_mib << 20, model, check.boundary),
-        fingerprint=fingerprint,
+        fingerprint=_digest(arithmetic_fingerprint(arithmetic)),
     )
 
 
-def probed(model: StageModel, serve: ServeSpec, arithmetic: Arithmetic) -> tuple[bool, str, str]:
-    """Whether the promise holds here, why not, and the arithmetic's fingerprint.
+def _probed(graph: ModelGraph, unit: TaskUnit, model: StageModel, serve: ServeSpec, sample: Boundary) -> str:
+    """Why bits depend on company; empty: they don't.
 
     Raises:
         BadModel: Exact arithmetic is required, and is not had.
     """
-    fingerprint = f"{torch.backends.cpu.get_cpu_capability()}-{torch.__version__}-{arithmetic.threads}"
     if serve.exact == "off":
-        return False, "serve.exact is off", fingerprint
-    return True, "", fingerprint
+        return "serve.exact is off"
+    if model.layout is None:  # each session is computed alone
+        return ""
+    found = probe_stage(
+        graph,
+        unit.first_layer,
+        unit.last_layer,
+        model.layout,
+        sample,
+        arithmetic=model.arithmetic,
+        most_rows=serve.wave_tokens,
+    )
+    because = str(found[0]) if found else ""
+    if because and serve.exact == "required":
+        raise BadModel(f"serve.exact is required, but {because}")
+    return because
 
 
-def _of_single_passes(serve: ServeSpec, graph: ModelGraph, module: StageModule) -> LoadedStage:
+def _of_single_passes(start: InstanceStart, serve: ServeSpec, graph: ModelGraph) -> LoadedStage:
+    unit = start.unit
+    one_shot = OneShotModel(graph, unit.first_layer, unit.last_layer)
+    size, because = 1, ""
+    if serve.exact == "off":
+        because = "serve.exact is off"
+    elif start.stages > 1:
+        because = "single passes through several stages are not probed"
+    elif (sample := _sample(start, graph)) is None:
+        because = "no example of its input is known"
+    else:
+        size = batch_unit([one_shot.probe(probed_batches(sample, graph.inputs, serve.batch))], serve.batch)
+    if because and serve.exact == "required":
+        raise BadModel(f"serve.exact is required, but {because}")
     return LoadedStage(
         kind="predict",
-        module=module,
-        model=None,
-        exact=False,
-        because="single passes were not probed",
-        context=0,
-        vocabulary=0,
-        rows=0,
-        fingerprint=torch.backends.cpu.get_cpu_capability(),
+        one_shot=one_shot,
+        unit=size,
+        exact=not because,
+        because=because,
+        fingerprint=_digest(arithmetic_fingerprint(Arithmetic(threads=torch.get_num_threads()))),
     )
+
+
+def _sample(start: InstanceStart, graph: ModelGraph) -> dict[str, Tensor] | None:
+    """A sample of zeros; None: the analysis did not say what an input looks like."""
+    known = {tensor.name: tensor for tensor in start.batch}
+    if any(name not in known for name in graph.inputs):
+        return None
+    return {
+        name: torch.zeros(known[name].shape, dtype=getattr(torch, known[name].dtype)) for name in graph.inputs
+    }
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _kind(start: InstanceStart, serve: ServeSpec, graph: ModelGraph) -> Kind:
@@ -209,7 +253,9 @@ def _kind(start: InstanceStart, serve: ServeSpec, graph: ModelGraph) -> Kind:
     if taken is not None and (taken.dtype != "int64" or len(taken.shape) != 1):
         return "predict"
     shape = output_shape(graph)
-    return "generate" if shape is not None and len(shape) == 3 and shape[:2] == (1, _TRIED) else "predict"
+    if shape is None:  # layers that are elsewhere can't be tried here: tokens alone are mostly a text's
+        return "generate" if any(weight.is_meta for weight in graph.model.parameters()) else "predict"
+    return "generate" if len(shape) == 3 and shape[:2] == (1, _TRIED) else "predict"
 
 
 _TRIED = 6

@@ -22,12 +22,13 @@ def choose_wave(sessions: Iterable[BoundSession], limits: ServingLimits) -> list
         sessions: All sessions.
         limits: What a wave may hold.
     """
+    sessions = list(sessions)
     waiting = sorted((each for each in sessions if _waits(each)), key=lambda each: each.served)
     if limits.whole:
         return _whole_histories(waiting, limits)
     single = [each for each in waiting if each.available - each.computed == 1]
     several = [each for each in waiting if each.available - each.computed > 1]
-    chosen = [_rows(each, 1, limits) for each in single[: limits.wave_rows]]
+    chosen = [_rows(each, 1, limits) for each in single[: _fair_share(sessions, limits)]]
     rebuilding = [each for each in several if each.computed < each.rebuilt]
     prompts = [each for each in several if each.computed >= each.rebuilt]
     left = limits.wave_rows - len(chosen)
@@ -35,6 +36,14 @@ def choose_wave(sessions: Iterable[BoundSession], limits: ServingLimits) -> list
     chosen += _chunks(rebuilding, max(share, 1) if left else 0, limits)
     left = limits.wave_rows - sum(each.rows for each in chosen)
     return chosen + _chunks(prompts, left, limits)
+
+
+def _fair_share(sessions: Sequence[BoundSession], limits: ServingLimits) -> int:
+    """Single rows of a wave. The first stage leaves some for a second wave, so that no stage waits."""
+    if not limits.is_first or limits.is_last:
+        return limits.wave_rows
+    answering = sum(not each.finished and each.available - each.computed <= 1 for each in sessions)
+    return min(limits.wave_rows, -(-answering // limits.stages))
 
 
 def _waits(session: BoundSession) -> bool:
