@@ -1,22 +1,23 @@
-"""Instances that serve, each a real process, and a gateway's part played by the test: whoever dies, tokens and
-the bits of their logits are those of an undisturbed run."""
+"""Instances that serve, each a real process, and a gateway's part played by the test: whoever dies, tokens
+and the bits of their logits are those of an undisturbed run."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from bus.connection import Bus
-from bus.subjects import BIND_SESSION, END_SESSION, WAVE_TOKENS
+from bus.subjects import BIND_SESSION, END_SESSION, PREDICT, WAVE_TOKENS
 from schemas.cluster import InstanceStart
 from schemas.envelope import EntityKind, Envelope
-from schemas.registry import InstanceState, StateChange
+from schemas.errors import BadInput, DmscError, MicrobatchFailed
+from schemas.registry import InstanceState, StateChange, TensorSchema
 from schemas.services.generation import (
     BindSession,
     EndSession,
@@ -25,6 +26,7 @@ from schemas.services.generation import (
     SessionBound,
     WaveTokens,
 )
+from schemas.services.prediction import NamedTensor, Predict, Predicted
 from schemas.step import Member
 from schemas.task_graph import TaskUnit, UnitKind
 from tests.builders.jobs import gpt, spec
@@ -32,11 +34,40 @@ from tests.conftest import Connect
 from tests.integration.entities.cluster_mesh import StandInRegistry
 from tests.integration.workers.conftest import Child, Spawn
 from tests.patience import PATIENCE_S
+from workers.compute.compute_thread import ComputeThread
 from workers.instance import InstancePayload
+from workers.serving.runtime.serving_runtime import ServingRuntime
+from workers.stage.hop_runtime import InstanceContext
 from workers.user_code import code_digest
 
 LAYERS = 6
 MODEL = gpt(layers=LAYERS - 2, width=32, heads=4, context=192, vocabulary=256)
+
+
+def order_to_start(job: str, stage: int, stages: int, replica: int = 0, **serve: Any) -> InstanceStart:
+    """The order to start an instance of a small GPT's stage."""
+    kept = spec(model=MODEL, serve={"service": "gpt", **serve}, training={"steps": 1})
+    cut = [round(LAYERS * at / stages) for at in range(stages + 1)]
+    unit = TaskUnit(
+        sid=f"{job}-s{stage}-r{replica}",
+        kind=UnitKind.STAGE,
+        stage=stage,
+        replica=replica,
+        first_layer=cut[stage],
+        last_layer=cut[stage + 1],
+    )
+    return InstanceStart(
+        job=job,
+        epoch=1,
+        spec=kept,
+        unit=unit,
+        incarnation=secrets.token_hex(4),
+        slot=0,
+        stages=stages,
+        layer_count=LAYERS,
+        code_digest=code_digest(*kept.user_callables),
+        batch=(TensorSchema(name="inputs", shape=(8,), dtype="int64"),),
+    )
 
 
 @dataclass
@@ -54,29 +85,9 @@ class Mesh:
 
     async def start(self, stage: int, stages: int, replica: int = 0, **serve: Any) -> Member:
         """Starts an instance; returns once it is active."""
-        sid = f"{self.job}-s{stage}-r{replica}"
-        member = Member(sid=sid, incarnation=secrets.token_hex(4))
-        kept = spec(model=MODEL, serve={"service": "gpt", **serve}, training={"steps": 1})
-        cut = [round(LAYERS * at / stages) for at in range(stages + 1)]
-        unit = TaskUnit(
-            sid=sid,
-            kind=UnitKind.STAGE,
-            stage=stage,
-            replica=replica,
-            first_layer=cut[stage],
-            last_layer=cut[stage + 1],
-        )
-        start = InstanceStart(
-            job=self.job,
-            epoch=1,
-            spec=kept,
-            unit=unit,
-            incarnation=member.incarnation,
-            slot=0,
-            stages=stages,
-            layer_count=LAYERS,
-            code_digest=code_digest(*kept.user_callables),
-        )
+        start = order_to_start(self.job, stage, stages, replica, **serve)
+        sid = start.unit.sid
+        member = Member(sid=sid, incarnation=start.incarnation)
         payload = InstancePayload(start=start, servers=[self.url], cluster="a", node="n", agent="a-n")
         self.children[sid] = await self.spawn("serving_instance.py", payload.model_dump_json())
         ends = (InstanceState.ACTIVE, InstanceState.FAULTED)
@@ -197,3 +208,86 @@ async def test_a_killed_stage_changes_no_bit(connect: Connect, nats_url: str, sp
             await mesh.until(100 + session, most)
             assert mesh.answers(100 + session) == mesh.answers(session)
             assert mesh.tokens[session][len(PROMPTS[session]) + most - 1].ends == "length"
+
+
+# --- in this process ----------------------------------------------------------------------------------------
+@asynccontextmanager
+async def served(
+    connect: Connect, job: str, stages: int, **serve: Any
+) -> AsyncIterator[list[ServingRuntime]]:
+    """One instance of each stage."""
+    async with AsyncExitStack() as stack:
+        runtimes = []
+        for stage in range(stages):
+            start = order_to_start(job, stage, stages, **serve)
+            member = Member(sid=start.unit.sid, incarnation=start.incarnation)
+            failures: list[DmscError] = []
+            bus = await connect(member.sid, EntityKind.INSTANCE)
+            context = InstanceContext(
+                bus=bus, start=start, member=member, cluster="a", failed=failures.append
+            )
+            thread = await stack.enter_async_context(ComputeThread())
+            runtime = ServingRuntime(context, thread=thread)
+            await runtime.build()
+            stack.push_async_callback(runtime.close)
+            await runtime.open()
+            runtimes.append(runtime)
+        yield runtimes
+        assert not failures
+
+
+def tokens_of(*rows: Sequence[int]) -> NamedTensor:
+    data = b"".join(token.to_bytes(8, "little") for row in rows for token in row)
+    return NamedTensor(name="inputs", dtype="int64", shape=(len(rows), len(rows[0])), data=data)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+async def test_single_passes_are_batched_and_answered_one_by_one(
+    connect: Connect, job: str, stages: int
+) -> None:
+    async with served(connect, job, stages, kind="predict", batch_ms=50) as runtimes:
+        gateway = await connect("mg", EntityKind.GATEWAY)
+        path = tuple(runtime.member for runtime in runtimes)
+
+        async def ask(*inputs: NamedTensor) -> Predicted:
+            order = Predict(job=job, generation=secrets.token_hex(4), path=path, inputs=inputs)
+            return await gateway.request(PREDICT, order, timeout_s=PATIENCE_S, job=job, sid=path[0].sid)
+
+        rows = [[first, 2, 3, 4, 5, 6, 7, 8] for first in range(5)]
+        alone = [(await ask(tokens_of(row))).outputs for row in rows]
+        passes = runtimes[0].step
+        assert passes == 5
+        one, *others = await asyncio.gather(
+            ask(tokens_of(rows[0], rows[1])),
+            *(ask(tokens_of(row)) for row in rows[2:]),
+        )
+        assert runtimes[0].step == 6, "they were one batch"
+        assert one.outputs[0].shape == (2, 8, 256)
+        if one.exact:
+            assert one.outputs[0].data == alone[0][0].data + alone[1][0].data
+            assert [other.outputs for other in others] == alone[2:]
+        good, bad = await asyncio.gather(
+            ask(tokens_of(rows[0])), ask(tokens_of([999] * 8)), return_exceptions=True
+        )
+        assert isinstance(good, Predicted)
+        assert isinstance(bad, MicrobatchFailed)
+        with pytest.raises(BadInput, match="the model takes inputs; it was given x"):
+            await ask(tokens_of(rows[0]).model_copy(update={"name": "x"}))
+        with pytest.raises(BadInput, match="answers with tensors"):
+            await gateway.request(BIND_SESSION, bound_to(path, job), job=job, sid=path[0].sid)
+
+
+def bound_to(path: tuple[Member, ...], job: str) -> BindSession:
+    return BindSession(
+        job=job,
+        session=1,
+        generation="g",
+        writer="mg",
+        fence=1,
+        attempt=0,
+        path=path,
+        tokens=(1, 2),
+        prompt_tokens=2,
+        most_tokens=4,
+        sampling=Sampling(),
+    )

@@ -48,7 +48,6 @@ from workers.serving.runtime.serving_stage import ComputedPart, ServingStage, Wa
 from workers.serving.runtime.session_machine import SessionMachine
 from workers.serving.runtime.session_table import (
     AskForRows,
-    FenceMember,
     ForgetSession,
     PublishAgain,
     SentRows,
@@ -177,8 +176,8 @@ class ServingRuntime:
     # --- what `workers.instance` asks of a runtime --------------------------------------------------------
     @property
     def step(self) -> int:
-        """Waves so far."""
-        return self._waves
+        """Waves so far, or batches of single passes."""
+        return self._waves if self._predictions is None else self._predictions.passes
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -193,10 +192,10 @@ class ServingRuntime:
     def figures(self) -> dict[str, Any]:
         """The fields of an `InstanceSample` that describe its work."""
         return {
-            "step": self._waves,
+            "step": self.step,
             "queue": self._thread.waiting,
-            "in_flight": 0,
-            "microbatches": self._waves,
+            "in_flight": len(self.machine),
+            "microbatches": self.step,
             "service_ms": self._wave_ms,
             "forward_ms": self._wave_ms,
             "retained_bytes": self._kept.bytes,
@@ -285,8 +284,6 @@ class ServingRuntime:
                     self._tasks.create(self._ask(owner, order))
                 case PublishAgain(tokens):
                     self._tasks.create(self._publish(tokens))
-                case FenceMember(member):
-                    self.exchange.fence(member)
                 case ForgetSession(session, rows):
                     self._forget(session, rows)
         for receiver in self.machine.receivers():

@@ -27,7 +27,6 @@ from workers.serving.runtime.session_table import (
     BLOCK_ROWS,
     AskForRows,
     BoundSession,
-    FenceMember,
     ForgetSession,
     PublishAgain,
     SentRows,
@@ -156,9 +155,6 @@ class SessionMachine:
             return
         session.order = order
         session.asked = (-1, now)
-        for old, new in zip(before.path, order.path, strict=True):
-            if old.sid == new.sid and old != new:
-                self._effects.append(FenceMember(old))
         if not self.limits.is_last:
             following = self.limits.stage + 1
             moved = before.path[following] != order.path[following]

@@ -174,11 +174,4 @@ class ForgetSession:
     rows: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class FenceMember:
-    """Drop links to this incarnation: another one has its name now."""
-
-    member: Member
-
-
-SessionEffect = AskForRows | PublishAgain | ForgetSession | FenceMember
+SessionEffect = AskForRows | PublishAgain | ForgetSession

@@ -19,7 +19,6 @@ from schemas.step import Member
 from workers.serving.runtime.session_machine import SessionMachine
 from workers.serving.runtime.session_table import (
     AskForRows,
-    FenceMember,
     ForgetSession,
     PublishAgain,
     SentRows,
@@ -223,8 +222,6 @@ class World:
                     self.messages.append(("need", asked, order))
                 case PublishAgain(tokens):
                     self._publish(owner, list(tokens))
-                case FenceMember():
-                    pass
 
     def _publish(self, owner: Owner, tokens: list[GeneratedToken]) -> None:
         if tokens:
