@@ -40,7 +40,7 @@ from workers.serving.runtime.serving_runtime import ServingRuntime
 from workers.stage.hop_runtime import InstanceContext
 from workers.user_code import code_digest
 
-LAYERS = 6
+LAYERS = 4
 MODEL = gpt(layers=LAYERS - 2, width=32, heads=4, context=192, vocabulary=256)
 
 
@@ -175,39 +175,36 @@ async def opened(connect: Connect, url: str, spawn: Spawn, job: str) -> AsyncIte
     yield mesh
 
 
-PROMPTS = [b"To be, or not", b"x", bytes(range(1, 100)), b"the same words again and again " * 3]
+PROMPTS = [b"To be, or not", bytes(range(1, 100)), b"x"]
+MOST = 24
+"""Tokens of an answer."""
 
 
 async def test_a_killed_stage_changes_no_bit(connect: Connect, nats_url: str, spawn: Spawn, job: str) -> None:
-    """Undisturbed and alone, one after the other; then all at once, and each stage is killed once."""
+    """Alone and undisturbed, one after the other; then all at once, and each stage is killed once."""
     async with opened(connect, nats_url, spawn, job) as mesh:
-        path = await asyncio.gather(*(mesh.start(stage, 2) for stage in range(2)))
-        most = 40
-        for session, prompt in enumerate(PROMPTS):
-            temperature = session % 2 * 0.9
-            order = mesh.ask(session, path, prompt, most, temperature=temperature, seed=session)
-            assert [bound.outcome for bound in await mesh.bind(order)] == ["bound", "bound"]
-            await mesh.until(session, most)
-            await mesh.end(order)
+        path = list(await asyncio.gather(*(mesh.start(stage, 2) for stage in range(2))))
         orders = {}
-        for session, prompt in enumerate(PROMPTS):
-            orders[session] = mesh.ask(
-                100 + session, path, prompt, most, temperature=session % 2 * 0.9, seed=session
-            )
+        for number, prompt in enumerate(PROMPTS):
+            sampling = {"temperature": number % 2 * 0.9, "seed": number}
+            alone = mesh.ask(number, path, prompt, MOST, **sampling)
+            assert [bound.outcome for bound in await mesh.bind(alone)] == ["bound", "bound"]
+            await mesh.until(number, MOST)
+            await mesh.end(alone)
+            orders[number] = mesh.ask(100 + number, path, prompt, MOST, **sampling)
         await asyncio.gather(*(mesh.bind(order) for order in orders.values()))
-        for killed in (1, 0):
-            await mesh.until(100, 12 if killed else 24)
-            assert any(len(mesh.tokens[100 + session]) < most for session in orders), "nobody is left"
+        for killed, tokens in ((1, 6), (0, 14)):
+            await mesh.until(100, tokens)
             await mesh.kill(path[killed])
+            assert any(len(mesh.tokens[order.session]) < MOST for order in orders.values()), "all were done"
             path[killed] = await mesh.start(killed, 2, replica=killed + 1)
-            for session, order in orders.items():
-                orders[session] = mesh.again(order, path)
+            orders = {number: mesh.again(order, path) for number, order in orders.items()}
             bound = await asyncio.gather(*(mesh.bind(order) for order in orders.values()))
             assert {each.outcome for both in bound for each in both} == {"bound"}
-        for session in orders:
-            await mesh.until(100 + session, most)
-            assert mesh.answers(100 + session) == mesh.answers(session)
-            assert mesh.tokens[session][len(PROMPTS[session]) + most - 1].ends == "length"
+        for number, prompt in enumerate(PROMPTS):
+            await mesh.until(100 + number, MOST)
+            assert mesh.answers(100 + number) == mesh.answers(number)
+            assert mesh.tokens[100 + number][len(prompt) + MOST - 1].ends == "length"
 
 
 # --- in this process ----------------------------------------------------------------------------------------
