@@ -23,7 +23,7 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         length = tokens.shape[1]
-        # a wave of several sessions is longer than each of them: `workers.serving` answers with a row for each
+        # a wave of several sessions is longer than each: `workers.serving` gives a row for each
         positions = self.position.weight[:length]
         if positions.shape[0] < length:
             context = self.position.num_embeddings

@@ -9,17 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from schemas.errors import BadModel
 from workers.graph.model_graph import ModelGraph, Value
+from workers.graph.stage_module import StageModule
 from workers.serving.exact_arithmetic import Arithmetic
 from workers.serving.packed_rows import AttentionSurvey
 from workers.serving.retained_rows import Boundary
-from workers.serving.stage_model import RowLayout, StageItem, StageModel, run_layers, stage_layers
+from workers.serving.stage_model import (
+    RowLayout,
+    StageItem,
+    StageModel,
+    StageOutput,
+    run_layers,
+    stage_layers,
+)
 from workers.user_code import describe
 
 _SHORT = 8
@@ -86,11 +93,9 @@ def check_cache(
     if not model.is_last:
         boundary = tuple(torch.cat(parts) for parts in zip(*(o.boundary for o in outputs), strict=True))
     expected = whole.rows_of(model)
-    found = (
-        boundary[: len(expected)]
-        if boundary
-        else (torch.cat([o.logits for o in outputs if o.logits is not None]),)
-    )
+    found = boundary[: len(expected)]
+    if model.is_last:
+        found = (torch.cat([output.logits for output in outputs if output.logits is not None]),)
     for one, other in zip(found, expected, strict=True):
         if (row := _first_other(one, other)) is not None:
             names = f"layers {first} to {last - 1}"
@@ -101,7 +106,9 @@ def check_cache(
 class _Pass:
     """One pass of a stage over whole rows, as the model itself computes it."""
 
-    def __init__(self, graph: ModelGraph, layers: Sequence[Any], first: int, sample: Boundary) -> None:
+    def __init__(
+        self, graph: ModelGraph, layers: Sequence[StageModule], first: int, sample: Boundary
+    ) -> None:
         self.rows = int(sample[0].shape[0])
         self.because = ""
         part = layers[0].slice
@@ -122,8 +129,8 @@ class _Pass:
                 return
             except Exception as error:  # the model's own code may raise anything
                 raise BadModel(
-                    f"layer {survey.layer} fails for a session of {self.rows} tokens: {describe(error)}; is the "
-                    "service's context longer than the model's?"
+                    f"layer {survey.layer} fails for a session of {self.rows} tokens: {describe(error)}; is "
+                    "the service's context longer than the model's?"
                 ) from None
             self.behind.append(known)
         self.sites, self.because = survey.sites, survey.unfit
@@ -132,10 +139,11 @@ class _Pass:
     def rows_of(self, model: StageModel) -> Boundary:
         """The rows that the stage gives, without sizes."""
         if model.is_last:
-            return (model._output(self.behind[-1])[0],)
+            return (model.output(self.behind[-1])[0],)
         part = self._last.slice
         tensors = part.packed(self.behind[-1])
-        return tuple(tensor[0] for tensor in (tensors[:-1] if _sizes(part) else tensors))
+        sized = any(name in part.sizes for name in part.outgoing)
+        return tuple(tensor[0] for tensor in (tensors[:-1] if sized else tensors))
 
 
 def _layout(graph: ModelGraph, first: int, whole: _Pass, short: _Pass) -> tuple[RowLayout | None, str]:
@@ -172,12 +180,12 @@ def _by_row(value: Value, other: Value, rows: int, short_rows: int) -> bool:
     return True
 
 
-def _in_parts(model: StageModel, sample: Boundary, most_rows: int) -> list[Any]:
+def _in_parts(model: StageModel, sample: Boundary, most_rows: int) -> list[StageOutput]:
     """The session in waves of several sizes, beside another session: its outputs in order."""
     rows = int(sample[0].shape[0])
     model.cache.reserve("checked", rows)
     model.cache.reserve("company", rows)
-    outputs: list[Any] = []
+    outputs: list[StageOutput] = []
     position, size = 0, 5
     while position < rows:
         size = min(size, rows - position, most_rows)
@@ -200,7 +208,3 @@ def _first_other(found: Tensor, expected: Tensor) -> int | None:
         difference = (found - expected).reshape(found.shape[0], -1).norm(dim=1)
         differs = ~(difference <= _CLOSE * expected.reshape(found.shape[0], -1).norm(dim=1) + 1e-6)
     return int(differs.nonzero()[0, 0]) if bool(differs.any()) else None
-
-
-def _sizes(part: Any) -> bool:
-    return any(name in part.sizes for name in part.outgoing)

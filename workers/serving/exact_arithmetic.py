@@ -118,7 +118,7 @@ def _mask_table(keys: int) -> Tensor:
 
 
 def attend(
-    query: Tensor, keys: Tensor, values: Tensor, segment: Segment, mask: Tensor, scale: float | None
+    query: Tensor, keys: Tensor, values: Tensor, segment: Segment, mask: Tensor | None, scale: float | None
 ) -> Tensor:
     """Attention of one segment by torch's fused kernel.
 
@@ -127,14 +127,14 @@ def attend(
         keys: (key heads, positions, width); at least `segment.keys` positions.
         values: (key heads, positions, value width), likewise.
         segment: The segment.
-        mask: (padded rows, keys) of `CausalMask`.
+        mask: (padded rows, keys) of `CausalMask`; None: each row sees all keys.
         scale: Factor of the scores; None: 1/√width.
 
     Returns:
         (heads, rows, value width).
     """
     heads, rows, width = query.shape
-    padded, key_heads = mask.shape[0], keys.shape[0]
+    padded, key_heads = rows if mask is None else mask.shape[0], keys.shape[0]
     if padded != rows:
         query = functional.pad(query, (0, 0, 0, padded - rows))
     groups = heads // key_heads
@@ -145,6 +145,6 @@ def attend(
         return found[0, :, :rows]
     # heads that share keys become samples, so that no key is copied
     grouped = query.view(key_heads, groups, padded, width).transpose(0, 1)
-    shared = (tensor[None, :, : segment.keys].expand(groups, -1, -1, -1) for tensor in (keys, values))
-    found = functional.scaled_dot_product_attention(grouped, *shared, mask, scale=scale)
+    key, value = (tensor[None, :, : segment.keys].expand(groups, -1, -1, -1) for tensor in (keys, values))
+    found = functional.scaled_dot_product_attention(grouped, key, value, mask, scale=scale)
     return found.transpose(0, 1).reshape(heads, padded, -1)[:, :rows]

@@ -1,4 +1,4 @@
-"""Rows that a stage sent downstream and keeps, so that a successor of its neighbour can compute what was lost.
+"""Rows that a stage sent downstream and keeps, so that a neighbour's successor can compute what was lost.
 
 They are a copy, and count in the budget that admission sees: per token the width of one boundary, where the
 neighbour's keys and values have twice that per layer.

@@ -9,14 +9,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from schemas.errors import BadModel
 from workers.graph.model_graph import ModelGraph, Value
-from workers.graph.stage_module import slice_stage
+from workers.graph.stage_module import StageModule, slice_stage
 from workers.serving.exact_arithmetic import Arithmetic, CausalMask
 from workers.serving.kv_cache import AttentionSite, KvCache
 from workers.serving.packed_rows import PackedRows, SessionRows
@@ -151,7 +150,7 @@ class StageModel:
         given = tuple(
             _packed(tensors, padded) for tensors in zip(*(item.rows for item in items), strict=True)
         )
-        values = self._values(given, padded)
+        values = self.values(given, padded)
         tail = layout.tail - self.first if self.is_last else len(self.layers)
         with mode:
             values = run_layers(self.layers[:tail], values)
@@ -161,8 +160,8 @@ class StageModel:
             return self._boundaries(items, values, layout)
         return self._logits(items, values, mode, layout, tail)
 
-    def _values(self, given: Boundary, rows: int) -> dict[str, Value]:
-        """Wire → value of what came over the first cut, (1, rows, …) each."""
+    def values(self, given: Boundary, rows: int) -> dict[str, Value]:
+        """Wire → value of what comes over the first cut, as `StageItem.rows` of `rows` rows in all."""
         part = self.layers[0].slice
         sizes = [name for name in part.incoming if name in part.sizes]
         if not sizes:
@@ -216,9 +215,9 @@ class StageModel:
         inner.positions = mode.positions[index]
         with inner:
             kept = run_layers(self.layers[tail:], kept) if tail < len(self.layers) else kept
-        logits = self._output(kept)[0, : len(chosen)]
+        logits = self.output(kept)[0, : len(chosen)]
         counts = [min(item.wanted, item.count) for item in items]
-        return [StageOutput((), part if len(part) else None) for part in logits.split(counts)]
+        return [StageOutput((), part if len(part) else None) for part in torch.split(logits, counts)]
 
     def _alone(self, item: StageItem) -> StageOutput:
         part = self.layers[0].slice
@@ -226,9 +225,9 @@ class StageModel:
         values = run_layers(self.layers, part.unpacked(given))
         if not self.is_last:
             return StageOutput(self.layers[-1].slice.packed(values), None)
-        return StageOutput((), self._output(values)[0, -item.wanted :] if item.wanted else None)
+        return StageOutput((), self.output(values)[0, -item.wanted :] if item.wanted else None)
 
-    def _output(self, values: Mapping[str, Value]) -> Tensor:
+    def output(self, values: Mapping[str, Value]) -> Tensor:
         """The logits (1, rows, vocabulary).
 
         Raises:
@@ -242,7 +241,7 @@ class StageModel:
         return found.float()
 
 
-def stage_layers(graph: ModelGraph, first: int, last: int) -> list[Any]:
+def stage_layers(graph: ModelGraph, first: int, last: int) -> list[StageModule]:
     """Each layer as a stage of its own, in evaluation: so that each can be named, measured and left out.
 
     Raises:
@@ -253,7 +252,7 @@ def stage_layers(graph: ModelGraph, first: int, last: int) -> list[Any]:
     return [slice_stage(graph, index, index + 1).eval() for index in range(first, last)]
 
 
-def run_layers(layers: Sequence[Any], values: Mapping[str, Value]) -> dict[str, Value]:
+def run_layers(layers: Sequence[StageModule], values: Mapping[str, Value]) -> dict[str, Value]:
     """Runs layers one after the other; returns what is needed behind the last."""
     known = dict(values)
     for layer in layers:
