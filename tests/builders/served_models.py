@@ -14,7 +14,7 @@ from workers.graph.model_graph import ModelGraph
 from workers.serving.cache_check import check_cache, sample_tokens
 from workers.serving.exact_arithmetic import Arithmetic
 from workers.serving.retained_rows import RetainedRows
-from workers.serving.sampler import Sampling, sample
+from workers.serving.sampler import TokenChoice, sample
 from workers.serving.stage_model import StageItem, StageModel, StageOutput, logits_digest
 from workers.serving.wave_machine import Wave, WaveKind, WaveLimits, WaveMachine
 
@@ -103,10 +103,10 @@ class ServedPath:
         self.machine = WaveMachine(limits, cached=cached)
         self.found: dict[str, list[tuple[int, str]]] = {}
         self._cached = cached
-        self._asked: dict[str, tuple[int, Sampling]] = {}
+        self._asked: dict[str, tuple[int, TokenChoice]] = {}
         self.waves: list[Wave] = []
 
-    def ask(self, session: str, prompt: Sequence[int], tokens: int, sampling: Sampling) -> None:
+    def ask(self, session: str, prompt: Sequence[int], tokens: int, sampling: TokenChoice) -> None:
         """A request comes."""
         for stage in self.stages:
             assert stage.cache.reserve(session, len(prompt) + tokens)

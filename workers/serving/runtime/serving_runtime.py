@@ -44,7 +44,7 @@ from workers.local_store.recorder import Order
 from workers.serving.retained_rows import Boundary, RetainedRows
 from workers.serving.runtime.predictions import PASS, Predictions
 from workers.serving.runtime.received_rows import ReceivedRows
-from workers.serving.runtime.serving_stage import ComputedPart, ServingStage, WavePart, check_sampling
+from workers.serving.runtime.serving_stage import ComputedPart, ServingStage, WavePart, token_choice
 from workers.serving.runtime.session_machine import SessionMachine
 from workers.serving.runtime.session_table import (
     AskForRows,
@@ -227,7 +227,7 @@ class ServingRuntime:
     async def _bind(self, order: BindSession, _: Envelope) -> SessionBound:
         if self.loaded.model is None:
             raise BadInput("this version answers with tensors, not with tokens: ask it by /v1/predict")
-        check_sampling(order.sampling)
+        token_choice(order.sampling)
         limits = self.machine.limits
         if limits.is_first and not limits.is_last and order.path:
             await self._feed.listen_to(order.path[-1].sid)

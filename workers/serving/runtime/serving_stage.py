@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from bus.logs import get_logger
 from schemas.errors import BadModelOutput
-from schemas.services import generation
-from schemas.services.generation import GeneratedToken
+from schemas.services.generation import GeneratedToken, Sampling
 from workers.serving.retained_rows import Boundary
 from workers.serving.runtime.session_table import WaveRows
-from workers.serving.sampler import Logits, Sampling, sample
+from workers.serving.sampler import Logits, TokenChoice, sample
 from workers.serving.stage_model import StageItem, StageModel, StageOutput, logits_digest
 from workers.user_code import describe
 
@@ -96,13 +95,13 @@ class ServingStage:
             self.model.cache.drop(str(session))
 
 
-def check_sampling(asked: generation.Sampling) -> Sampling:
+def token_choice(asked: Sampling) -> TokenChoice:
     """How the sampler is asked.
 
     Raises:
         BadInput: A value is out of its range.
     """
-    return Sampling(
+    return TokenChoice(
         temperature=asked.temperature,
         top_p=asked.top_p,
         top_k=asked.top_k,
@@ -114,7 +113,7 @@ def check_sampling(asked: generation.Sampling) -> Sampling:
 def _token(item: WaveRows, position: int, logits: Logits, digest: str) -> GeneratedToken:
     order = item.session.order
     asked = order.sampling
-    found = sample(logits, check_sampling(asked), asked.draw or order.generation, position)
+    found = sample(logits, token_choice(asked), asked.draw or order.generation, position)
     return GeneratedToken(
         session=order.session,
         fence=order.fence,

@@ -8,7 +8,7 @@ import torch
 from tests.builders.served_models import CONTEXT, ServedPath, compute_threads, served_graph
 from workers.graph.model_graph import ModelGraph
 from workers.serving.exact_arithmetic import Arithmetic
-from workers.serving.sampler import Sampling
+from workers.serving.sampler import TokenChoice
 from workers.serving.wave_machine import WaveKind, WaveLimits
 
 Answers = dict[str, list[tuple[int, str]]]
@@ -16,7 +16,7 @@ Answers = dict[str, list[tuple[int, str]]]
 PROMPTS = {"a": 3, "b": 61, "c": 64, "d": 97, "e": 130, "f": 1, "g": 18}
 TOKENS = {"a": 9, "b": 6, "c": 5, "d": 4, "e": 3, "f": 12, "g": 7}
 SAMPLINGS = {
-    name: Sampling(temperature=0.0 if name in "ace" else 0.9, top_p=0.95, seed=number)
+    name: TokenChoice(temperature=0.0 if name in "ace" else 0.9, top_p=0.95, seed=number)
     for number, name in enumerate(PROMPTS)
 }
 RECORDED = ["llama-recorded", "gpt2-recorded"]
