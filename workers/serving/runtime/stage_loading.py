@@ -20,7 +20,7 @@ from schemas.services.serve_spec import ServeSpec
 from schemas.task_graph import TaskUnit
 from workers.compute.batch_schema import empty_batch
 from workers.compute.compute_thread import ComputeThread
-from workers.compute.deferred_model import build_layers
+from workers.compute.deferred_model import WHOLE_BYTES, build_layers
 from workers.graph.model_graph import ModelGraph
 from workers.graph.stage_module import StageModule, slice_stage
 from workers.models.hugging_face_folder import is_adapter, library_names, public_names
@@ -40,6 +40,8 @@ Kind = Literal["generate", "predict"]
 
 MOST_CONTEXT = 4096
 """Most tokens of a session where neither the job file nor the model says less."""
+MOST_TRIED = 512
+"""Tokens with which a large model is tried at start: thousands would take longer than loading it."""
 _UNLIMITED = 1 << 62
 
 
@@ -145,9 +147,11 @@ def _tried(start: InstanceStart, serve: ServeSpec, graph: ModelGraph) -> LoadedS
     arithmetic = Arithmetic(threads=torch.get_num_threads(), exact=serve.exact != "off")
     if kind == "predict":
         return _of_single_passes(start, serve, graph)
-    context = serve.context or model_context(start, graph)
+    context = _context(start, serve, graph)
     unit = start.unit
-    sample = stage_sample(graph, unit.first_layer, context, arithmetic, serve.wave_tokens)
+    large = sum(weight.nbytes for weight in graph.model.parameters()) > WHOLE_BYTES
+    tried = min(context, MOST_TRIED) if large else context
+    sample = stage_sample(graph, unit.first_layer, tried, arithmetic, serve.wave_tokens)
     check = (
         check_cache(
             graph,
@@ -327,15 +331,27 @@ def rows_within(budget_bytes: int, model: StageModel, boundary: Boundary) -> int
     return max(1, budget_bytes // (BLOCK_ROWS * max(1, kept + cached))) * BLOCK_ROWS
 
 
-def model_context(start: InstanceStart, graph: ModelGraph) -> int:
-    """Most tokens that the model itself takes, at most `MOST_CONTEXT`."""
+def _context(start: InstanceStart, serve: ServeSpec, graph: ModelGraph) -> int:
+    """Most tokens of a session.
+
+    Raises:
+        BadModel: The job file says more than the model takes.
+    """
+    own = model_context(start, graph)
+    if own is not None and serve.context is not None and serve.context > own:
+        raise BadModel(f"serve.context is {serve.context}, but {start.spec.model.factory} takes {own} tokens")
+    return serve.context or min(own or MOST_CONTEXT, MOST_CONTEXT)
+
+
+def model_context(start: InstanceStart, graph: ModelGraph) -> int | None:
+    """Most tokens that the model itself takes; None: it does not say."""
     config = getattr(graph.model, "config", None)
     arguments = {**_defaults(start.spec.model.factory), **start.spec.model.args}
     told: Sequence[Any] = [
         *(getattr(config, name, None) for name in ("max_position_embeddings", "n_positions")),
         *(arguments.get(name) for name in ("context", "max_position_embeddings", "n_positions")),
     ]
-    return min([MOST_CONTEXT, *(each for each in told if isinstance(each, int) and each > 1)])
+    return min((each for each in told if isinstance(each, int) and each > 1), default=None)
 
 
 def _defaults(factory: str) -> dict[str, Any]:

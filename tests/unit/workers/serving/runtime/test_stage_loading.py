@@ -72,6 +72,12 @@ async def test_exactness_that_is_required_and_not_had_is_refused_in_one_line() -
     assert raised.value.text == expected
 
 
+async def test_a_context_that_the_model_does_not_take_is_refused() -> None:
+    with pytest.raises(BadModel) as raised:
+        await loaded(order(context=81))
+    assert raised.value.text == "serve.context is 81, but workers.models.gpt:byte_gpt takes 80 tokens"
+
+
 async def test_plain_arithmetic_says_so() -> None:
     found = await loaded(order(exact="off"))
     assert (found.exact, found.because) == (False, "serve.exact is off")
