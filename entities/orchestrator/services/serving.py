@@ -17,6 +17,7 @@ from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.retry_limits import Parked
 from entities.orchestrator.planning.scaling import added_replicas, removed_replicas, with_units, without_units
 from entities.orchestrator.recovery.replacement import Replacement
+from entities.orchestrator.services.version_state import facts_of
 from schemas.cluster import InstanceStop
 from schemas.errors import Conflict, DmscError
 from schemas.job import JobState
@@ -152,12 +153,30 @@ class Serving:
             if member.sid not in self._coming and mesh.has_ended(member):
                 record = mesh.last_of(member)
                 self.lost(member, (record.reason if record else "") or "ended")
+        for sid in self._of_other_arithmetic():
+            self._job.events.changed(f"{sid} leaves: serve.exact is required, and it computes other bits")
+            self._let_go(sid)
         present, units = self._present(), {unit.sid for unit in instances.units}
         for sid in [sid for sid in instances.members if sid not in units and sid not in self._leaving]:
             self._let_go(sid)  # it was started after it had been told to leave
         for unit in instances.units:
             if unit.sid not in present and unit.sid not in self._coming and unit.sid not in self._leaving:
                 self._bring(unit.sid, instances.members.get(unit.sid))
+
+    def _of_other_arithmetic(self) -> list[str]:
+        """Replicas whose bits are others than those of the first of their stage, where that is not wanted."""
+        serve = self._job.spec.serve
+        if serve is None or serve.exact != "required":
+            return []
+        first: dict[int, str] = {}
+        others, present = [], self._present() - self._leaving
+        for unit in self._job.instances.units:
+            member = self._job.instances.members.get(unit.sid)
+            record = None if member is None or unit.sid not in present else self._job.mesh.last_of(member)
+            found = "" if record is None else facts_of(record).get("fingerprint", "")
+            if found and first.setdefault(unit.stage, found) != found:
+                others.append(unit.sid)
+        return others
 
     async def _tell(self) -> None:
         """The record says whether each stage has an instance, so that people and traffic know."""

@@ -39,11 +39,13 @@ class Services:
     ruth: AsyncClient
 
     async def until(self, fits: Callable[[ModelService], bool], name: str = "chat") -> ModelService:
-        async def found() -> ModelService | None:
-            service = await self.ruth.service(name)
-            return service if fits(service) else None
+        seen: list[ModelService] = []
 
-        return await eventually(found)
+        async def found() -> ModelService | None:
+            seen[:] = [await self.ruth.service(name)]
+            return seen[0] if fits(seen[0]) else None
+
+        return await eventually(found, lambda: seen)
 
     async def ready(self, name: str = "v1") -> ModelService:
         return await self.until(lambda service: state_of(service, name) is VersionState.READY)
@@ -184,3 +186,18 @@ async def test_a_version_that_does_not_start_is_refused_and_gets_nothing(mesh: S
     await ruth.cancel((await ruth.service("chat")).versions[1].job)
     back = await mesh.until(lambda service: state_of(service, "v2") is VersionState.RETIRED)
     assert back.weights == {"v1": 10_000}, "as it came, it goes back"
+
+
+async def test_a_replica_of_other_arithmetic_leaves_where_exactness_is_required(mesh: Services) -> None:
+    ruth, agent = mesh.ruth, mesh.agent
+    serve = {"service": "chat", "cache_mib": 1, "exact": "required"}
+    job = (await ruth.deploy(version(serve=serve))).versions[0].job
+    await mesh.ready()
+    agent.tells["fingerprint"] = "f1"
+    await ruth.scale_version("chat", "v1", 2)
+    async for event in ruth.events(job):
+        if "computes other bits" in event.text:
+            break
+    await eventually(lambda: list(agent.instances) == [f"{job}-s0-r0"])
+    left = (await ruth.service("chat")).versions[0]
+    assert (left.exact, left.fingerprint, left.state) == (True, "f0", VersionState.READY)

@@ -34,6 +34,8 @@ from schemas.names import MESH
 from schemas.policy import ModuleRecord
 from schemas.queue import ReservationSpec, SlotsReserved
 from schemas.secrets import StoredSecret
+from schemas.services.generation import Generation
+from schemas.services.model_service import ModelService, ServedVersion, ServiceState, VersionState
 from schemas.signals import Role
 from schemas.unreadable import UnreadableValue
 from tests.integration.mesh.conftest import padded, tiny_job
@@ -118,6 +120,19 @@ async def seed(client: Witness) -> None:
     reserved = SlotsReserved(spec=spec, by="ada", at=now)
     await bus.bucket(subjects.RESERVATION).put(reserved, reservation="tonight")
     await seed_data(client, now)
+    version = ServedVersion(version="v1", job="j000000", weights="bus://w", state=VersionState.RETIRED)
+    service = ModelService(service="chat", user="uma", state=ServiceState.STOPPED, versions=(version,))
+    await bus.bucket(subjects.MODEL_SERVICE).put(service, service="chat")
+    asked = {
+        "id": "g1",
+        "service": "chat",
+        "version": "v1",
+        "job": "j000000",
+        "user": "uma",
+        "writer": "gone",
+    }
+    generation = Generation.model_validate({**asked, "session": 1, "most_tokens": 1, "ended": "stop"})
+    await bus.bucket(subjects.GENERATION).put(generation, id="g1")
 
 
 async def seed_data(client: Witness, now: float) -> None:
