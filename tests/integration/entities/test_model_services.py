@@ -168,6 +168,26 @@ async def test_what_dies_comes_again_and_a_new_orchestrator_adopts(
     await mesh.ready()
 
 
+async def test_a_drained_node_loses_its_instance_once_the_successor_answers(
+    mesh: Services, dial: Dial
+) -> None:
+    job = (await mesh.ruth.deploy(version())).versions[0].job
+    await mesh.ready()
+    before = (await mesh.ruth.job(job)).history
+    async with AsyncClient(mesh.url, token="olga") as olga:
+        await olga.drain("a-n")
+        with pytest.raises(Conflict, match="serves as version v1"):
+            await olga.move(job, f"{job}-s0-r0", 0)
+        assert list(mesh.agent.instances) == [f"{job}-s0-r0"], "there is no room elsewhere: it stays"
+        other = ServingAgent(await dial("b-n", EntityKind.CLUSTER), dial, "b-n")
+        await other.serve()
+        await eventually(lambda: not mesh.agent.instances)
+    assert list(other.instances) == [f"{job}-s0-r1"]
+    served = await mesh.until(lambda service: service.versions[0].replicas == (1,))
+    assert served.versions[0].state is VersionState.READY
+    assert (await mesh.ruth.job(job)).history == before, "it was never without an instance"
+
+
 async def test_a_version_that_does_not_start_is_refused_and_gets_nothing(mesh: Services) -> None:
     ruth, agent = mesh.ruth, mesh.agent
     await ruth.deploy(version())
