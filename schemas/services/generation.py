@@ -2,7 +2,7 @@
 
 A session is a microbatch that lives long: one writer (its gateway), a chain of owners (one instance of each
 stage), boundary rows that the upstream owner keeps, and fences. Keys and values are a cache, never state:
-whoever lacks them asks upstream for the rows that it lacks (`RowsNeeded`), and the first stage has the tokens.
+whoever lacks them asks upstream for the missing rows (`RowsNeeded`), and the first stage has the tokens.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class RowsNeeded(Message, wire="serve.need"):
 
 
 class GeneratedToken(Part):
-    """One token of one session: the one at `position` (counted from the prompt's first), and why it is last."""
+    """A token of a session: the one at `position` (counted from the prompt's first), and why it is last."""
 
     session: int
     fence: int

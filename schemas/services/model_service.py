@@ -106,7 +106,8 @@ class DeployVersion(Message, wire="service.deploy"):
 
 
 class OrderService(Message, wire="service.order"):
-    """MG → SMO: change a service. `weights`: of `traffic`; `version`: of all others but `stop` of a service."""
+    """MG → SMO: change a service. `weights` are for `traffic`; all others name a `version`, but `rollback`, and
+    `stop` of the whole service."""
 
     user: str
     service: Token
