@@ -75,6 +75,8 @@ _SAID: dict[Subject, dict[str, tuple[str | _Follows, ...]]] = {
     subjects.KEEP_LEARNT: {"owner": ("owner", "state.owner"), "module": ("module", "state.module")},
     subjects.LINK_FAULT: {"job": ("job", _OF_PEER, _OF_REPORTER)},
     subjects.LOG: {"sid": (_SENDER,)},
+    subjects.WAVE_TOKENS: {"job": ("job",), "sid": ("member.sid", _SENDER)},
+    subjects.ROWS_NEEDED: {"job": ("job",)},
     subjects.DEAD_LETTER: {"sid": ("service", _SENDER)},
 }
 """For each row on which a party speaks: its tokens, and the fields that must say the same."""

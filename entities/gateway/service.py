@@ -26,6 +26,10 @@ from entities.gateway.array_operations import ArrayOperations
 from entities.gateway.data_sets.operations import DataSetOperations
 from entities.gateway.data_sets.resolution import resolved
 from entities.gateway.dispatch.dispatcher import Dispatcher, DispatcherConfig
+from entities.gateway.generation.operations import GenerationConfig, GenerationOperations
+from entities.gateway.generation.prompts import Prompts
+from entities.gateway.generation.service_book import ServiceBook
+from entities.gateway.generation.session_keeper import KeeperConfig, SessionKeeper
 from entities.gateway.http.config import HttpConfig
 from entities.gateway.nats_door import NatsDoor
 from entities.gateway.operations.access_client import AccessClient, AccessClientConfig
@@ -83,6 +87,8 @@ class GatewayConfig:
     follow: FollowConfig = field(default_factory=FollowConfig)
     faults: FaultReporterConfig = field(default_factory=FaultReporterConfig)
     door: HttpConfig = field(default_factory=HttpConfig)
+    sessions: KeeperConfig = field(default_factory=KeeperConfig)
+    generation: GenerationConfig = field(default_factory=GenerationConfig)
 
     def __post_init__(self) -> None:
         if not self.sid:
@@ -115,6 +121,12 @@ class Gateway:
         self.nats_door = NatsDoor(bus, self.jobs, self.arrays, self._idempotency)
         self.data_sets = DataSetOperations(bus, self.backends, self.jobs)
         self.jobs.resolve = partial(resolved, self.data_sets)
+        book = ServiceBook(bus)
+        self._keeper = SessionKeeper(bus, config.sid, registry.view, book.stages_of, config.sessions)
+        prompts = Prompts(self.jobs.cache.get)
+        self.generations = GenerationOperations(
+            bus, config.sid, book, self._keeper, prompts, config.generation
+        )
         self._bus = bus
         self._area = ServiceArea(registry.view, EntityKind.GATEWAY, config.cluster)
         self._compute: dict[str, tuple[float, tuple[ComputeEntry, ...]]] = {}
@@ -157,6 +169,8 @@ class Gateway:
                 for work in (
                     self.follower.follow(),
                     self.jobs.cache.run(),
+                    self.generations.book.run(),
+                    self._keeper.run(),
                     self._faults.run(),
                     self._claims.run(self._area.instances),
                     self._samples.run(self._data_instances),
@@ -214,6 +228,7 @@ class Gateway:
             dashboard=Dashboard(self._bus, self.config.sid, lambda: registry.view.records.values()),
             curves=JobCurves(self._bus),
             feeds=FeedOperations(self.jobs.feeds, self.jobs.stored),
+            generations=self.generations,
             config=config,
         )
 
@@ -221,6 +236,7 @@ class Gateway:
             """Refuses new requests, ends the streams, and waits up to `drain_s` for open requests."""
             context.load.draining = context.probe.draining = True
             context.hub.drain()
+            self._keeper.drain()
             await context.dashboard.close()
             await context.load.drained(config.drain_s)
 
@@ -243,6 +259,7 @@ class Gateway:
                 self._faults.report(death_of(record, self.config.sid))
         self._claims.refresh()
         self._samples.refresh()
+        self._keeper.review()
 
     async def _on_compute(self, message: ComputeNotification, envelope: Envelope) -> None:
         now = asyncio.get_running_loop().time()

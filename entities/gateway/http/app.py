@@ -29,6 +29,8 @@ from entities.gateway.http.routes.datasets import code, datasets
 from entities.gateway.http.routes.faults import faults
 from entities.gateway.http.routes.jobs import arrays, jobs, plans, queue
 from entities.gateway.http.routes.nodes import nodes
+from entities.gateway.http.routes.openai.completions import completions
+from entities.gateway.http.routes.openai.predictions import predictions
 from entities.gateway.http.routes.policies import policies
 from entities.gateway.http.routes.probes import probes
 from entities.gateway.http.routes.registry import registry
@@ -46,6 +48,8 @@ RESOURCES = (
     checkpoints,
     datasets,
     feeds,
+    completions,
+    predictions,
     code,
     builds,
     data_sets,
