@@ -201,3 +201,8 @@ class Client:
     codes = _called(AsyncClient.codes)
     upload_code = _called(AsyncClient.upload_code)
     delete_code = _called(AsyncClient.delete_code)
+
+    models = _called(AsyncClient.models)
+    ask = _iterated(AsyncClient.ask)
+    complete = _called(AsyncClient.complete)
+    predict = _called(AsyncClient.predict)

@@ -25,7 +25,7 @@ class StreamOptions(Part):
 
 
 class SampledBody(Part):
-    """What both kinds of request have. With a `seed` the same request has one answer; else it is drawn anew."""
+    """What both kinds of request have. With a `seed` the same request has the same answer."""
 
     model: ModelName = Field(description="a service, or one version of it: SERVICE@VERSION")
     temperature: float = Field(1.0, ge=0, le=100, description="0: the likeliest token")

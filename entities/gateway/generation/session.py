@@ -23,7 +23,7 @@ from entities.gateway.generation.session_machine import (
     SessionMachine,
     SessionTimes,
 )
-from schemas.errors import BadInput, BusUnreachable, DmscError, Fenced, Overloaded, Unavailable
+from schemas.errors import BadInput, BusUnreachable, DmscError, Fenced, RateLimited, Unavailable
 from schemas.services.generation import (
     BindSession,
     EndSession,
@@ -136,7 +136,7 @@ class Session:
         """Waits until all owners have taken the session, a token came, or it is over.
 
         Raises:
-            Overloaded: all instances of a stage are full.
+            RateLimited: all instances of a stage are full.
             BadInput: it does not fit into the instances' caches.
             Unavailable: a stage has nobody, or nothing came for long.
         """
@@ -289,7 +289,7 @@ def failure_of(failure: str, busy_s: float) -> DmscError:
     """The error that a failed session's `CODE: TEXT` stands for."""
     code, _, text = failure.partition(": ")
     if code == "full":
-        return Overloaded(f"{text}; ask again in a moment", retry_after_s=busy_s)
+        return RateLimited(f"{text}; ask again in a moment", reason="service_full", retry_after_s=busy_s)
     if code == "context_length_exceeded":
         return BadInput(text, reason=code, param="messages")
     if code == "unavailable":

@@ -36,8 +36,7 @@ ONE_MEANING: dict[str, tuple[Any, ...]] = {
     "verbosity": (),
     "web_search_options": (),
 }
-"""Parameters of OpenAI's API that are not supported, with the values that ask for nothing; null does so too."""
-NO_TOOLS = "tool calls are not supported; describe the tools in the messages, and read the answer yourself"
+"""Parameters of OpenAI's API that are not supported, with values that ask for nothing, as null does."""
 NO_TOOLS = "tool calls are not supported; describe the tools in the messages, and read the answer"
 INSTEAD = {
     "tools": NO_TOOLS,

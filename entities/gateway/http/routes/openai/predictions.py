@@ -22,7 +22,7 @@ from schemas.services.prediction import MOST_PREDICT_BYTES, MOST_TENSORS, NamedT
 
 FLOATS = {"float32": "f", "float64": "d"}
 CODES = FLOATS | {"int64": "q", "int32": "i", "int16": "h", "int8": "b", "uint8": "B"}
-"""Types of tensors whose values may be written as lists, with their codes in `array`. `bool` is a byte, too."""
+"""Types of tensors whose values may be written as lists, with their codes in `array`."""
 WIDTHS = {"float16": 2, "bfloat16": 2, "bool": 1} | {
     name: array(code).itemsize for name, code in CODES.items()
 }
@@ -59,7 +59,7 @@ def predictions(context: HttpContext) -> APIRouter:
 
     @router.post("/predict", response_model=Prediction, openapi_extra=body_of(PredictBody))
     async def predict(request: Request, bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
-        """What a model gives for these tensors: nested lists, or objects with dtype, shape and data (base64)."""
+        """What a model gives for these tensors, as nested lists, or as dtype, shape and data (base64)."""
         body = parse(PredictBody, await read_body(request, MOST_BODY_BYTES))
         if body.format not in ("values", "base64"):
             raise BadInput(f"format: {body.format!r} is neither values nor base64", param="format")

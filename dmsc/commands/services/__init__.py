@@ -1,0 +1,1 @@
+"""Commands about model services: deploying, changing and asking them."""
