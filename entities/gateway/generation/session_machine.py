@@ -298,7 +298,9 @@ class SessionMachine:
             if now < self._look_at:
                 return []
             self._look_at = None
+            # Who was only silent may be back; who is gone is offered no more.
             self._full.clear()
+            self._avoid.clear()
             return self._choose_again(now)
         if now - max(progress.at, progress.moved_at) > times.stuck_s:
             progress.moved_at = now
