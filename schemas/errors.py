@@ -24,6 +24,7 @@
     │   └── Overloaded        refused before it was begun: too many requests, here or downstream
     │       └── RateLimited   … from this identity
     ├── GradientRefused       a microbatch's gradient is not finite, or too large to be summed
+    ├── BadModelOutput        a served model's logits are not finite: that request alone fails
     ├── MicrobatchFailed      user code raised while it computed a microbatch
     ├── PeerUnreachable       a tensor link could not be built or broke
     └── IllegalTransition     a lifecycle was asked to do what its table does not allow
@@ -158,6 +159,10 @@ class RateLimited(Overloaded):
 
 class GradientRefused(DmscError):
     code = "gradient_refused"
+
+
+class BadModelOutput(DmscError):
+    code = "bad_model_output"
 
 
 class MicrobatchFailed(DmscError):

@@ -22,10 +22,13 @@ class Embedding(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        length, context = tokens.shape[1], self.position.num_embeddings
-        if length > context:
+        length = tokens.shape[1]
+        # a wave of several sessions is longer than each: `workers.serving` gives a row for each
+        positions = self.position.weight[:length]
+        if positions.shape[0] < length:
+            context = self.position.num_embeddings
             raise ValueError(f"samples of {length} tokens exceed the model's context of {context}")
-        embedded: Tensor = self.dropout(self.token(tokens) + self.position.weight[:length])
+        embedded: Tensor = self.dropout(self.token(tokens) + positions)
         return embedded
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,12 +48,15 @@ class ChatTemplate:
         text: The template.
         where: How messages call it.
         arguments: What it sees besides the conversation.
+        kind: A class of environments of jinja's sandbox; None: jinja's own, which sets no limits.
 
     Raises:
         BadData: It is not Jinja, or jinja2 is not installed here.
     """
 
-    def __init__(self, text: str, where: str, arguments: Mapping[str, Any]) -> None:
+    def __init__(
+        self, text: str, where: str, arguments: Mapping[str, Any], kind: Callable[..., Any] | None = None
+    ) -> None:
         jinja2 = library("jinja2", where, key="data.template")
         sandbox = library("jinja2.sandbox", where, key="data.template")
         self._errors: type[Exception] = jinja2.TemplateError
@@ -61,7 +64,7 @@ class ChatTemplate:
         self.digest = hashlib.sha256(json.dumps([text, dict(arguments)], sort_keys=True).encode()).hexdigest()
         self._arguments = dict(arguments)
         self._marks_answers = "generation %}" in text or "generation -%}" in text
-        environment = sandbox.ImmutableSandboxedEnvironment(
+        environment = (kind or sandbox.ImmutableSandboxedEnvironment)(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=["jinja2.ext.loopcontrols", _generation_blocks(jinja2)],
@@ -97,6 +100,14 @@ class ChatTemplate:
         if answers and not ranges:
             raise UnfitConversation(f"{self.where} marks no answer of it by generation blocks")
         return RenderedConversation(text, tuple(ranges))
+
+    def prompt(self, messages: Sequence[Message], others: Mapping[str, Any]) -> str:
+        """The conversation as a model gets it, up to where its answer begins.
+
+        Raises:
+            UnfitConversation: It can't be rendered.
+        """
+        return _unmarked(self._text(messages, others, prompt=True))[0]
 
     def _text(self, messages: Sequence[Message], others: Mapping[str, Any], *, prompt: bool = False) -> str:
         values = {**others, **self._arguments, "messages": messages, "add_generation_prompt": prompt}

@@ -74,6 +74,10 @@ class TextTokenizer(ABC):
     def special_ids(self) -> frozenset[int]:
         """Ids that stand for no text."""
 
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, without special tokens; bytes that are no character are U+FFFD."""
+
     @property
     @abstractmethod
     def library_version(self) -> str:
@@ -167,6 +171,9 @@ class ByteTokenizer(TextTokenizer):
     def special_ids(self) -> frozenset[int]:
         return frozenset({256} if self._eos else ())
 
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(id for id in ids if id < 256).decode(errors="replace")
+
     @property
     def library_version(self) -> str:
         return "bytes"
@@ -208,6 +215,10 @@ class JsonTokenizer(TextTokenizer):
     def special_ids(self) -> frozenset[int]:
         added = self._tokenizer.get_added_tokens_decoder()
         return frozenset(id for id, token in added.items() if token.special)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        found: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        return found
 
     @property
     def library_version(self) -> str:
@@ -271,6 +282,12 @@ class SentencePieceTokenizer(TextTokenizer):
             id for id in range(self.vocabulary) if processor.is_control(id) or processor.is_unknown(id)
         )
 
+    def decode(self, ids: Sequence[int]) -> str:
+        controls = set(self._controls.values())
+        known = [id for id in ids if id < self.vocabulary and id not in controls]
+        found: str = self._processor.decode(known)
+        return found
+
     @property
     def library_version(self) -> str:
         return self._version
@@ -306,6 +323,11 @@ class TiktokenTokenizer(TextTokenizer):
         return frozenset(
             self._encoding.encode_single_token(each) for each in self._encoding.special_tokens_set
         )
+
+    def decode(self, ids: Sequence[int]) -> str:
+        special = self.special_ids()
+        found: str = self._encoding.decode([id for id in ids if id not in special], errors="replace")
+        return found
 
     @property
     def library_version(self) -> str:
