@@ -21,6 +21,7 @@ from dmsc.client.calls.array_calls import ArrayCalls
 from dmsc.client.calls.code_calls import JOBS
 from dmsc.client.calls.generation_calls import GenerationCalls
 from dmsc.client.calls.policy_calls import PolicyCalls
+from dmsc.client.calls.service_calls import ServiceCalls
 from dmsc.client.calls.shape_calls import ShapeCalls
 from dmsc.client.calls.train_calls import TrainCalls
 from dmsc.client.data.data_calls import DataCalls
@@ -62,7 +63,15 @@ Fault = Literal["kill", "freeze", "resume"]
 
 
 class AsyncClient(
-    ArrayCalls, TrainCalls, ShapeCalls, DataCalls, AccessCalls, FeedCalls, PolicyCalls, GenerationCalls
+    ArrayCalls,
+    TrainCalls,
+    ShapeCalls,
+    DataCalls,
+    ServiceCalls,
+    GenerationCalls,
+    AccessCalls,
+    FeedCalls,
+    PolicyCalls,
 ):
     """Sends requests to a mesh's gateways from a coroutine; use it with `async with`.
 

@@ -207,6 +207,7 @@ class Gateway:
         from entities.gateway.http.sse.hub import EventHub
         from entities.gateway.operations.feeds import FeedOperations
         from entities.gateway.operations.job_curves import JobCurves
+        from entities.gateway.services.operations import ServiceOperations
 
         sock = bind(self.config.http_host, self.config.http_port)
         config, registry = self.config.door, self.follower
@@ -215,6 +216,7 @@ class Gateway:
             jobs=self.jobs,
             arrays=self.arrays,
             data_sets=self.data_sets,
+            services=ServiceOperations(self.backends, self.jobs),
             backends=self.backends,
             follower=self.follower,
             hub=EventHub(self._bus, self.config.sid, config.events),

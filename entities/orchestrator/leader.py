@@ -42,6 +42,8 @@ from entities.orchestrator.policy.promotion_service import PromotionService
 from entities.orchestrator.queue.capacity_signal import CapacitySignal, CapacitySignalConfig
 from entities.orchestrator.queue.mesh_slots import queue_rules
 from entities.orchestrator.queue.plan_service import PlanService
+from entities.orchestrator.services.model_services import ModelServices
+from entities.orchestrator.services.version_run import run_type
 from entities.planner.planning_process import PlanningConfig
 from entities.queue.queue_rules import QueueRules
 from schemas.automation import Automation
@@ -138,7 +140,9 @@ class Leader:
             former_records,
             forget=lambda job: self._policies.forget(job),
             set_by_person=lambda *setting: self._policies.set_by_person(*setting),
+            run_type=run_type,
         )
+        self._services = ModelServices(term, self._jobs)
         self._builds = Builds(term, self._jobs, config.builds)
         self._runs = self._jobs.running
         self._plans = PlanService(
@@ -223,6 +227,7 @@ class Leader:
         await self._builds.know_code()
         await self._jobs.resume()
         await self._builds.resume()
+        await self._services.resume()
         queue.taking_over = False
         queue.again()
         self._tasks.create_task(self.faults.run(set(self._runs)), name="fault queue")
@@ -238,6 +243,7 @@ class Leader:
         if self.config.own_loop:
             self._tasks.create_task(self._own_loop.run(), name="own loop")
         self._tasks.create_task(self._builds.sweep(), name="work of builds")
+        self._tasks.create_task(self._services.run(), name="services")
         await self._policies.lapses()
 
     async def _stop(self, subscriptions: list[Subscription], deposed: bool) -> None:
@@ -294,6 +300,9 @@ class Leader:
             (subjects.PRIORITISE_BUILD, self._builds.prioritise),
             (subjects.DELETE_VERSION, self._builds.delete),
             (subjects.UNIT_PREPARED, self._builds.prepared),
+            (subjects.DEPLOY_VERSION, self._services.deploy),
+            (subjects.ORDER_SERVICE, self._services.order),
+            (subjects.SERVICES_QUERY, self._services.query),
             (subjects.CORDON_PLACE, self._cordoning.cordon),
             (subjects.UNCORDON_PLACE, self._cordoning.uncordon),
         )

@@ -36,6 +36,7 @@ from entities.gateway.http.routes.probes import probes
 from entities.gateway.http.routes.registry import registry
 from entities.gateway.http.routes.runs import runs
 from entities.gateway.http.routes.secrets import secrets
+from entities.gateway.http.routes.services.records import services
 from entities.gateway.http.routes.weights import weights
 
 RESOURCES = (
@@ -47,6 +48,7 @@ RESOURCES = (
     weights,
     checkpoints,
     datasets,
+    services,
     feeds,
     completions,
     predictions,

@@ -31,6 +31,7 @@ from entities.gateway.operations.idempotency import Answer, IdempotencyStore, re
 from entities.gateway.operations.job_curves import JobCurves
 from entities.gateway.operations.jobs import JobOperations
 from entities.gateway.operations.operation import Operation
+from entities.gateway.services.operations import ServiceOperations
 from entities.http_server.connection_limits import OpenConnections
 from entities.job_files.node_files import agents_of, files_of
 from entities.presence.registry_view import RegistryFollower
@@ -45,6 +46,7 @@ class HttpContext:
     jobs: JobOperations
     arrays: ArrayOperations
     data_sets: DataSetOperations
+    services: ServiceOperations
     backends: Backends
     follower: RegistryFollower
     hub: EventHub
