@@ -242,6 +242,7 @@ def lease_s(replicas: int) -> float:
 
 
 def _gateway(cluster: str, port: int | None, options: RunOptions) -> ServicePart:
+    from dmsc.process.service_tokenizers import open_service_tokenizer
     from entities.gateway import Gateway, GatewayConfig
     from entities.gateway.http.config import HttpConfig
     from schemas.usage import Prices
@@ -256,6 +257,7 @@ def _gateway(cluster: str, port: int | None, options: RunOptions) -> ServicePart
         tls=options.tls,
         proxies=options.proxies,
         door=HttpConfig(prices=prices),
+        open_tokenizer=open_service_tokenizer,
     )
     return ServicePart(
         sid=f"gateway-{cluster}", kind=EntityKind.GATEWAY, make=lambda bus: Gateway(bus, config), stop_order=1

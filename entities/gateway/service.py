@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from bus import subjects
 from bus.connection import Bus
+from bus.files.artifacts import ReadableArtifacts
 from bus.logs import get_logger
 from bus.mesh.registration import RegistrationClient
 from bus.messaging.handlers import Subscription
@@ -30,6 +31,7 @@ from entities.gateway.generation.operations import GenerationConfig, GenerationO
 from entities.gateway.generation.prompts import Prompts
 from entities.gateway.generation.service_book import ServiceBook
 from entities.gateway.generation.session_keeper import KeeperConfig, SessionKeeper
+from entities.gateway.generation.tokenizer_reading import OpenTokenizer, TokenizerReader, open_bytes
 from entities.gateway.http.config import HttpConfig
 from entities.gateway.nats_door import NatsDoor
 from entities.gateway.operations.access_client import AccessClient, AccessClientConfig
@@ -37,6 +39,7 @@ from entities.gateway.operations.backends import Backends
 from entities.gateway.operations.idempotency import IdempotencyStore
 from entities.gateway.operations.jobs import JobOperations
 from entities.http_server.connection_limits import OpenConnections
+from entities.job_files.node_files import agents_of, files_of
 from entities.metrics import MetricReading, Render
 from entities.presence.entity_record import entity_record
 from entities.presence.instance_subscriptions import InstanceSubscriptions
@@ -89,6 +92,7 @@ class GatewayConfig:
     door: HttpConfig = field(default_factory=HttpConfig)
     sessions: KeeperConfig = field(default_factory=KeeperConfig)
     generation: GenerationConfig = field(default_factory=GenerationConfig)
+    open_tokenizer: OpenTokenizer = open_bytes  # with libraries that the control plane itself has not
 
     def __post_init__(self) -> None:
         if not self.sid:
@@ -123,7 +127,8 @@ class Gateway:
         self.jobs.resolve = partial(resolved, self.data_sets)
         book = ServiceBook(bus)
         self._keeper = SessionKeeper(bus, config.sid, registry.view, book.stages_of, config.sessions)
-        prompts = Prompts(self.jobs.cache.get)
+        reader = TokenizerReader(self._files, config.open_tokenizer)
+        prompts = Prompts(self.jobs.cache.get, reader.read)
         self.generations = GenerationOperations(
             bus, config.sid, book, self._keeper, prompts, config.generation
         )
@@ -188,6 +193,10 @@ class Gateway:
                     await subscription.stop()
                 await self._claims.stop()
                 await self._samples.stop()
+
+    def _files(self, url: str) -> ReadableArtifacts:
+        """The files below a URL that a job names; this process opens none but those on the bus."""
+        return files_of(url, self._bus, lambda: agents_of(self.follower.view.records))
 
     @contextlib.asynccontextmanager
     async def _http(self) -> AsyncIterator[None]:

@@ -17,19 +17,11 @@ from schemas.services.serve_spec import ServeSpec
 P = ParamSpec("P")
 T = TypeVar("T")
 
-BYTES = "bytes"
 INLINE_CHARACTERS = 2_000
 """Texts up to this length are encoded at once: a thread costs more than they do."""
 
 TokenizerOf = Callable[[JobRecord, ServeSpec], Awaitable[Tokenizer]]
 """Reads the tokenizer that a version names. Raises `BadInput` in one line if it can't be had."""
-
-
-async def byte_tokenizer(record: JobRecord, serve: ServeSpec) -> Tokenizer:
-    """The tokenizer of bytes, if the version names it or no other."""
-    if serve.tokenizer not in (None, BYTES):
-        raise BadInput(f"{serve.service}@{serve.version}: this gateway reads no tokenizer but {BYTES}")
-    return Utf8Tokenizer()
 
 
 class Prompts:
@@ -38,7 +30,7 @@ class Prompts:
     def __init__(
         self,
         job: Callable[[str], JobRecord | None],
-        tokenizer_of: TokenizerOf = byte_tokenizer,
+        tokenizer_of: TokenizerOf,
         most: int = 64,
     ) -> None:
         self._job = job
