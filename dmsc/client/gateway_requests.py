@@ -229,6 +229,7 @@ class Gateways:
         last, name, pause_s, broken_since = 0, "", self._retry.first_pause_s, None
         key = secrets.token_hex(16)
         while True:
+            how: dict[str, Any]
             if name:
                 how = {"method": "GET", "url": self.urls[0] + resumed.format(id=name)}
                 headers = {"Last-Event-ID": str(last)}
