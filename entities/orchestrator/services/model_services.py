@@ -64,15 +64,26 @@ class ModelServices:
     async def run(self) -> None:
         """Keeps records true while jobs and instances come and go."""
         mesh = self._term.mesh
-        while True:
-            seen = mesh.changes
-            for name in list(self.services):
-                try:
-                    await self._change(name, self._look)
-                except DmscError as error:
-                    log.error("service not looked after", service=name, reason=error.text)
-            await asyncio.sleep(LOOK_S)
-            await mesh.until_changed(seen)
+        guard = await insistently(partial(self._term.bus.bucket(subjects.MODEL_SERVICE).guard, self._mend))
+        try:
+            while True:
+                seen = mesh.changes
+                for name in list(self.services):
+                    try:
+                        await self._change(name, self._look)
+                    except DmscError as error:
+                        log.error("service not looked after", service=name, reason=error.text)
+                await asyncio.sleep(LOOK_S)
+                await mesh.until_changed(seen)
+        finally:
+            await guard.stop(drain=False)
+
+    async def _mend(self, service: str, revision: int) -> None:
+        """Writes a record again that can't be read, from memory."""
+        if (owned := self._owned.get(service)) is None:
+            await self._term.bus.bucket(subjects.MODEL_SERVICE).put_back(service, revision)
+        else:
+            await owned.write(lambda: self.services[service])
 
     # --- requests ---------------------------------------------------------------------------------------
     async def deploy(self, message: DeployVersion, envelope: Envelope) -> ModelService:

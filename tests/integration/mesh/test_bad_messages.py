@@ -68,6 +68,10 @@ UNHEARD = {
     "learnt state",
     "fault question",
     "module drift",
+    "generation",
+    "model service",
+    "rows needed",
+    "wave tokens",
 }
 """For people, functional modules and data instances that stream from a store, none of which are here; and
 keys that are read, not watched."""
