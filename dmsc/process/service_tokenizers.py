@@ -38,7 +38,7 @@ class LibraryTokenizer:
         self._template = template
         self._conversations: Conversations | None = None
         self.vocabulary = served.tokenizer.vocabulary
-        self.stop_tokens = () if served.end_id is None else (served.end_id,)
+        self.stop_tokens: tuple[int, ...] = () if served.end_id is None else (served.end_id,)
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._served.encode(text))

@@ -73,10 +73,32 @@ class GenerationCalls:
             async for data in pieces:
                 yield Completion.model_validate_json(data)
 
-    async def complete(self, model: str, prompt: str | Sequence[int], **options: Any) -> Completion:
-        """The whole answer; `options` are those of `ask`."""
-        pieces = [piece async for piece in self.ask(model, prompt, **options)]
-        return joined(pieces)
+    async def complete(
+        self,
+        model: str,
+        prompt: str | Sequence[int],
+        *,
+        tokens: int = 64,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
+        logprobs: int | None = None,
+        digests: bool = False,
+    ) -> Completion:
+        """The whole answer; see `ask`."""
+        asked = self.ask(
+            model,
+            prompt,
+            tokens=tokens,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            stop=stop,
+            logprobs=logprobs,
+            digests=digests,
+        )
+        return joined([piece async for piece in asked])
 
     async def predict(self, model: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The outputs of a model for named inputs, by name.

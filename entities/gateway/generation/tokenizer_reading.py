@@ -67,7 +67,7 @@ class TokenizerReader:
 
     async def _fetch(self, url: str, folder: Path, is_named: bool) -> bool:
         """Copies the tokenizer's files; False: there is none beside the weights."""
-        wanted = (*MODELS, *BESIDE)
+        wanted: tuple[str, ...] = (*MODELS, *BESIDE)
         base, _, last = url.rstrip("/").rpartition("/")
         if last in MODELS:  # of a file, the folder is not looked at: what the job names says all
             url, wanted = base, (last,)
