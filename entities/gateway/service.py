@@ -22,6 +22,7 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.mesh.registration import RegistrationClient
 from bus.messaging.handlers import Subscription
+from entities.gateway.accounts.operations import AccountOperations
 from entities.gateway.array_operations import ArrayOperations
 from entities.gateway.data_sets.operations import DataSetOperations
 from entities.gateway.data_sets.resolution import resolved
@@ -201,6 +202,7 @@ class Gateway:
             jobs=self.jobs,
             arrays=self.arrays,
             data_sets=self.data_sets,
+            accounts=AccountOperations(self.backends),
             backends=self.backends,
             follower=self.follower,
             hub=EventHub(self._bus, self.config.sid, config.events),

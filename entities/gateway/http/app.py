@@ -12,6 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 
+from entities.gateway.accounts.routes import accounts
 from entities.gateway.http.admission.admission import RequestAdmission
 from entities.gateway.http.api_document import HEADERS as PAGE_HEADERS
 from entities.gateway.http.api_document import PATH as API_PAGE
@@ -42,6 +43,7 @@ RESOURCES = (
     queue,
     plans,
     runs,
+    accounts,
     weights,
     checkpoints,
     datasets,
