@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 from bisect import bisect_right
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
@@ -111,16 +112,16 @@ class Tariff(Part):
         for cluster, rows in self.clusters.items():
             if len(rows) > MOST_ROWS:
                 raise ValueError(f"clusters.{cluster}: {len(rows)} rows, at most {MOST_ROWS}")
-            for number, (row, later) in enumerate(zip(rows, rows[1:], strict=False), start=2):
+            for number, (row, later) in enumerate(pairwise(rows), start=2):
                 if later.start <= row.start:
                     raise ValueError(
-                        f"clusters.{cluster}: row {number} is from {_written(later.start)}, the one before it "
-                        f"from {_written(row.start)}: give later times in later rows"
+                        f"clusters.{cluster}: row {number} is from {_written(later.start)}, the one before "
+                        f"it from {_written(row.start)}: give later times in later rows"
                     )
                 if row.until is not None and row.until != later.start:
-                    what = "gap" if row.until < later.start else "overlap"
+                    what = "a gap" if row.until < later.start else "an overlap"
                     raise ValueError(
-                        f"clusters.{cluster}: a {what} from {_written(min(row.until, later.start))} to "
+                        f"clusters.{cluster}: {what} from {_written(min(row.until, later.start))} to "
                         f"{_written(max(row.until, later.start))}, before row {number}: let `until` be the "
                         "next row's `from`, or leave it out"
                     )

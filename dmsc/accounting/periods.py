@@ -8,13 +8,15 @@ from dmsc.run_history.selection import since_when
 from schemas.accounts import AccountKey
 from schemas.errors import BadInput
 
+KEYS: tuple[AccountKey, ...] = get_args(AccountKey)
+
 
 def account_key(text: str) -> AccountKey:
     """What the lines are about. Raises `BadInput` for a text that is none."""
-    for key in get_args(AccountKey):
+    for key in KEYS:
         if key == text:
             return key
-    raise BadInput(f"--by {text}: one of {', '.join(get_args(AccountKey))}")
+    raise BadInput(f"--by {text}: one of {', '.join(KEYS)}")
 
 
 def period(since: str, until: str | None, now: float) -> tuple[float, float]:

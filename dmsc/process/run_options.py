@@ -179,7 +179,7 @@ class RunOptions:
         float,
         option(
             "--slot-watts $DMSC_SLOT_WATTS",
-            "For gateways and accountant: power of a slot whose device does not measure its energy.",
+            "For gateways, accountant: power of a slot whose device does not measure its energy.",
             min=0,
         ),
     ] = 15.0

@@ -3,8 +3,8 @@
 It decides how reports of nodes and claims of instances become amounts in slices of a quarter of an hour, what
 a statement says of them, and when a budget is used up. Node agents and instances tell it by two streams;
 gateways ask it for statements; the orchestrator holds jobs whose budget is used up. It never ends a job, sets
-no price, and keeps nothing but what it writes: any number of accountants may run, and a restart counts nothing
-twice.
+no price, and keeps nothing but what it writes: any number of accountants may run, and a restart counts
+nothing twice.
 
 - `ledger`: reports and claims in, charges out; pure
 - `statement`: slices and prices in, lines out; pure

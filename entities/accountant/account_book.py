@@ -39,7 +39,7 @@ READ_AT_ONCE = 32
 MOST_JOBS = 512
 """Whose claims are known in memory; of others they are read again."""
 MOST_SLICES = 64
-BOOK = {"part": "book", "name": "mesh"}
+BOOK = ("book", "mesh")
 
 OwnerOf = Callable[[str], tuple[str, str]]
 """A job's user and tenant; empty where unknown."""
@@ -102,7 +102,7 @@ class AccountBook:
     async def position(self, name: str) -> int:
         """How far a stream is counted."""
         if self._book is None:
-            self._book = await self._load(**BOOK)
+            self._book = await self._load(*BOOK)
             for key, cursor in (await self._all_of("node")).items():
                 self._cursors["node", key] = cursor
                 self._find_places(cursor.node)
@@ -117,7 +117,7 @@ class AccountBook:
             base = self._book.positions[f"{name}.base"] = position
         return base
 
-    # --- batches ----------------------------------------------------------------------------------------------
+    # --- batches -------------------------------------------------------------------------------------------
     async def take_reports(self, records: Sequence[StreamRecord], base: int) -> None:
         """Counts reports of nodes, in their order. Raises `DmscError`; then call `forget` and read anew."""
         charged: list[tuple[int, Charge]] = []
@@ -185,7 +185,7 @@ class AccountBook:
         await self._write_cursors(touched)
         self._book.positions[name] = position
         self._book.revision = await self._bucket.update(
-            self._book.message(), revision=self._book.revision, **BOOK
+            self._book.message(), revision=self._book.revision, part=BOOK[0], name=BOOK[1]
         )
         self._trim()
 
@@ -235,7 +235,7 @@ class AccountBook:
                 raise outcome
             self._cursors[key].revision = outcome
 
-    # --- what is known ----------------------------------------------------------------------------------------
+    # --- what is known -------------------------------------------------------------------------------------
     async def _load(self, part: str, name: str) -> _Cursor:
         entry = await self._bucket.get(leader=True, part=part, name=name)
         if entry is None:

@@ -1,4 +1,4 @@
-"""The file of prices and budgets: read, checked, and read again when it changes. A broken edit changes nothing."""
+"""The file of prices and budgets, read again when it changes. A broken edit changes nothing."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bus import subjects
@@ -41,7 +41,7 @@ class AccountantConfig:
     """The accountant's configuration."""
 
     prices_file: Path | None = None  # read again when it changes
-    otherwise: Tariff = Tariff()  # what holds without a file
+    otherwise: Tariff = field(default_factory=Tariff)  # what holds without a file
     every_s: float = 5.0  # how often the streams are read: how late a statement is at most
     storage_every_s: float = 300.0  # how often what is stored is looked at
     batch: int = 2000  # most messages between two writes of the position

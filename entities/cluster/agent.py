@@ -31,7 +31,7 @@ from entities.cluster.cache_folders import CacheFolders
 from entities.cluster.capabilities.kept_measurements import default_folder
 from entities.cluster.capabilities.measurement import DeviceMeasurement
 from entities.cluster.capabilities.peer_links import LinkRegistration
-from entities.cluster.capabilities.slots import offer_slots, present_devices
+from entities.cluster.capabilities.slots import node_capability, offer_slots, present_devices
 from entities.cluster.config import ClusterConfig
 from entities.cluster.context import NodeContext
 from entities.cluster.core import Device
@@ -293,21 +293,9 @@ class ClusterAgent:
         )
         return record.model_copy(
             update={
-                "capability": self._capability(),
+                "capability": node_capability(slots, config.labels, os.cpu_count() or 1),
                 "offers": tuple(map(Capability.model_validate_json, offers)),
                 "tags": tags,
-            }
-        )
-
-    def _capability(self) -> Capability:
-        """What the whole node can do: the first slot's figures, the memory of all."""
-        slots = self._instances.ledger.slots
-        first = slots[0].capability() if slots else Capability(labels=dict(self._config.labels))
-        return first.model_copy(
-            update={
-                "memory_bytes": sum(slot.memory_bytes for slot in slots),
-                "slots": len(slots),
-                "cores": os.cpu_count() or 1,
             }
         )
 

@@ -23,7 +23,7 @@ class _Stretch:
     holder: LocalIncarnation | None
     device: str
     until: float | None = None
-    first_j: float | None = None
+    last_j: float | None = None
     energy_j: float | None = None
     sent_bytes: int = 0
 
@@ -93,13 +93,11 @@ class SlotMeter:
         meter_j = None if sample.device is None else sample.device.energy_j
         if meter_j is None or not math.isfinite(meter_j):
             return
-        if (
-            stretch.first_j is None or meter_j < stretch.first_j
-        ):  # a driver that was loaded anew counts from 0
-            stretch.first_j = meter_j - (stretch.energy_j or 0.0)
         sharing = sum(each.device == stretch.device for each in self._open.values())
-        used_j = (meter_j - stretch.first_j) / max(1, sharing)
-        stretch.energy_j = max(used_j, stretch.energy_j or 0.0)
+        # The first reading only begins the measurement, as does a lower one: its driver was loaded anew.
+        used_j = 0.0 if stretch.last_j is None else max(0.0, meter_j - stretch.last_j) / max(1, sharing)
+        stretch.energy_j = (stretch.energy_j or 0.0) + used_j
+        stretch.last_j = meter_j
 
     def offers(self, now: float) -> tuple[OfferedSlot, ...]:
         """The slots that are offered now, and those that were until a short time ago."""

@@ -1,0 +1,147 @@
+"""The accountant against a real server: all is counted once, through kills and beside another one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from bus import subjects
+from bus.connection import Bus
+from entities.accountant import Accountant, AccountantConfig
+from schemas.accounts import SLICE_S, AccountQuery, AccountStatement
+from schemas.envelope import EntityKind
+from schemas.errors import BadInput, DmscError
+from schemas.queue import QueueShare
+from tests.builders.accounts import report, stretch
+from tests.builders.jobs import job
+from tests.builders.steps import claim, member
+from tests.integration.entities.conftest import Dial, Start
+from tests.patience import PATIENCE_S
+from tests.waiting import eventually
+
+STEPS, MICROBATCHES, TOLD = 30, 8, 60
+PRICES = """
+currency: EUR
+clusters: {a: [{from: 2020-01-01, price_per_device_hour: 36, price_per_kwh: 0}]}
+budgets:
+  - {user: ruth, cost: LIMIT, per: all, at_end: stop}
+"""
+
+
+async def tell(dial: Dial, began: float) -> Bus:
+    """A node of two slots for ten minutes: j1 has slot 0, and slot 1 after half of the time.
+
+    Each step's microbatches are claimed once, that of number 0 twice, and every tenth claim is repeated.
+    """
+    agent = await dial("a-n", EntityKind.CLUSTER)
+    instance = await dial("j1-s0-r0", EntityKind.INSTANCE)
+    await agent.bucket(subjects.JOB_RECORD).put(
+        job("j1", user="ruth", queue_share=QueueShare(tenant="lab")), job="j1"
+    )
+    for number in range(TOLD):
+        at = began + 10 * (number + 1)
+        half = min(at, began + 300)
+        told = [stretch(0, began, at), stretch(1, began, half, payer=None)]
+        if at > half:
+            told.append(stretch(1, half, at))
+        await agent.publish(
+            subjects.SLOT_REPORT, report(*told, number=number, at=at, since=began), agent="a-n"
+        )
+    for step in range(STEPS):
+        for number in range(MICROBATCHES):
+            for again in range(2 if number == 0 else 1):
+                owner = member("j1-s0-r0", f"i{1 + again}")
+                said = claim(number, owner, job="j1", step=step, forward_ms=100.0 + again, backward_ms=200.0)
+                for _ in range(2 if (step + number) % 10 == 0 else 1):
+                    await instance.publish(subjects.STEP_CLAIM, said, job="j1", sid="j1-s0-r0")
+    await agent.barrier()
+    await instance.barrier()
+    return agent
+
+
+async def asked(bus: Bus, began: float, **more: str) -> AccountStatement:
+    question = AccountQuery(since=began - SLICE_S, until=began + SLICE_S, **more)
+    return await bus.request(subjects.ACCOUNT_QUERY, question, timeout_s=PATIENCE_S)
+
+
+def check(statement: AccountStatement, name: str) -> None:
+    (line,) = statement.lines
+    assert line.name == name
+    assert line.held_s == pytest.approx(900)
+    assert line.busy_s == pytest.approx(STEPS * MICROBATCHES * 0.3)
+    assert line.recomputed_s == pytest.approx(STEPS * 0.301)
+    assert (line.units, line.recomputed_units) == (STEPS * (MICROBATCHES + 1), STEPS)
+    assert line.price == pytest.approx(9.0)
+    assert statement.idle is not None
+    assert statement.idle.held_s == pytest.approx(300)
+    assert statement.offered_s == pytest.approx(1200)
+    assert abs(statement.unaccounted_s) < 1e-3 * statement.offered_s
+
+
+async def test_kills_and_a_second_accountant_count_nothing_twice(
+    dial: Dial, start: Start, tmp_path: Path
+) -> None:
+    """It is killed within its writes, again and again, while another one writes the same accounts."""
+    began, seed = time.time() - 1000, 7
+    await tell(dial, began)
+    prices = tmp_path / "prices.yaml"
+    prices.write_text(PRICES.replace("LIMIT", "100"))
+    config = AccountantConfig(prices_file=prices, batch=17, every_s=3600)
+    other = Accountant(await dial("accountant-2", EntityKind.ACCOUNTANT), config)
+    chance, killed, refused = random.Random(seed), 0, 0
+    for _ in range(40):
+        victim = Accountant(await dial("accountant", EntityKind.ACCOUNTANT), config)
+        working = asyncio.create_task(victim.advance())
+        beside = asyncio.create_task(other.advance())
+        await asyncio.wait({working}, timeout=chance.random() * 0.15)
+        killed += working.cancel()
+        await asyncio.wait({working})
+        try:
+            await beside
+        except DmscError:
+            refused += 1
+    assert killed > 3, f"the accountant was killed {killed} times only (seed {seed})"
+    assert refused, f"the two never met (seed {seed})"
+
+    gateway = await dial("gateway-a", EntityKind.GATEWAY)
+    await start(Accountant(await dial("accountant", EntityKind.ACCOUNTANT), config))
+    check(await asked(gateway, began), "j1")
+    check(await asked(gateway, began, by="user"), "ruth")
+    check(await asked(gateway, began, by="tenant"), "lab")
+    own = await asked(gateway, began, user="ann")
+    assert (own.lines, own.budgets, own.idle) == ((), (), None)
+    with pytest.raises(BadInput, match="at most 100 days"):
+        await gateway.request(
+            subjects.ACCOUNT_QUERY, AccountQuery(since=0, until=began), timeout_s=PATIENCE_S
+        )
+
+
+async def test_a_budget_is_told_when_it_is_used_up_and_when_it_is_larger(
+    dial: Dial, start: Start, tmp_path: Path
+) -> None:
+    began = time.time() - 1000
+    await tell(dial, began)
+    prices = tmp_path / "prices.yaml"
+    prices.write_text(PRICES.replace("LIMIT", "5"))
+    bus = await dial("accountant", EntityKind.ACCOUNTANT)
+    await start(Accountant(bus, AccountantConfig(prices_file=prices, every_s=0.1)))
+    states = bus.bucket(subjects.BUDGET_STATE)
+
+    async def state() -> str:
+        return next((entry.message.use.state for entry in await states.entries()), "")
+
+    async def is_(wanted: str) -> bool:
+        return await state() == wanted
+
+    await eventually(lambda: is_("used up"))
+    (entry,) = await states.entries()
+    assert entry.message.use.why.startswith("budget of user ruth: 9 of 5 EUR in all used (by j1 9")
+    prices.write_text("budgets: [{cost: 3}]")  # a broken edit: the earlier one holds
+    prices.write_text(PRICES.replace("LIMIT", "500"))
+    await eventually(lambda: is_("within"))
+    prices.write_text("currency: EUR")
+    await eventually(lambda: is_(""))
