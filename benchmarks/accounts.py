@@ -68,7 +68,7 @@ async def mixed(chaos: Chaos, options: argparse.Namespace) -> ChaosReport:
         for record in others:
             present = await chaos.client.job(record.job)
             if present.state not in ENDED:
-                await chaos.client.cancel(record.job, "the benchmark is over")
+                await chaos.client.cancel(record.job)
 
 
 def judge(

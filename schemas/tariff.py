@@ -65,18 +65,18 @@ class BudgetRule(Part):
     at_end: Literal["stop", "warn"] = "warn"
     warn_at: float = Field(0.8, gt=0, le=1)
 
-    @model_validator(mode="after")
-    def _is_for_one(self) -> Self:
+    def misfit(self) -> str:
+        """Why it can't be a budget, with the remedy; empty: it can."""
         named = [name for name in ("user", "tenant", "job") if getattr(self, name)]
         if not named:
-            raise ValueError("a budget for nobody: give user, tenant or job")
+            return "a budget for nobody: give user, tenant or job"
         if len(named) > 1:
-            raise ValueError(f"a budget for {' and '.join(named)}: give one of them")
+            return f"a budget for {' and '.join(named)}: give one of them"
         if not self.limits():
-            raise ValueError("a budget without a limit: give cost, device_hours, kwh or g_co2e")
+            return "a budget without a limit: give cost, device_hours, kwh or g_co2e"
         if self.job and self.at_end == "stop":
-            raise ValueError("a job's budget only warns: `automation.budget` in its file bounds what it uses")
-        return self
+            return "a job's budget only warns: `automation.budget` in its file bounds what it uses"
+        return ""
 
     def limits(self) -> dict[str, float]:
         """The limits that are given, by name."""
@@ -86,8 +86,8 @@ class BudgetRule(Part):
     @property
     def owner(self) -> str:
         """Whose it is, in words."""
-        name = next(name for name in ("user", "tenant", "job") if getattr(self, name))
-        return f"{name} {getattr(self, name)}"
+        names = (f"{name} {getattr(self, name)}" for name in ("user", "tenant", "job") if getattr(self, name))
+        return next(names, "nobody")
 
 
 class MeanRate(NamedTuple):
@@ -106,6 +106,18 @@ class Tariff(Part):
     price_per_gib_month: Rate | None = Field(None, description="of what is stored; a month has 730 hours")
     price_per_sent_gib: Rate | None = None
     budgets: tuple[BudgetRule, ...] = Field((), max_length=1000)
+
+    @model_validator(mode="after")
+    def _budgets_are_someones(self) -> Self:
+        seen: set[tuple[str, str]] = set()
+        for number, budget in enumerate(self.budgets):
+            why = budget.misfit()
+            if not why and (budget.owner, budget.per) in seen:
+                why = f"{budget.owner} has a budget per {budget.per} already: put all limits into one"
+            if why:
+                raise ValueError(f"budgets.{number}: {why}")
+            seen.add((budget.owner, budget.per))
+        return self
 
     @model_validator(mode="after")
     def _goes_forward(self) -> Self:

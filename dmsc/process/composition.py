@@ -241,8 +241,11 @@ def _broker(sid: str) -> ServicePart:
 
 def _accountant(options: RunOptions) -> ServicePart:
     from entities.accountant import Accountant, AccountantConfig
+    from entities.accountant.prices_file import read_tariff
     from schemas.tariff import flat_tariff
 
+    if options.prices is not None:
+        read_tariff(options.prices)  # what is wrong in it is said before any connection
     config = AccountantConfig(prices_file=options.prices, otherwise=flat_tariff(_prices(options)))
     return ServicePart(
         sid="accountant", kind=EntityKind.ACCOUNTANT, make=lambda bus: Accountant(bus, config), stop_order=2

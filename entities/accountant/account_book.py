@@ -28,7 +28,7 @@ from schemas.accounts import (
     CountedNode,
     SlotReport,
 )
-from schemas.errors import Conflict, DmscError
+from schemas.errors import DmscError
 from schemas.step import MicrobatchClaim
 
 log = get_logger("accountant")
@@ -299,15 +299,12 @@ class AccountBook:
             found += [entry.message for entry in await asyncio.gather(*reads) if entry is not None]
         return found
 
-    async def drop_job(self, job: str) -> None:
-        """The job has ended, and its claims are counted: how far they were is not needed any more."""
-        cursor = self._cursors.pop(("job", job), None)
-        try:
-            await self._bucket.delete(
-                revision=None if cursor is None else cursor.revision, part="job", name=job
-            )
-        except Conflict:
-            log.debug("claims after the end", job=job)
+    async def drop_jobs(self, jobs: Iterable[str]) -> None:
+        """These have ended, and their claims are counted: how far that was is not needed any more."""
+        present = {key.partition(".")[2] for key in await self._bucket.keys(part="job")}
+        for job in present.intersection(jobs):
+            self._cursors.pop(("job", job), None)
+            await self._bucket.delete(part="job", name=job)
 
 
 def _cursor_of(revision: int, message: AccountPosition) -> _Cursor:

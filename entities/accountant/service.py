@@ -32,6 +32,9 @@ from schemas.tariff import Tariff
 log = get_logger("accountant")
 
 NODE = "mesh"
+QUESTIONS_AT_ONCE = 2
+FRESH_S = 1.0
+"""A statement of accounts that are not older than this is made without reading the streams again."""
 MOST_PERIOD_S = 100 * 86_400.0
 """Of one statement: it is made from up to 9,600 slices."""
 
@@ -98,7 +101,9 @@ class Accountant:
         record = entity_record(EntityKind.ACCOUNTANT, sender.name, sender.incarnation, node=NODE)
         presence = stay_registered(self._bus, record, log.info, retry_s=self._config.retry_s)
         watch = await self._watch_jobs()
-        serving = await self._bus.serve(subjects.ACCOUNT_QUERY, self._query, queue_group="accountant")
+        serving = await self._bus.serve(
+            subjects.ACCOUNT_QUERY, self._query, queue_group="accountant", concurrency=QUESTIONS_AT_ONCE
+        )
         try:
             async with background(presence, name=f"presence of {sender.name}"):
                 log.debug("accountant ready", service=sender.name)
@@ -186,10 +191,11 @@ class Accountant:
         self._stored_at = now
 
     async def _drop_ended(self, now: float) -> None:
-        for job, at in list(self._ended.items()):
-            if now > at + self._config.dropped_after_s:
-                del self._ended[job]
-                await self._book.drop_job(job)
+        due = [job for job, at in self._ended.items() if now > at + self._config.dropped_after_s]
+        if due:
+            await self._book.drop_jobs(due)
+        for job in due:
+            self._ended.pop(job, None)
 
     # --- budgets ------------------------------------------------------------------------------------------
     async def _look_at_budgets(self, now: float) -> None:
@@ -245,8 +251,9 @@ class Accountant:
             raise BadInput(
                 f"a statement covers at most {MOST_PERIOD_S / 86_400:g} days: ask for parts of the time"
             )
-        with suppress(DmscError):  # what is counted is told, if the streams can't be read just now
-            await self.advance()
+        if self._advanced_at is None or time.time() > self._advanced_at + FRESH_S:
+            with suppress(DmscError):  # what is counted is told, if the streams can't be read just now
+                await self.advance()
         slices = await self._book.slices(question.since - question.since % SLICE_S, question.until)
         statement = await asyncio.to_thread(
             make_statement,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from entities.accountant.prices_file import parse_tariff
+from entities.accountant.prices_file import parse_tariff, read_tariff
 from entities.accountant.statement import make_statement
 from schemas.accounts import SLICE_S
 from schemas.errors import BadInput
@@ -87,6 +89,13 @@ def test_flat_prices_are_a_tariff_too() -> None:
     (line,) = make_statement([slice_of(row(**BUSY))], tariff, "job", T0, T0 + SLICE_S).lines
     assert line.price == pytest.approx(0.5)
     assert line.kwh == pytest.approx(900 * 15 / 3.6e6)
+
+
+def test_the_example_is_right() -> None:
+    tariff = read_tariff(Path(__file__).parents[4] / "examples" / "prices.yaml")
+    assert {budget.owner for budget in tariff.budgets} == {"user ruth", "tenant lab"}
+    assert tariff.mean("a", "price_per_kwh", 1793520000, 1793520900).known == 1
+    assert tariff.mean("elsewhere", "g_co2e_per_kwh", 1793520000, 1793520900).mean == 380
 
 
 @pytest.mark.parametrize(
