@@ -71,6 +71,8 @@ class Accountant:
         self._written: dict[str, BudgetUse] = {}
         self._told_states = False
         self._stored_at = 0.0
+        self._watch: Watch | None = None
+        self._jobs_known = asyncio.Event()
         self._turn = asyncio.Lock()
         """Held while the accounts go on, so that a statement is of one moment."""
         self._advanced_at: float | None = None
@@ -100,7 +102,6 @@ class Accountant:
         sender = self._bus.sender
         record = entity_record(EntityKind.ACCOUNTANT, sender.name, sender.incarnation, node=NODE)
         presence = stay_registered(self._bus, record, log.info, retry_s=self._config.retry_s)
-        watch = await self._watch_jobs()
         serving = await self._bus.serve(
             subjects.ACCOUNT_QUERY, self._query, queue_group="accountant", concurrency=QUESTIONS_AT_ONCE
         )
@@ -115,18 +116,24 @@ class Accountant:
                     await asyncio.sleep(self._config.every_s)
         finally:
             await serving.stop()
+            await self.close()
+
+    async def _know_jobs(self) -> None:
+        """Returns once it is known whose jobs are: what is charged to nobody known stays nobody's."""
+        if self._watch is None:
+            self._watch = await self._bus.bucket(subjects.JOB_RECORD).watch(self._on_job)
+        await self._jobs_known.wait()
+
+    async def close(self) -> None:
+        """Ends what `advance` has begun; twice is fine."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
             await watch.stop()
 
-    async def _watch_jobs(self) -> Watch:
-        while True:
-            try:
-                return await self._bus.bucket(subjects.JOB_RECORD).watch(self._on_job)
-            except DmscError as error:  # the buckets are made by others, perhaps a moment later
-                log.info("accounts wait for the jobs", reason=error.text)
-                await asyncio.sleep(self._config.retry_s)
-
     async def _on_job(self, change: Change) -> None:
-        if isinstance(record := change.message, JobRecord):
+        if not change.key:
+            self._jobs_known.set()
+        elif isinstance(record := change.message, JobRecord):
             self._owners[record.job] = (record.user, record.queue_share.tenant)
             if record.state in ENDED:
                 self._ended.setdefault(record.job, record.changed_at)
@@ -143,6 +150,7 @@ class Accountant:
         async with self._turn:
             try:
                 began = time.time()
+                await self._know_jobs()
                 await self._follow(subjects.SLOT_REPORT, "slots", self._book.take_reports)
                 await self._follow(subjects.STEP_CLAIM, "claims", self._book.take_claims)
                 await self._count_stored(began)

@@ -86,6 +86,7 @@ async def killed_at_a_slice(bus: Bus, accountant: Accountant) -> None:
         task.cancel()
     await asyncio.wait({working, waiting})
     await watch.stop()
+    await accountant.close()
 
 
 async def is_torn(bus: Bus) -> bool:
@@ -99,7 +100,7 @@ async def is_torn(bus: Bus) -> bool:
 
 
 async def asked(bus: Bus, began: float, **more: str) -> AccountStatement:
-    question = AccountQuery(since=began - SLICE_S, until=began + SLICE_S, **more)
+    question = AccountQuery(since=began - SLICE_S, until=began + 3 * SLICE_S, **more)
     return await bus.request(subjects.ACCOUNT_QUERY, question, timeout_s=PATIENCE_S)
 
 
