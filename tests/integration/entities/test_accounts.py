@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -11,15 +12,18 @@ import pytest
 from bus import subjects
 from bus.connection import Bus
 from bus.messaging.key_value import Change
+from dmsc.client.async_client import AsyncClient
 from entities.accountant import Accountant, AccountantConfig
+from entities.authorizer.access.access_policy import default_text
+from entities.service_registry.service import ServiceRegistry
 from schemas.accounts import SLICE_S, AccountQuery, AccountStatement
 from schemas.envelope import EntityKind
-from schemas.errors import BadInput, DmscError
+from schemas.errors import BadInput, DmscError, Refused
 from schemas.queue import QueueShare
 from tests.builders.accounts import report, stretch
 from tests.builders.jobs import job
 from tests.builders.steps import claim, member
-from tests.integration.entities.conftest import Dial, Start
+from tests.integration.entities.conftest import Dial, Start, mesh_without_nodes
 from tests.patience import PATIENCE_S
 from tests.waiting import eventually
 
@@ -32,38 +36,36 @@ budgets:
 """
 
 
-async def tell(dial: Dial, began: float) -> Bus:
-    """A node of two slots for ten minutes: j1 has slot 0, and slot 1 after half of the time.
+async def tell(dial: Dial, began: float, name: str = "j1") -> Bus:
+    """A node of two slots for ten minutes: a job has slot 0, and slot 1 after half of the time.
 
-    Each step's microbatches are claimed once, that of number 0 twice, and every tenth claim is repeated.
+    Of the first half of its steps, each microbatch is claimed once, number 0 twice, and every tenth claim
+    comes again. Returns the connection of its instance.
     """
     agent = await dial("a-n", EntityKind.CLUSTER)
-    instance = await dial("j1-s0-r0", EntityKind.INSTANCE)
-    await agent.bucket(subjects.JOB_RECORD).put(
-        job("j1", user="ruth", queue_share=QueueShare(tenant="lab")), job="j1"
-    )
     for number in range(TOLD):
         at = began + 10 * (number + 1)
         half = min(at, began + 300)
-        told = [stretch(0, began, at), stretch(1, began, half, payer=None)]
+        told = [stretch(0, began, at, payer=name), stretch(1, began, half, payer=None)]
         if at > half:
-            told.append(stretch(1, half, at))
+            told.append(stretch(1, half, at, payer=name))
         await agent.publish(
             subjects.SLOT_REPORT, report(*told, number=number, at=at, since=began), agent="a-n"
         )
-    await claimed(instance, range(STEPS // 2))
     await agent.barrier()
+    instance = await dial(f"{name}-s0-r0", EntityKind.INSTANCE)
+    await claimed(instance, range(STEPS // 2), name)
     return instance
 
 
-async def claimed(instance: Bus, steps: range) -> None:
+async def claimed(instance: Bus, steps: range, name: str = "j1") -> None:
     for step in steps:
         for number in range(MICROBATCHES):
             for again in range(2 if number == 0 else 1):
-                owner = member("j1-s0-r0", f"i{1 + again}")
-                said = claim(number, owner, job="j1", step=step, forward_ms=100.0 + again, backward_ms=200.0)
+                owner = member(f"{name}-s0-r0", f"i{1 + again}")
+                said = claim(number, owner, job=name, step=step, forward_ms=100.0 + again, backward_ms=200.0)
                 for _ in range(2 if (step + number) % 10 == 0 else 1):
-                    await instance.publish(subjects.STEP_CLAIM, said, job="j1", sid="j1-s0-r0")
+                    await instance.publish(subjects.STEP_CLAIM, said, job=name, sid=f"{name}-s0-r0")
     await instance.barrier()
 
 
@@ -124,6 +126,8 @@ async def test_kills_and_a_second_accountant_count_nothing_twice(
     """It is killed within its writes, again and again, while another one writes the same accounts."""
     began = time.time() - 1000
     instance = await tell(dial, began)
+    records = instance.bucket(subjects.JOB_RECORD)
+    await records.put(job("j1", user="ruth", queue_share=QueueShare(tenant="lab")), job="j1")
     prices = tmp_path / "prices.yaml"
     prices.write_text(PRICES.replace("LIMIT", "100"))
     config = AccountantConfig(prices_file=prices, batch=7, every_s=3600)
@@ -153,28 +157,52 @@ async def test_kills_and_a_second_accountant_count_nothing_twice(
         )
 
 
-async def test_a_budget_is_told_when_it_is_used_up_and_when_it_is_larger(
-    dial: Dial, start: Start, tmp_path: Path
+async def test_a_used_up_budget_holds_jobs_and_accounts_are_their_users(
+    dial: Dial, start: Start, registry: ServiceRegistry, tmp_path: Path
 ) -> None:
-    began = time.time() - 1000
-    await tell(dial, began)
-    prices = tmp_path / "prices.yaml"
+    """With a real orchestrator and gateway: a job waits for the budget, and no longer once it is larger."""
+    users = {"ruth": "researcher", "rob": "researcher", "vera": "viewer", "olga": "operator"}
+    url = await mesh_without_nodes(dial, start, tmp_path, default_text(), users)
+    prices, began = tmp_path / "prices.yaml", time.time() - 1000
     prices.write_text(PRICES.replace("LIMIT", "5"))
-    bus = await dial("accountant", EntityKind.ACCOUNTANT)
-    await start(Accountant(bus, AccountantConfig(prices_file=prices, every_s=0.1)))
-    states = bus.bucket(subjects.BUDGET_STATE)
+    async with AsyncExitStack() as stack:
+        clients = {name: await stack.enter_async_context(AsyncClient(url, token=name)) for name in users}
+        ruth, olga = clients["ruth"], clients["olga"]
+        name = (await ruth.submit(job().spec)).job
+        await tell(dial, began, name)
+        config = AccountantConfig(prices_file=prices, every_s=0.1)
+        await start(Accountant(await dial("accountant", EntityKind.ACCOUNTANT), config))
 
-    async def state() -> str:
-        return next((entry.message.use.state for entry in await states.entries()), "")
+        async def reason() -> str:
+            return (await olga.queue()).jobs[0].reason
 
-    async def is_(wanted: str) -> bool:
-        return await state() == wanted
+        async def is_held() -> bool:
+            return (await reason()).startswith(
+                f"held: budget of user ruth: 9 of 5 EUR in all used (by {name} 9"
+            )
 
-    await eventually(lambda: is_("used up"))
-    (entry,) = await states.entries()
-    assert entry.message.use.why.startswith("budget of user ruth: 9 of 5 EUR in all used (by j1 9")
-    prices.write_text("budgets: [{cost: 3}]")  # a broken edit: the earlier one holds
-    prices.write_text(PRICES.replace("LIMIT", "500"))
-    await eventually(lambda: is_("within"))
-    prices.write_text("currency: EUR")
-    await eventually(lambda: is_(""))
+        await eventually(is_held)
+        prices.write_text("budgets: [{cost: 3}]")  # a broken edit: what was right holds
+        assert await is_held()
+        since = {"since": began - SLICE_S}
+        own = await ruth.accounts(**since)
+        assert (own.only, [line.name for line in own.lines], own.idle) == ("ruth", [name], None)
+        assert [use.state for use in own.budgets] == ["used up"]
+        for other in ("rob", "vera"):
+            none = await clients[other].accounts(**since)
+            assert (none.only, none.lines, none.budgets) == (other, (), ())
+            for wanted in ({"user": "ruth"}, {"everybody": True}):
+                with pytest.raises(Refused):
+                    await clients[other].accounts(**since, **wanted)
+        whole = await olga.accounts("user", **since)
+        assert (whole.only, [line.name for line in whole.lines]) == (None, ["ruth"])
+        assert whole.idle is not None
+        assert (await olga.accounts(**since, user="ruth")).lines == own.lines
+        with pytest.raises(BadInput, match="ends after it begins"):
+            await ruth.accounts(since=began, until=began - 1)
+        prices.write_text(PRICES.replace("LIMIT", "500"))
+
+        async def is_free() -> bool:
+            return not (await reason()).startswith("held")
+
+        await eventually(is_free)

@@ -84,7 +84,6 @@ def test_the_accounts_of_runs_with_kills_close_and_say_what_the_report_says(
     lines = {line["name"]: line for line in statement["lines"]}
     line, clean = lines[found["job"]], lines[found["clean"]["job"]]
     assert line["recomputed_units"] / line["units"] == pytest.approx(found["waste"]["fraction"])
-    assert line["recomputed_units"] > 0
     assert clean["recomputed_units"] == 0
     for each in (line, clean):
         kinds = each["busy_s"] + each["waiting_s"] + each["recomputed_s"]
