@@ -13,6 +13,9 @@ from zlib import crc32
 
 from schemas.step import MicrobatchClaim
 
+MOST_UNITS, MOST_MARKS = 32_768, 64
+"""Of one step, and of one unit: instances run users' code, and what they claim takes memory of others."""
+
 
 class WorkNovelty(StrEnum):
     """What a claim adds to what is known."""
@@ -34,9 +37,13 @@ class StepUnits:
 
     def take(self, claim: MicrobatchClaim) -> WorkNovelty:
         """Counts a claim of this step."""
-        mark = mark_of(claim)
-        marks = self.units.setdefault((claim.stage, claim.microbatch), [])
-        if mark in marks:
+        mark, unit = mark_of(claim), (claim.stage, claim.microbatch)
+        marks = self.units.get(unit)
+        if marks is None:
+            if len(self.units) >= MOST_UNITS:
+                return WorkNovelty.REPEATED
+            marks = self.units[unit] = []
+        if mark in marks or len(marks) >= MOST_MARKS:
             return WorkNovelty.REPEATED
         marks.append(mark)
         return WorkNovelty.RECOMPUTED if self.again or len(marks) > 1 else WorkNovelty.NEW

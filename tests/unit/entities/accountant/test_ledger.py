@@ -9,6 +9,7 @@ import pytest
 
 from entities.accountant.ledger import Charge, JobClaims, parts_of, take_report
 from schemas.accounts import SLICE_S, CountedNode, SlotReport
+from schemas.computed_work import MOST_MARKS, MOST_UNITS
 from schemas.step import MicrobatchClaim
 from tests.builders.accounts import T0, report, stretch
 from tests.builders.steps import claim, member
@@ -139,6 +140,15 @@ def test_counting_goes_on_after_a_restart_where_it_was() -> None:
     found, _ = taken([*claims[26:30], *claims[30:]], restarted)
     assert found["units"] == 6
     assert found["recomputed_units"] == 0
+
+
+def test_a_flood_of_claims_takes_bounded_memory() -> None:
+    """Instances run users' code; what they claim is kept by others, and travels in one message."""
+    found, known = taken([a_claim(0, number) for number in range(MOST_UNITS + 100)])
+    assert found["units"] == MOST_UNITS
+    assert sum(len(step.units) for step in known.counted().steps) == MOST_UNITS
+    again, _ = taken([a_claim(1, 0, ms=10.0 + number) for number in range(MOST_MARKS + 10)])
+    assert again["units"] == MOST_MARKS
 
 
 def test_times_that_no_device_can_have_spent_are_not_charged() -> None:
