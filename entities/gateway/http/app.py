@@ -12,7 +12,6 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 
-from entities.gateway.accounts.routes import accounts
 from entities.gateway.http.admission.admission import RequestAdmission
 from entities.gateway.http.api_document import HEADERS as PAGE_HEADERS
 from entities.gateway.http.api_document import PATH as API_PAGE
@@ -21,6 +20,7 @@ from entities.gateway.http.context import HttpContext
 from entities.gateway.http.error_answers import explain_errors
 from entities.gateway.http.requests import BODIES
 from entities.gateway.http.routes.access import access
+from entities.gateway.http.routes.accounts.statements import accounts
 from entities.gateway.http.routes.chaos import chaos
 from entities.gateway.http.routes.checkpoints import checkpoints
 from entities.gateway.http.routes.dashboard import dashboard
