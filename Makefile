@@ -179,6 +179,10 @@ bench-faults: setup ## stalls, goodput, waste and hashes under faults, beside th
 		|| echo 'torchft can not be installed here: the comparison with it is skipped'
 	@$(VENV)/python benchmarks/faults.py $(ARGS)
 
+.PHONY: bench-accounts
+bench-accounts: setup ## whether accounts of mixed jobs close under kills, and what counting costs
+	@$(VENV)/python benchmarks/accounts.py $(ARGS)
+
 .PHONY: bench-registry
 bench-registry: setup ## the registry with 10,000 instances, beside raw nats-py
 	@$(VENV)/python benchmarks/registry.py $(ARGS)

@@ -17,6 +17,7 @@ from typing import Any, Literal, Self
 from dmsc.authoring.code_folder import PackedCode
 from dmsc.client import http_protocol
 from dmsc.client.calls.access_calls import AccessCalls, segment
+from dmsc.client.calls.account_calls import AccountCalls
 from dmsc.client.calls.array_calls import ArrayCalls
 from dmsc.client.calls.code_calls import JOBS
 from dmsc.client.calls.generation_calls import GenerationCalls
@@ -72,6 +73,7 @@ class AsyncClient(
     AccessCalls,
     FeedCalls,
     PolicyCalls,
+    AccountCalls,
 ):
     """Sends requests to a mesh's gateways from a coroutine; use it with `async with`.
 

@@ -176,6 +176,7 @@ class Client:
 
     curve = _called(AsyncClient.curve)
     prices = _called(AsyncClient.prices)
+    accounts = _called(AsyncClient.accounts)
 
     weights = _called(AsyncClient.weights)
     download_weights = _called(AsyncClient.download_weights)

@@ -23,6 +23,7 @@ from bus.files.artifacts import ReadableArtifacts
 from bus.logs import get_logger
 from bus.mesh.registration import RegistrationClient
 from bus.messaging.handlers import Subscription
+from entities.gateway.accounts.operations import AccountOperations
 from entities.gateway.array_operations import ArrayOperations
 from entities.gateway.data_sets.operations import DataSetOperations
 from entities.gateway.data_sets.resolution import resolved
@@ -226,6 +227,7 @@ class Gateway:
             arrays=self.arrays,
             data_sets=self.data_sets,
             services=ServiceOperations(self.backends, self.jobs),
+            accounts=AccountOperations(self.backends),
             backends=self.backends,
             follower=self.follower,
             hub=EventHub(self._bus, self.config.sid, config.events),

@@ -20,6 +20,7 @@ from entities.gateway.http.context import HttpContext
 from entities.gateway.http.error_answers import explain_errors
 from entities.gateway.http.requests import BODIES
 from entities.gateway.http.routes.access import access
+from entities.gateway.http.routes.accounts.statements import accounts
 from entities.gateway.http.routes.chaos import chaos
 from entities.gateway.http.routes.checkpoints import checkpoints
 from entities.gateway.http.routes.dashboard import dashboard
@@ -45,6 +46,7 @@ RESOURCES = (
     queue,
     plans,
     runs,
+    accounts,
     weights,
     checkpoints,
     datasets,

@@ -12,6 +12,7 @@ from fastapi import Request, Response
 
 from bus.connection import Bus
 from bus.files.artifacts import ReadableArtifacts
+from entities.gateway.accounts.operations import AccountOperations
 from entities.gateway.array_operations import ArrayOperations
 from entities.gateway.dashboard import Dashboard
 from entities.gateway.data_sets.operations import DataSetOperations
@@ -47,6 +48,7 @@ class HttpContext:
     arrays: ArrayOperations
     data_sets: DataSetOperations
     services: ServiceOperations
+    accounts: AccountOperations
     backends: Backends
     follower: RegistryFollower
     hub: EventHub
