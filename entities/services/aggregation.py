@@ -17,12 +17,10 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from schemas.errors import BadInput, Unavailable
+
 Distribution = npt.NDArray[np.float64]
 Value = TypeVar("Value")
-
-
-class AggregationRefused(ValueError):
-    """Answers that cannot be put together; the text names version, reason and remedy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +59,8 @@ def first(answers: Sequence[VersionAnswer[Value]], asked: Collection[str]) -> Ag
     name.
 
     Raises:
-        AggregationRefused: There is none, or it is of nobody who was asked.
+        Unavailable: There is none.
+        BadInput: It is of nobody who was asked.
     """
     _check_answers(answers, asked, least=1)
     won = min(answers, key=lambda answer: (answer.answered_s, -answer.weight, answer.version))
@@ -83,7 +82,7 @@ def vote(
         min_voters: Fewest valid votes.
 
     Raises:
-        AggregationRefused: Fewer voted.
+        Unavailable: Fewer voted.
     """
     _check_answers(answers, asked, least=0)
     ballots: dict[str, list[VersionAnswer[Value]]] = defaultdict(list)
@@ -93,7 +92,7 @@ def vote(
     voters = sorted(voter.version for voted in ballots.values() for voter in voted)
     if len(voters) < max(1, min_voters):
         silent = sorted(set(asked) - set(voters))
-        raise AggregationRefused(
+        raise Unavailable(
             f"{len(voters)} of {len(asked)} versions voted, {max(1, min_voters)} have to; without a vote: "
             f"{', '.join(silent) or 'none'}: lower min_voters or give them more time"
         )
@@ -114,7 +113,8 @@ def weighted(
     float64.
 
     Raises:
-        AggregationRefused: Too few answered, shapes differ, a value is no probability, or all weights are 0.
+        Unavailable: Too few answered.
+        BadInput: Shapes differ, a value is no probability, or all weights are 0.
     """
     ordered = _distributions(answers, asked, min_voters)
     shares = _shares({answer.version: answer.weight for answer in ordered})
@@ -138,10 +138,11 @@ def attention(
         temperature: τ in nats; small: the surest alone, large: as `weighted`.
 
     Raises:
-        AggregationRefused: As `weighted`, or τ is not positive.
+        Unavailable: As `weighted`.
+        BadInput: As `weighted`, or τ is not positive.
     """
     if not (math.isfinite(temperature) and temperature > 0):
-        raise AggregationRefused(f"temperature {temperature} of attention: it has to be above 0 nats")
+        raise BadInput(f"temperature {temperature} of attention: it has to be above 0 nats")
     ordered = _distributions(answers, asked, min_voters)
     says = _shares({answer.version: answer.weight for answer in ordered})
     voices = [answer for answer in ordered if says[answer.version] > 0]
@@ -195,7 +196,7 @@ def _distributions(
     shape = ordered[0].value.shape
     for answer in ordered:
         if answer.value.shape != shape or not answer.value.shape:
-            raise AggregationRefused(
+            raise BadInput(
                 f"{answer.version} has {answer.value.shape} probabilities, {ordered[0].version} {shape}: "
                 "only versions with one tokenizer can be mixed"
             )
@@ -203,24 +204,22 @@ def _distributions(
         if not (
             np.isfinite(answer.value).all() and (answer.value >= 0).all() and (abs(sums - 1) < 1e-4).all()
         ):
-            raise AggregationRefused(
-                f"{answer.version} gave no probabilities: leave it out, and count a failure"
-            )
+            raise BadInput(f"{answer.version} gave no probabilities: leave it out, and count a failure")
     return ordered
 
 
 def _check_answers(answers: Sequence[VersionAnswer[Value]], asked: Collection[str], *, least: int) -> None:
     versions = [answer.version for answer in answers]
     if strange := sorted(set(versions) - set(asked)):
-        raise AggregationRefused(f"{', '.join(strange)} was not asked: asked were {', '.join(sorted(asked))}")
+        raise BadInput(f"{', '.join(strange)} was not asked: asked were {', '.join(sorted(asked))}")
     if len(set(versions)) < len(versions):
-        raise AggregationRefused(f"{', '.join(sorted(versions))}: a version answered twice")
+        raise BadInput(f"{', '.join(sorted(versions))}: a version answered twice")
     for answer in answers:
         if not (math.isfinite(answer.weight) and answer.weight >= 0):
-            raise AggregationRefused(f"weight {answer.weight} of {answer.version}: it has to be 0 or more")
+            raise BadInput(f"weight {answer.weight} of {answer.version}: it has to be 0 or more")
     if len(versions) < least:
         missing = sorted(set(asked) - set(versions))
-        raise AggregationRefused(
+        raise Unavailable(
             f"{len(versions)} of {len(asked)} versions answered, {least} have to; missing: "
             f"{', '.join(missing) or 'none'}: lower min_voters or give them more time"
         )
@@ -229,9 +228,7 @@ def _check_answers(answers: Sequence[VersionAnswer[Value]], asked: Collection[st
 def _shares(weights: Mapping[str, float]) -> dict[str, float]:
     total = math.fsum(weights.values())
     if total <= 0:
-        raise AggregationRefused(
-            f"the weights of {', '.join(sorted(weights))} are all 0: give one of them a weight"
-        )
+        raise BadInput(f"the weights of {', '.join(sorted(weights))} are all 0: give one of them a weight")
     return {version: weights[version] / total for version in sorted(weights)}
 
 

@@ -12,12 +12,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
+from schemas.errors import BadInput, Conflict
+
 BUCKETS = 10_000
 """Number of buckets, and the sum of a service's weights."""
-
-
-class TrafficRefused(ValueError):
-    """Weights that cannot be; the text names what is wrong and what helps, and nothing was changed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +65,8 @@ class TrafficShares:
             ready: Versions that can answer.
 
         Raises:
-            TrafficRefused: Weights are negative, do not add up to 10,000, or a version is not ready.
+            BadInput: Weights are negative, or do not add up to 10,000.
+            Conflict: A version is not ready.
         """
         check_weights(weights, ready)
         owners = [run.version for run in self.runs for _ in range(run.end - run.first)]
@@ -91,16 +90,15 @@ class TrafficShares:
         """The shares with another weight of one version; `stable` gives or gets the difference.
 
         Raises:
-            TrafficRefused: `stable` has less than that to give, or as in `change`.
+            BadInput: `stable` has less than that to give, or as in `change`.
+            Conflict: As in `change`.
         """
         weights = self.weights
         rest = weights.get(stable, 0) + weights.get(version, 0) - weight
         if version == stable:
-            raise TrafficRefused(
-                f"{version} is the stable version and has the rest: give weights to the others"
-            )
+            raise BadInput(f"{version} is the stable version and has the rest: give weights to the others")
         if rest < 0:
-            raise TrafficRefused(
+            raise BadInput(
                 f"{version}={weight} is {-rest} more than {stable} can give: "
                 "lower another version's weight first"
             )
@@ -108,16 +106,18 @@ class TrafficShares:
 
 
 def check_weights(weights: Mapping[str, int], ready: Collection[str]) -> None:
-    """Raises `TrafficRefused` if weights are negative, do not add up to 10,000, or a version is not ready."""
+    """Raises `BadInput` if weights are negative or do not add up to 10,000, `Conflict` if a version is not
+    ready.
+    """
     told = ", ".join(f"{version}={weight}" for version, weight in sorted(weights.items()))
     if any(weight < 0 for weight in weights.values()):
-        raise TrafficRefused(f"traffic {told}: a weight is negative: 0 takes a version out of the traffic")
+        raise BadInput(f"traffic {told}: a weight is negative: 0 takes a version out of the traffic")
     if (total := sum(weights.values())) != BUCKETS:
-        raise TrafficRefused(
+        raise BadInput(
             f"traffic {told or 'of no version'} adds up to {total}, not to {BUCKETS}: change a weight"
         )
     if missing := sorted(version for version, weight in weights.items() if weight and version not in ready):
-        raise TrafficRefused(
+        raise Conflict(
             f"traffic {told}: {', '.join(missing)} is not ready: wait until it is, or leave it out "
             f"(ready: {', '.join(sorted(ready)) or 'none'})"
         )

@@ -9,7 +9,6 @@ import pytest
 
 from entities.services.aggregation import (
     EXTRACTORS,
-    AggregationRefused,
     Distribution,
     VersionAnswer,
     attention,
@@ -19,6 +18,7 @@ from entities.services.aggregation import (
     weighted,
     whole_text,
 )
+from schemas.errors import BadInput, Unavailable
 
 ASKED = ("v1", "v2", "v3")
 
@@ -43,7 +43,7 @@ def test_first_is_the_earliest_and_names_the_others() -> None:
     ]
     found = first(answers, ASKED)
     assert (found.value, found.answered_by, found.missing) == ("soon", ("v2",), ("v1", "v3"))
-    with pytest.raises(AggregationRefused, match="0 of 3 versions answered, 1 have to; missing: v1, v2, v3"):
+    with pytest.raises(Unavailable, match="0 of 3 versions answered, 1 have to; missing: v1, v2, v3"):
         first([], ASKED)
 
 
@@ -61,7 +61,7 @@ def test_a_vote_counts_choices_and_breaks_ties_by_weight_then_version() -> None:
 
 def test_too_few_votes_are_refused_and_what_cannot_be_read_is_none() -> None:
     answers = texts(v1="none", v2="7")
-    with pytest.raises(AggregationRefused, match="1 of 3 versions voted, 2 have to; without a vote: v1, v3"):
+    with pytest.raises(Unavailable, match="1 of 3 versions voted, 2 have to; without a vote: v1, v3"):
         vote(answers, ASKED, choice_of=last_number, min_voters=2)
     assert vote(answers, ASKED, choice_of=lambda text: str(int(text))).missing == ("v1", "v3")
     assert EXTRACTORS["whole_text"]("  Yes \n it IS ") == "yes it is"
@@ -98,11 +98,11 @@ def test_what_cannot_be_mixed_is_refused_by_name() -> None:
         (VersionAnswer(version="v1", value=good.value), "answered twice"),
         (VersionAnswer(version="v2", value=good.value, weight=-1.0), "weight -1.0 of v2"),
     ):
-        with pytest.raises(AggregationRefused, match=told):
+        with pytest.raises(BadInput, match=told):
             weighted([good, bad], ASKED)
-    with pytest.raises(AggregationRefused, match="all 0"):
+    with pytest.raises(BadInput, match="all 0"):
         weighted([VersionAnswer(version="v1", value=good.value, weight=0.0)], ASKED)
-    with pytest.raises(AggregationRefused, match="1 of 3 versions answered, 2 have to; missing: v2, v3"):
+    with pytest.raises(Unavailable, match="1 of 3 versions answered, 2 have to; missing: v2, v3"):
         weighted([good], ASKED, min_voters=2)
-    with pytest.raises(AggregationRefused, match="temperature 0"):
+    with pytest.raises(BadInput, match="temperature 0"):
         attention([good], ASKED, temperature=0.0)

@@ -7,7 +7,8 @@ from collections import Counter
 
 import pytest
 
-from entities.services.traffic import BUCKETS, TrafficRefused, TrafficShares, bucket_of
+from entities.services.traffic import BUCKETS, TrafficShares, bucket_of
+from schemas.errors import BadInput, Conflict, DmscError
 
 READY = ("v1", "v2", "v3")
 
@@ -52,24 +53,26 @@ def test_blue_green_is_one_change() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "told"),
+    ("weights", "error", "told"),
     [
-        ({"v1": 9500, "v2": 600}, r"v1=9500, v2=600 adds up to 10100, not to 10000"),
-        ({}, "of no version adds up to 0"),
-        ({"v1": 10100, "v2": -100}, "negative"),
-        ({"v1": 9000, "v9": 1000}, r"v9 is not ready.*\(ready: v1, v2, v3\)"),
+        ({"v1": 9500, "v2": 600}, BadInput, r"v1=9500, v2=600 adds up to 10100, not to 10000"),
+        ({}, BadInput, "of no version adds up to 0"),
+        ({"v1": 10100, "v2": -100}, BadInput, "negative"),
+        ({"v1": 9000, "v9": 1000}, Conflict, r"v9 is not ready.*\(ready: v1, v2, v3\)"),
     ],
 )
-def test_weights_that_cannot_be_are_refused(weights: dict[str, int], told: str) -> None:
-    with pytest.raises(TrafficRefused, match=told):
+def test_weights_that_cannot_be_are_refused(
+    weights: dict[str, int], error: type[DmscError], told: str
+) -> None:
+    with pytest.raises(error, match=told):
         TrafficShares.of("v1").change(weights, READY)
 
 
 def test_more_than_the_stable_version_has_is_refused() -> None:
     shares = TrafficShares.of("v1").change({"v1": 4000, "v3": 6000}, READY)
-    with pytest.raises(TrafficRefused, match="v2=5000 is 1000 more than v1 can give"):
+    with pytest.raises(BadInput, match="v2=5000 is 1000 more than v1 can give"):
         shares.with_weight("v2", 5000, stable="v1", ready=READY)
-    with pytest.raises(TrafficRefused, match="v1 is the stable version"):
+    with pytest.raises(BadInput, match="v1 is the stable version"):
         shares.with_weight("v1", 5000, stable="v1", ready=READY)
 
 
