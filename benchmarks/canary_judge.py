@@ -5,7 +5,7 @@
 Trials run the product's own judge and hard rule request by request, both versions in one random stream.
 Latencies are log-normal with a standard deviation of 1 (the 99th percentile is ten times the median), in
 bursts and under a load that drifts, for both versions; outages of thirty requests meet both. An identical
-version is judged over 10,000 requests, after each of which somebody looks. Beside the judge stand tests of a
+version is judged over 2,500 requests, after each of which somebody looks. Beside the judge stand tests of a
 fixed size: looked at after each request, and looked at once. A figure that misses its bar is marked MISSED,
 and the exit code is 0.
 """
@@ -28,8 +28,8 @@ from entities.services.hard_rule import HardRule
 from policies.numerics.sequential.version_judge import JudgeRules, RequestOutcome, VersionJudge
 
 STABLE, CANDIDATE = "v1", "v2"
-LARGER_SHARE = 0.05
-"""The candidate's part of the traffic in long runs: 500 of 10,000 requests."""
+LARGER_SHARE = 0.2
+"""The candidate's part of the traffic in long runs: 500 of 2,500 requests."""
 NO_MARGIN = JudgeRules(latency_margin=1.0)
 """So that a version which is no worse gets no help from what is forgiven."""
 FIXED_LEVEL = 0.005
@@ -253,7 +253,7 @@ class CanaryBench:
         self.note("bad version", name, soon, at_least(soon, math.ceil(part)) if bar else None, note)
 
     def condemned(
-        self, name: str, traffic: Traffic, *, trial: Trial = by_both, number: int = 10_000, bar: bool = True
+        self, name: str, traffic: Traffic, *, trial: Trial = by_both, number: int = 2500, bar: bool = True
     ) -> None:
         """In how many trials a version that is no worse was condemned."""
         ended = self.trials(trial, traffic, number, self.same, NO_MARGIN)
@@ -297,10 +297,10 @@ class CanaryBench:
         for rate in (0.0, 0.01, 0.05, 0.2):
             self.condemned(f"stable {100 * rate:.0f} %", replace(plain, failures=rate))
         self.condemned("stable 1 %, half the traffic", replace(plain, share=0.5))
-        sticky = replace(plain, users=60, share=0.2)
+        sticky = replace(plain, users=60)
         self.condemned("60 users, sticky", sticky)
         self.condemned("60 users, sticky, each request a draw", sticky, trial=by_requests, bar=False)
-        self.condemned("mirrored", plain, trial=mirrored, number=1000)
+        self.condemned("mirrored", plain, trial=mirrored, number=500)
 
     def fixed_sizes(self) -> None:
         """What tests of a fixed size would do."""
