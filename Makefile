@@ -207,6 +207,10 @@ bench-policy-cost: setup ## a policy at 10,000 instances, and the way from a sug
 bench-mind: setup ## modules and the orchestrator's own loop, on against off, while devices, links and nodes are disturbed by scripts
 	@$(VENV)/python -m benchmarks.mind $(ARGS)
 
+.PHONY: bench-canary-judge
+bench-canary-judge: setup ## a bad version of a served model: how soon it is found; one that is no worse: how often it is condemned
+	@$(VENV)/python -m benchmarks.canary_judge $(ARGS)
+
 .PHONY: bench-rebalancing
 bench-rebalancing: setup ## an instance that changes its stage: throughput before and after, beside bound and forecast
 	@$(VENV)/python benchmarks/rebalancing.py $(ARGS)
