@@ -26,17 +26,16 @@ from workers.compute.model import build
 from workers.graph.model_graph import ModelGraph
 from workers.serving.cache_check import check_cache, sample_tokens
 from workers.serving.exact_arithmetic import Arithmetic
-from workers.serving.sampler import Sampling, sample
+from workers.serving.sampler import TokenChoice, sample
 from workers.serving.stage_model import StageItem, StageModel
-from workers.serving.wave_machine import WaveLimits, WaveMachine
 
-CONTEXT, VOCABULARY = 256, 8192
+CONTEXT, VOCABULARY, ROWS = 256, 8192, 256
 BARS = (
     ("mixed", "exact", "plain", 0.75),
     ("mixed", "exact", "generate_batch", 1.5),
     ("equal", "exact", "generate", 0.55),
 )
-GREEDY = Sampling(temperature=0.0)
+GREEDY = TokenChoice(temperature=0.0)
 
 
 def config(options: argparse.Namespace) -> dict[str, Any]:
@@ -53,9 +52,8 @@ def config(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def served(graph: ModelGraph, arithmetic: Arithmetic) -> StageModel:
-    limits = WaveLimits()
     tokens = sample_tokens(graph, CONTEXT)
-    check = check_cache(graph, 0, len(graph), tokens, arithmetic=arithmetic, most_rows=limits.rows)
+    check = check_cache(graph, 0, len(graph), tokens, arithmetic=arithmetic, most_rows=ROWS)
     if check.layout is None:
         raise SystemExit(f"no cache: {check.because}")
     return StageModel(
@@ -64,25 +62,28 @@ def served(graph: ModelGraph, arithmetic: Arithmetic) -> StageModel:
 
 
 def answer(model: StageModel, prompts: Sequence[list[int]], tokens: int) -> None:
-    """All answers, in waves."""
-    machine = WaveMachine(WaveLimits())
-    for number, prompt in enumerate(prompts):
-        model.cache.reserve(str(number), len(prompt) + tokens)
-        machine.admit(str(number), prompt)
-    while (wave := machine.next_wave()) is not None:
-        items = [
-            StageItem(item.session, item.position, (torch.tensor(item.tokens),), int(item.answers))
-            for item in wave.items
-        ]
-        sampled = {}
-        for item, output in zip(wave.items, model.run(items), strict=True):
+    """All answers, greedily: prompts in chunks beside those that answer already."""
+    sessions = {str(number): list(prompt) for number, prompt in enumerate(prompts)}
+    computed = dict.fromkeys(sessions, 0)
+    wanted = {name: len(prompt) + tokens for name, prompt in sessions.items()}
+    for name, longest in wanted.items():
+        model.cache.reserve(name, longest)
+    while sessions:
+        left, items = ROWS, []
+        for name in sorted(sessions, key=lambda name: len(sessions[name]) - computed[name]):
+            rows = torch.tensor(sessions[name][computed[name] :][:left])
+            if len(rows):
+                whole = computed[name] + len(rows) == len(sessions[name])
+                items.append(StageItem(name, computed[name], (rows,), wanted=int(whole)))
+            left -= len(rows)
+        for item, output in zip(items, model.run(items), strict=True):
+            computed[item.session] += item.count
             if output.logits is not None:
-                position = item.position + len(item.tokens)
-                sampled[item.session] = sample(output.logits[-1].numpy(), GREEDY, "", position).id
-        for session in machine.returned(wave.number, sampled):
-            if len(machine.tokens(session)) == len(prompts[int(session)]) + tokens:
-                machine.end(session)
-                model.cache.drop(session)
+                own = sessions[item.session]
+                own.append(sample(output.logits[-1].numpy(), GREEDY, "", len(own)).id)
+                if len(own) == wanted[item.session]:
+                    del sessions[item.session]
+                    model.cache.drop(item.session)
 
 
 def peers(options: argparse.Namespace) -> dict[str, Callable[[Sequence[list[int]], int], None]]:

@@ -22,6 +22,7 @@ HopDirection = Literal[
     "block",
     "layers",
     "layers_redo",
+    "wave",
 ]
 
 
@@ -43,7 +44,7 @@ class HopLoad(Part):
     service_ms: float = 0.0
 
 
-class MicrobatchNotice(AttemptMessage, wire="data.notice", version=(1, 5)):
+class MicrobatchNotice(AttemptMessage, wire="data.notice", version=(1, 6)):
     """Sender → receiver: these tensors wait for you on our link; repeated until accepted (rule 11).
 
     Directions: `forward` has activations and what travels with them (targets); `backward` has the gradient of
@@ -55,7 +56,8 @@ class MicrobatchNotice(AttemptMessage, wire="data.notice", version=(1, 5)):
     asks a unit before the entry for a microbatch's samples, and `records` has them, in one tensor; `block`
     has a block of the cache, for another node's data instance. `layers` has the state of layers, of version
     `step`, under its names, for a member that gets them by the plan of revision `transfer`, and `layers_redo`
-    the gradients with which `step` was applied there; `microbatch` is the first of the layers. `transfer`
+    the gradients with which `step` was applied there; `microbatch` is the first of the layers. `wave` has a
+    table and rows of sessions that a version of a service works on (ADR-0144). `transfer`
     numbers the transfers to a newcomer: its redos belong to the state of the same number; of `block` it is
     that of `BlockSend`. `learning_rate` is that of a redo's step.
     `link` names the process group (both ends build it when they first need it); `tag` is the first of
@@ -79,7 +81,7 @@ class MicrobatchNotice(AttemptMessage, wire="data.notice", version=(1, 5)):
     plan: int | None = Field(None, description="of a stage's state: revision of the plan that cuts it so")
 
 
-class NoticeAnswer(Message, wire="data.notice.answer", version=(1, 4)):
+class NoticeAnswer(Message, wire="data.notice.answer", version=(1, 5)):
     """Receiver → sender. `held`: I have it; `stale`: it is older than my step or attempt. `load` is mine."""
 
     job: Token

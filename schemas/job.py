@@ -34,6 +34,7 @@ from schemas.queue import QueueShare
 from schemas.recipe_progress import RecipeProgress
 from schemas.recut import RecutRecord
 from schemas.routing import RoutingSpec
+from schemas.services.serve_spec import ServeSpec
 from schemas.stored_values import breaks_rules, read_stored
 from schemas.task_graph import TaskGraph
 from schemas.usage import JobUsage
@@ -77,6 +78,7 @@ class JobSpec(Part):
     )
     artifacts: Url = Field("bus://artifacts", description="where weights and checkpoints go")
     sample: SampleSpec | None = Field(None, description="a text that the trained model writes at the end")
+    serve: ServeSpec | None = Field(None, description="its instances answer requests, and train nothing")
 
     @property
     def weights_url(self) -> str | None:

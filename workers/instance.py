@@ -59,6 +59,7 @@ from workers.local_store.recorder import StoreRecorder
 from workers.models.padded import emulate
 from workers.process.url_rules import restrict_urls
 from workers.requirements import check_requirements
+from workers.serving.runtime.serving_runtime import ServingRuntime
 from workers.stage.data_runtime import DataRuntime
 from workers.stage.hop_runtime import HopRuntime, InstanceContext
 from workers.stage.preprocess_runtime import PreprocessRuntime, SamplesRuntime
@@ -210,7 +211,7 @@ class Instance:
             )
 
     async def _serve(self, bus: Bus, presence: RegistrationClient, stack: AsyncExitStack) -> None:
-        runtime: HopRuntime
+        runtime: HopRuntime | ServingRuntime
         context = InstanceContext(
             bus=bus,
             start=self.start,
@@ -231,11 +232,15 @@ class Instance:
             runtime = SamplesRuntime(context)
         elif self.unit.is_data:
             runtime = (PreprocessRuntime if self.unit.kind is UnitKind.PREPROCESS else DataRuntime)(context)
+        elif self.start.spec.serve is not None:
+            if self.payload.device != "cpu":
+                log.warning("a service computes on the processor", sid=self.unit.sid, slot=self.payload.device)
+            runtime = ServingRuntime(context, thread=await self._compute_thread(stack))
         else:
             runtime = StageRuntime(
                 context,
                 device=torch.device(self.payload.device),
-                thread=await stack.enter_async_context(ComputeThread(f"compute-{self.unit.sid}")),
+                thread=await self._compute_thread(stack),
                 admitted=partial(self._admitted, presence),
                 cut_anew=lambda unit: self._reports.create(self._describe(presence, unit)),
             )
@@ -254,6 +259,9 @@ class Instance:
         stack.push_async_callback(watch.stop)
         self._was_ready = True
         joins = self.start.joins and not self.unit.is_data
+        if isinstance(runtime, ServingRuntime):  # nobody admits it: its tags say what it is
+            joins = False
+            await presence.update(tags=(*presence.record.tags, *runtime.tags))
         await presence.tell(InstanceState.PENDING if joins else InstanceState.ACTIVE, READY)
         self.recorder.event("state", f"{presence.record.state}: {READY}")
         async with asyncio.TaskGroup() as tasks:
@@ -264,6 +272,9 @@ class Instance:
             await self._stop.wait()
             for task in background:
                 task.cancel()
+
+    async def _compute_thread(self, stack: AsyncExitStack) -> ComputeThread:
+        return await stack.enter_async_context(ComputeThread(f"compute-{self.unit.sid}"))
 
     def _admitted(self, presence: RegistrationClient) -> None:
         """Marks a newcomer to a running job as active: routers may name it from now on."""
@@ -284,7 +295,7 @@ class Instance:
         await presence.fenced.wait()
         self._fail(Fenced(f"{self.unit.sid} {self.member.incarnation} was replaced"))
 
-    async def _subscribe(self, bus: Bus, runtime: HopRuntime, stack: AsyncExitStack) -> None:
+    async def _subscribe(self, bus: Bus, runtime: HopRuntime | ServingRuntime, stack: AsyncExitStack) -> None:
         for row, handle in runtime.served():
             obey = self.recorder.audited(row, handle)
             subscription = await bus.serve(row, obey, job=self.job, sid=self.unit.sid)
@@ -292,7 +303,7 @@ class Instance:
         reading = await bus.serve(STORE_QUERY, self.recorder.read, job=self.job, sid=self.unit.sid)
         stack.push_async_callback(reading.stop, False)
 
-    def _telemetry(self, bus: Bus, runtime: HopRuntime) -> InstanceTelemetry:
+    def _telemetry(self, bus: Bus, runtime: HopRuntime | ServingRuntime) -> InstanceTelemetry:
         async def publish(sample: InstanceSample) -> None:
             await bus.publish(INSTANCE_SAMPLE, sample, job=self.job, sid=self.unit.sid)
             self.recorder.sample(sample)
@@ -310,7 +321,7 @@ class Instance:
             config = replace(config, every_s=float(every_s))
         return InstanceTelemetry(runtime, place, self.payload.device, publish, config)
 
-    def _link_broke(self, runtime: HopRuntime, peer: Member, error: PeerUnreachable) -> None:
+    def _link_broke(self, runtime: HopRuntime | ServingRuntime, peer: Member, error: PeerUnreachable) -> None:
         """Reports a broken link to the router: it may be the first sign of a death."""
         self.recorder.event("link", f"to {peer.sid} {peer.incarnation}: {error.text}")
         self._reports.create(runtime.link_broke(peer, error))

@@ -50,10 +50,14 @@ PRIVATE = (
         subjects.REMOVE_OBJECTS,
         subjects.UNIT_COMMIT,
         subjects.DATA_SET_VERSION,
+        subjects.GENERATION,
+        subjects.BIND_SESSION,
+        subjects.WAVE_TOKENS,
+        subjects.PREDICT,
     ),
 )
 """Rows that only operators and admins see: requests of users (Type 3, the gateways' request API), unreadable
-bytes, rows of an instance's own store, files of a job, records of feeds, tokens and the audit; and rows that
+bytes, rows of an instance's own store, prompts and answers of services, files of a job, records of feeds, tokens and the audit; and rows that
 carry a secret, which a tap hides but a NATS client does not."""
 
 _PROVISIONING = frozenset({K.SERVICE_REGISTRY, K.ORCHESTRATOR, K.AUTHORIZER, K.GATEWAY, K.ROUTER})

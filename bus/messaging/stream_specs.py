@@ -24,6 +24,7 @@ class StreamSpec:
     max_age_s: float = 0.0
     acknowledged: bool = False
     final: bool = False  # nobody may delete or purge; messages leave by the bounds only
+    in_memory: bool = False  # may be gone with its server: what it holds can be made again
 
 
 def _streams() -> tuple[StreamSpec, ...]:
@@ -39,6 +40,7 @@ def _streams() -> tuple[StreamSpec, ...]:
         "LOGS": (64 << 20, 86_400.0),
         "DEAD_LETTERS": (16 << 20, 86_400.0),
         "UNREADABLE": (64 << 20, 90 * 86_400.0),
+        "GENERATIONS": (64 << 20, 3_600.0),
         "AUDIT": (
             256 << 20,
             0.0,
@@ -55,16 +57,19 @@ def _streams() -> tuple[StreamSpec, ...]:
                 age,
                 acknowledged=any(row.delivery is Delivery.STREAM for row in rows),
                 final=name == "AUDIT",
+                in_memory=name == "GENERATIONS",
             )
         )
     return tuple(specs)
 
 
 STREAMS = _streams()
+IN_MEMORY = frozenset({"generations"})
+"""Buckets that are never on a disk: prompts of users, which their gateway writes again."""
 KEEPS_PREVIOUS = frozenset(
     {
         *("jobs", "users", "revocations", "cordons", "modules", "standings", "link_secrets", "secrets"),
-        *("datasets", "builds", "data_sets", "reservations", "automation", "learnt"),
+        *("datasets", "builds", "data_sets", "reservations", "automation", "learnt", "services"),
     }
 )
 """Buckets whose values exist nowhere else. Their streams keep earlier values, in case the newest can't be

@@ -83,7 +83,7 @@ def _recording(spec: stream_specs.StreamSpec, replicas: int) -> dict[str, Any]:
     config: dict[str, Any] = {
         "name": spec.name,
         "subjects": list(spec.subjects),
-        "storage": "file",
+        "storage": "memory" if spec.in_memory else "file",
         "retention": "limits",
         "discard": "old",
         "max_bytes": spec.max_bytes,
@@ -96,7 +96,7 @@ def _recording(spec: stream_specs.StreamSpec, replicas: int) -> dict[str, Any]:
     }
     if spec.final:
         config |= {"deny_delete": True, "deny_purge": True}
-    if replicas == 1 and not spec.acknowledged:
+    if replicas == 1 and not spec.acknowledged and not spec.in_memory:
         # Nobody waits until these are on disk; synced one by one, 3,000 samples take 0.7 s instead of 0.04 s.
         config["persist_mode"] = "async"
     return config
@@ -106,7 +106,7 @@ def _key_value(bucket: str, replicas: int) -> dict[str, Any]:
     return {
         "name": f"KV_{bucket}",
         "subjects": [f"$KV.{bucket}.>"],
-        "storage": "file",
+        "storage": "memory" if bucket in stream_specs.IN_MEMORY else "file",
         "retention": "limits",
         "discard": "new",
         "max_msgs_per_subject": stream_specs.PREVIOUS_VALUES if bucket in stream_specs.KEEPS_PREVIOUS else 1,

@@ -20,6 +20,7 @@ from bus.subjects import (
     node_agents,
     policies,
     registry,
+    services,
     signals,
     stage_state,
     step,
@@ -33,6 +34,7 @@ from bus.subjects.mesh import *  # noqa: F403
 from bus.subjects.node_agents import *  # noqa: F403
 from bus.subjects.policies import *  # noqa: F403
 from bus.subjects.registry import *  # noqa: F403
+from bus.subjects.services import *  # noqa: F403
 from bus.subjects.signals import *  # noqa: F403
 from bus.subjects.stage_state import *  # noqa: F403
 from bus.subjects.step import *  # noqa: F403
@@ -45,6 +47,7 @@ __all__ += mesh.__all__
 __all__ += node_agents.__all__
 __all__ += policies.__all__
 __all__ += registry.__all__
+__all__ += services.__all__
 __all__ += signals.__all__
 __all__ += stage_state.__all__
 __all__ += step.__all__
@@ -60,7 +63,10 @@ def _rows(domain: ModuleType) -> list[Subject]:
 
 SUBJECTS: list[Subject] = [
     row
-    for domain in (signals, registry, mesh, node_agents, step, stage_state, policies, faults, jobs, data_sets)
+    for domain in (
+        *(signals, registry, mesh, node_agents, step, stage_state, policies, faults, jobs, data_sets),
+        services,
+    )
     for row in _rows(domain)
 ]
 """All rows, in the order of the draft's flow."""

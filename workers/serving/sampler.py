@@ -19,7 +19,7 @@ MOST_LOGPROBS = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sampling:
+class TokenChoice:
     """How a request's tokens are chosen.
 
     Attributes:
@@ -67,7 +67,7 @@ class SampledToken:
 
 
 def sample(
-    logits: Logits, sampling: Sampling, request: str, position: int, *, choice: int = 0
+    logits: Logits, sampling: TokenChoice, request: str, position: int, *, choice: int = 0
 ) -> SampledToken:
     """Chooses the token of one position.
 
@@ -102,7 +102,7 @@ def draw(seed: int, request: str, choice: int, position: int) -> float:
     return (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 11) / (1 << 53)
 
 
-def _drawn(logits: Logits, sampling: Sampling, number: float) -> int:
+def _drawn(logits: Logits, sampling: TokenChoice, number: float) -> int:
     """Inverts the distribution over tokens in order of their probability, then of their id.
 
     In that order rather than by id, so that cutting off unlikely tokens changes no draw among the others but

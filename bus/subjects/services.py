@@ -1,0 +1,116 @@
+"""Model services: their records, orders about them, and what gateways and instances say about sessions."""
+
+from __future__ import annotations
+
+from bus.subject_row import Names, Subject
+from bus.subjects.table import FM, MG, MI, RECORDS_BYTES, SMO
+from schemas.errors import Ack
+from schemas.services import generation, model_service, prediction
+
+__all__ = [
+    "BIND_SESSION",
+    "DEPLOY_VERSION",
+    "END_SESSION",
+    "GENERATION",
+    "MODEL_SERVICE",
+    "ORDER_SERVICE",
+    "PREDICT",
+    "ROWS_NEEDED",
+    "SERVICES_QUERY",
+    "WAVE_TOKENS",
+]
+
+MODEL_SERVICE = Subject(
+    "model service",
+    "{service}",
+    model_service.ModelService,
+    SMO,
+    SMO | MG | FM,
+    "a service with its versions, their state, and the traffic that each gets",
+    bucket="services",
+)
+DEPLOY_VERSION = Subject(
+    "deploy version",
+    "service.command.deploy",
+    model_service.DeployVersion,
+    MG,
+    SMO,
+    "run a version of a model service",
+    reply=model_service.ModelService,
+    answer_bytes=RECORDS_BYTES,
+)
+ORDER_SERVICE = Subject(
+    "order service",
+    "service.command.order",
+    model_service.OrderService,
+    MG,
+    SMO,
+    "change a service: traffic, promotion, rollback, shadow, scale, stop",
+    reply=model_service.ModelService,
+    answer_bytes=RECORDS_BYTES,
+)
+SERVICES_QUERY = Subject(
+    "services query",
+    "service.query",
+    model_service.ServiceQuery,
+    MG,
+    SMO,
+    "which services there are",
+    reply=model_service.ServiceList,
+    answer_bytes=RECORDS_BYTES,
+)
+GENERATION = Subject(
+    "generation",
+    "{id}",
+    generation.Generation,
+    MG,
+    MG,
+    "a request that is being answered, and by which gateway",
+    bucket="generations",
+)
+BIND_SESSION = Subject(
+    "bind session",
+    "serve.bind.{job}.{sid}",
+    generation.BindSession,
+    MG,
+    MI,
+    "work for this session, on this path",
+    reply=generation.SessionBound,
+)
+END_SESSION = Subject(
+    "end session",
+    "serve.end.{job}.{sid}",
+    generation.EndSession,
+    MG,
+    MI,
+    "forget this session",
+    reply=Ack,
+)
+ROWS_NEEDED = Subject(
+    "rows needed",
+    "serve.need.{job}.{sid}",
+    generation.RowsNeeded,
+    MI,
+    MI,
+    "of this session I lack rows from here on",
+    names=Names.RECEIVER,
+)
+WAVE_TOKENS = Subject(
+    "wave tokens",
+    "serve.tokens.{job}.{sid}",
+    generation.WaveTokens,
+    MI,
+    MG | MI,
+    "the tokens of one wave, of all its sessions",
+    stream="GENERATIONS",
+)
+PREDICT = Subject(
+    "predict",
+    "serve.predict.{job}.{sid}",
+    prediction.Predict,
+    MG,
+    MI,
+    "named tensors in, named tensors out",
+    reply=prediction.Predicted,
+    answer_bytes=RECORDS_BYTES,
+)

@@ -1,0 +1,143 @@
+"""Sessions: a request's way through the stages of a version, and the tokens that come of it.
+
+A session is a microbatch that lives long: one writer (its gateway), a chain of owners (one instance of each
+stage), boundary rows that the upstream owner keeps, and fences. Keys and values are a cache, never state:
+whoever lacks them asks upstream for the rows that it lacks (`RowsNeeded`), and the first stage has the tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from schemas.base import Message, Part, Time, Token
+from schemas.step import Member
+
+MOST_STOPS = 16
+
+
+class Sampling(Part):
+    """How a token is drawn of its logits: a pure function of these, the request and the position."""
+
+    temperature: float = Field(0.0, ge=0, le=100, description="0: the likeliest token")
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0, description="0: all")
+    seed: int = Field(0, ge=0, lt=1 << 63)
+    logprobs: int | None = Field(None, ge=0, le=20, description="likeliest tokens to tell; None: none")
+    digests: bool = Field(False, description="tell a digest of the logits of each token")
+    stop_tokens: tuple[int, ...] = Field((), max_length=MOST_STOPS, description="each ends the answer")
+    draw: str = Field("", description="names the request in draws: the same one gives the same tokens")
+
+
+class Generation(Message, wire="serve.generation"):
+    """A request that a gateway answers. In the bucket `generations`; whoever writes it is its one writer.
+
+    `fence` grows with each writer: instances obey no lower one. `prompt` and texts are the user's own.
+    """
+
+    id: Token
+    service: Token
+    version: Token
+    job: Token
+    user: str
+    tenant: str = ""
+    writer: Token = Field(description="SID of the gateway")
+    fence: int = Field(1, ge=1)
+    session: int = Field(ge=0, lt=1 << 63, description="its number in waves")
+    prompt: tuple[int, ...] = Field((), description="tokens")
+    most_tokens: int = Field(ge=0)
+    sampling: Sampling = Sampling()
+    stop: tuple[str, ...] = Field((), max_length=MOST_STOPS, description="texts that end the answer")
+    began: Time = 0.0
+    ended: Literal["", "stop", "length", "cancelled", "failed"] = ""
+
+
+class BindSession(Message, wire="serve.bind"):
+    """MG → MI, to each owner of a path: you work for this session from now on. Idempotent.
+
+    A later `attempt` of the same `fence`, or a higher fence, replaces the path; rows and caches that an
+    instance has stay valid, for their bits are the same on every path.
+    """
+
+    job: Token
+    session: int = Field(ge=0, lt=1 << 63)
+    generation: Token
+    writer: Token
+    fence: int = Field(ge=1)
+    attempt: int = Field(ge=0)
+    path: tuple[Member, ...] = Field(description="an owner of each stage, from the first")
+    tokens: tuple[int, ...] = Field(description="of the prompt, and of the answer so far")
+    prompt_tokens: int = Field(ge=0)
+    most_tokens: int = Field(ge=0, description="of the answer")
+    sampling: Sampling
+
+
+class SessionLoad(Part):
+    """How much an instance has to do, and room for how much more."""
+
+    sessions: int = 0
+    most_sessions: int = 0
+    free_rows: int = Field(0, description="tokens that its cache has room for")
+    rows: int = Field(0, description="tokens that its cache has room for in all")
+    wave_ms: float = Field(0.0, description="milliseconds of a wave, smoothed")
+
+
+class SessionBound(Message, wire="serve.bound"):
+    """The instance's answer. `full`: it has no room now; `fenced`: it obeys a newer writer or attempt.
+
+    `cached`: rows of the session that it has keys and values of; `tokens`: of the answer, that it knows of.
+    """
+
+    session: int
+    outcome: Literal["bound", "full", "fenced", "too_long"]
+    cached: int = 0
+    tokens: tuple[int, ...] = ()
+    load: SessionLoad = SessionLoad()
+    text: str = ""
+
+
+class EndSession(Message, wire="serve.end"):
+    """MG → MI: forget this session; its client has its answer, or is gone. Idempotent."""
+
+    job: Token
+    session: int
+    fence: int
+
+
+class RowsNeeded(Message, wire="serve.need"):
+    """MI → MI, upstream: of this session I have rows up to `first`; send me those from there on."""
+
+    job: Token
+    session: int
+    fence: int
+    attempt: int
+    first: int = Field(ge=0)
+    member: Member
+
+
+class GeneratedToken(Part):
+    """One token of one session: the one at `position` (counted from the prompt's first), and why it is last."""
+
+    session: int
+    fence: int
+    position: int = Field(ge=0)
+    token: int = Field(ge=0)
+    logprob: float | None = None
+    likeliest: tuple[tuple[int, float], ...] = ()
+    digest: str = Field("", description="blake2b-8 of the logits, fp32, hexadecimal")
+    ends: Literal["", "stop", "length"] = ""
+    error: str = Field("", description="why there is none, as `bad_model_output: …`; ends the session")
+
+
+class WaveTokens(Message, wire="serve.tokens"):
+    """MI (last stage) → MG and MI (first stage): what came of one wave; on the stream `GENERATIONS`.
+
+    A repetition is the same; who finds a gap in positions binds the session again, and is told the tokens.
+    """
+
+    job: Token
+    member: Member
+    wave: int
+    tokens: tuple[GeneratedToken, ...]
+    load: SessionLoad = SessionLoad()

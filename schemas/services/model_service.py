@@ -1,0 +1,128 @@
+"""A model service with its versions, and the orders that change it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field
+
+from schemas.base import Message, Part, Time, Token
+from schemas.job import KeptSpec
+from schemas.marks import Url
+
+WHOLE = 10_000
+"""The sum of a service's weights: traffic is shared by ten-thousandths."""
+
+
+class ServiceState(StrEnum):
+    DEPLOYING = "deploying"
+    """No version is ready yet."""
+    SERVING = "serving"
+    STOPPED = "stopped"
+
+
+class VersionState(StrEnum):
+    DEPLOYING = "deploying"
+    """Its job waits for room, or its instances start."""
+    READY = "ready"
+    """At least one replica of each stage was probed, and answers."""
+    IMPAIRED = "impaired"
+    """It was ready, and a stage of it has nobody now."""
+    REFUSED = "refused"
+    """Its weights, its tokenizer or its arithmetic are not what was asked for; `reason` says which."""
+    RETIRED = "retired"
+    """Stopped by a person, or by a newer version's promotion."""
+
+
+VERSION_TRANSITIONS: dict[VersionState, frozenset[VersionState]] = {
+    VersionState.DEPLOYING: frozenset({VersionState.READY, VersionState.REFUSED, VersionState.RETIRED}),
+    VersionState.READY: frozenset({VersionState.IMPAIRED, VersionState.REFUSED, VersionState.RETIRED}),
+    VersionState.IMPAIRED: frozenset({VersionState.READY, VersionState.REFUSED, VersionState.RETIRED}),
+    VersionState.REFUSED: frozenset(),
+    VersionState.RETIRED: frozenset(),
+}
+
+
+class ServedVersion(Part):
+    """One version: the job that runs its instances, and what it computes."""
+
+    version: Token
+    job: Token = Field(description="id of the job whose instances serve it")
+    weights: Url
+    sha256: str = Field("", description="digest of the weights; empty: not known yet")
+    kind: Literal["generate", "predict"] | None = Field(None, description="None: not known yet")
+    stages: int = 1
+    replicas: tuple[int, ...] = Field((), description="of each stage")
+    state: VersionState = VersionState.DEPLOYING
+    reason: str = ""
+    exact: bool | None = Field(None, description="whether bits are independent of company; None: not probed")
+    inexact_because: str = ""
+    context: int = Field(0, description="most tokens of prompt and answer; 0: not known yet")
+    vocabulary: int = 0
+    fingerprint: str = Field("", description="of the arithmetic that all replicas share")
+    since: Time = 0.0
+
+
+class TrafficChange(Part):
+    """One change of the weights, or of who is in shadow."""
+
+    at: Time
+    by: str
+    why: str = ""
+    weights: dict[Token, int]
+    shadow: tuple[Token, ...] = ()
+
+
+class ModelService(Message, wire="service.record"):
+    """A service. In the bucket `services`, written by the leading orchestrator by compare-and-set."""
+
+    service: Token
+    user: str
+    tenant: str = ""
+    state: ServiceState = ServiceState.DEPLOYING
+    versions: tuple[ServedVersion, ...] = ()
+    weights: dict[Token, int] = Field(
+        {}, description="version → its ten-thousandths; the sum is 10,000, or the map is empty"
+    )
+    shadow: tuple[Token, ...] = Field((), description="versions that answer copies, which are thrown away")
+    stable: Token | None = Field(None, description="the version that a rollback goes back to")
+    history: tuple[TrafficChange, ...] = Field((), description="the last changes of traffic, newest last")
+    revision: int = Field(0, ge=0, description="grows with each change of the record")
+    created_at: Time = 0.0
+
+    def version(self, name: str) -> ServedVersion | None:
+        """The version of this name; None: there is none."""
+        return next((each for each in self.versions if each.version == name), None)
+
+
+class DeployVersion(Message, wire="service.deploy"):
+    """MG → SMO: run the version that `spec.serve` describes; the service comes to be with its first one."""
+
+    user: str
+    tenant: str = ""
+    gateway: Token
+    spec: KeptSpec
+
+
+class OrderService(Message, wire="service.order"):
+    """MG → SMO: change a service. `weights`: of `traffic`; `version`: of all others but `stop` of a service."""
+
+    user: str
+    service: Token
+    action: Literal["traffic", "promote", "rollback", "shadow", "unshadow", "scale", "stop"]
+    version: Token | None = None
+    weights: dict[Token, int] = {}
+    replicas: int | None = Field(None, ge=0, description="of `scale`")
+    expected: int | None = Field(None, description="revision of the record that the asker has seen")
+    why: str = Field("", max_length=500)
+
+
+class ServiceQuery(Message, wire="service.query"):
+    """MG → SMO: this service, or all of them."""
+
+    service: Token | None = None
+
+
+class ServiceList(Message, wire="service.list"):
+    services: tuple[ModelService, ...]

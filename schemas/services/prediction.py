@@ -1,0 +1,40 @@
+"""Named tensors in, named tensors out: what `predict` services are asked, and answer."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from schemas.base import Message, Part, Token
+from schemas.services.generation import SessionLoad
+from schemas.step import Member
+
+MOST_TENSORS = 64
+MOST_PREDICT_BYTES = 4 << 20
+"""Most bytes of all tensors of one request, and of its answer."""
+
+
+class NamedTensor(Part):
+    """A tensor of one request. `data`: its bytes, C order, little endian."""
+
+    name: str = Field(max_length=120)
+    dtype: str
+    shape: tuple[int, ...] = Field(max_length=8)
+    data: bytes
+
+
+class Predict(Message, wire="serve.predict"):
+    """MG → MI of stage 0: what does the model give for these? The first dimension counts samples."""
+
+    job: Token
+    generation: Token
+    path: tuple[Member, ...]
+    inputs: tuple[NamedTensor, ...] = Field(max_length=MOST_TENSORS)
+
+
+class Predicted(Message, wire="serve.predicted"):
+    """The outputs; `exact`: their bits are independent of what was computed beside them."""
+
+    generation: Token
+    outputs: tuple[NamedTensor, ...]
+    exact: bool = False
+    load: SessionLoad = SessionLoad()

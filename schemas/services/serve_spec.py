@@ -1,0 +1,51 @@
+"""The section `serve` of a job file: the job's instances answer requests, and train nothing."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from schemas.base import Part, Token
+from schemas.marks import Url
+
+SERVICE_NAME = r"^[a-z0-9][a-z0-9_-]{0,62}$"
+
+
+class ServeSpec(Part):
+    """How one version of a model service answers.
+
+    Whatever else it needs is said as in any job file: `model` and `initial_weights` (what it computes),
+    `parallel` (stages and replicas), `requires`, `plan`, `queue` (priority), `training.compute_threads` and
+    `training.precision`.
+    """
+
+    service: Token = Field(pattern=SERVICE_NAME, description="name of the service")
+    version: Token = Field("v1", description="name of this version of it")
+    kind: Literal["auto", "generate", "predict"] = Field(
+        "auto",
+        description="`generate`: tokens one after another; `predict`: named tensors in, named tensors out; "
+        "`auto`: as its model allows",
+    )
+    context: int | None = Field(
+        None, ge=2, le=1 << 20, description="most tokens of prompt and answer; not given: the model's own"
+    )
+    exact: Literal["auto", "required", "off"] = Field(
+        "auto",
+        description="whether bits are independent of company: `auto`: where the probe finds so, said in the "
+        "answer; `required`: refused where not; `off`: plain arithmetic",
+    )
+    sessions: int = Field(64, ge=1, le=4096, description="most sessions that a replica works on at a time")
+    chunk_tokens: int = Field(64, ge=1, le=4096, description="most tokens of one prompt in one wave")
+    wave_tokens: int = Field(256, ge=1, le=65_536, description="most tokens of all sessions in one wave")
+    cache_mib: int = Field(512, ge=1, le=1 << 20, description="MiB of keys and values of an instance")
+    batch_ms: float = Field(
+        2.0, ge=0, le=1000, description="how long `predict` waits for company, milliseconds"
+    )
+    batch: int = Field(32, ge=1, le=4096, description="most requests of `predict` in one pass")
+    tokenizer: Url | None = Field(
+        None, description="`bytes`, or file, folder or URL of a tokenizer.json; not given: the weights' own"
+    )
+    chat_template: str | None = Field(
+        None, max_length=65_536, description="Jinja template of chats; not given: the tokenizer's own"
+    )

@@ -1,0 +1,83 @@
+"""What a stage is found to be when it is loaded, and what the registry is told of it."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from bus.connection import Bus
+from schemas.cluster import InstanceStart
+from schemas.errors import BadModel
+from schemas.registry import TensorSchema
+from tests.builders.graphs import start, unit
+from tests.builders.jobs import gpt, spec
+from workers.compute.compute_thread import ComputeThread
+from workers.serving.runtime.stage_loading import LoadedStage, load_stage
+
+NO_BUS = cast(Bus, None)
+"""Weights that the seed makes come from nowhere."""
+TOKENS = TensorSchema(name="inputs", shape=(6,), dtype="int64")
+
+
+def order(
+    stage: int = 0, stages: int = 1, *, model: Any = None, layers: int = 4, **serve: Any
+) -> InstanceStart:
+    first, last = layers * stage // stages, layers * (stage + 1) // stages
+    kept = spec(model=model or gpt(context=80), serve={"service": "s", **serve})
+    part = unit(f"j-s{stage}-r0", first_layer=first, last_layer=last)
+    return start(part, spec=kept, stages=stages, layer_count=layers, batch=(TOKENS,))
+
+
+async def loaded(given: InstanceStart) -> LoadedStage:
+    assert given.spec.serve is not None
+    async with ComputeThread() as thread:
+        return await load_stage(NO_BUS, given, given.spec.serve, thread)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+async def test_a_stage_says_what_it_is(stage: int) -> None:
+    given = order(stage, 2, cache_mib=1, sessions=5)
+    found = await loaded(given)
+    assert given.spec.serve is not None
+    tags = dict(tag.removeprefix("serve.").split("=", 1) for tag in found.tags(given.spec.serve))
+    fingerprint = tags.pop("fingerprint")
+    assert len(fingerprint) == 16
+    rows = int(tags.pop("rows"))
+    width, layers = 16, 1
+    kept = 4 * width * (stage == 0)  # float32, for the stage behind
+    assert rows == (1 << 20) // (64 * (4 * 2 * width * layers + kept)) * 64
+    assert tags == {
+        "kind": "generate",
+        "exact": "true",
+        "context": "80",
+        "vocabulary": "256",
+        "sessions": "5",
+    }
+    assert found.limits(given, given.spec.serve).chunk_rows == 64
+
+
+async def test_a_model_that_gives_no_logits_answers_with_tensors() -> None:
+    model = {"factory": "torch.nn:Linear", "args": {"in_features": 6, "out_features": 3}}
+    given = order(model=model, layers=1)
+    example = TensorSchema(name="inputs", shape=(6,), dtype="float32")
+    found = await loaded(given.model_copy(update={"batch": (example,)}))
+    assert (found.kind, found.exact, found.because) == ("predict", True, "")
+
+
+async def test_exactness_that_is_required_and_not_had_is_refused_in_one_line() -> None:
+    with pytest.raises(BadModel) as raised:
+        await loaded(order(1, 2, kind="predict", exact="required"))
+    expected = "serve.exact is required, but single passes through several stages are not probed"
+    assert raised.value.text == expected
+
+
+async def test_a_context_that_the_model_does_not_take_is_refused() -> None:
+    with pytest.raises(BadModel) as raised:
+        await loaded(order(context=81))
+    assert raised.value.text == "serve.context is 81, but workers.models.gpt:byte_gpt takes 80 tokens"
+
+
+async def test_plain_arithmetic_says_so() -> None:
+    found = await loaded(order(exact="off"))
+    assert (found.exact, found.because) == (False, "serve.exact is off")

@@ -1,0 +1,209 @@
+"""Single passes: samples of many requests through the stages, and back to who asked (ADR-0145).
+
+The first stage puts requests together, the others compute what comes, and the last one sends the outputs to
+the first, which answers. Nothing is kept: who gets no answer asks again, on another path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bus.logs import get_logger
+from schemas.data_plane import MicrobatchNotice
+from schemas.errors import BadInput, DmscError, MicrobatchFailed, PeerUnreachable, Unavailable
+from schemas.services.prediction import Predict, Predicted
+from schemas.services.serve_spec import ServeSpec
+from schemas.step import Member
+from workers.compute.compute_thread import ComputeThread, Priority
+from workers.links.hop_exchange import HopExchange
+from workers.links.offers import TensorTransfer
+from workers.serving.one_shot import OneShotModel, batched
+from workers.serving.runtime.batch_window import BatchWindow
+from workers.serving.runtime.named_tensors import named_answers, samples_of
+from workers.user_code import describe
+
+log = get_logger("serving")
+
+PASS_S = 120.0
+"""How long the first stage waits for outputs: then an owner is gone, and nobody said so."""
+
+Answers = list[dict[str, Tensor]]
+
+
+@dataclass(eq=False, slots=True)
+class _Asked:
+    samples: list[dict[str, Tensor]]
+    path: tuple[Member, ...]
+    answer: asyncio.Future[Answers]
+
+
+class Predictions:
+    """The single passes of one instance.
+
+    Args:
+        me: This instance.
+        stage: Its stage.
+        model: Its layers.
+        unit: What batches are padded to; 0: each sample alone (`batch_unit`).
+        serve: The job file's section.
+        thread: The thread that computes.
+        exchange: Its links.
+        track: Runs a coroutine in the background.
+    """
+
+    def __init__(
+        self,
+        me: Member,
+        stage: int,
+        model: OneShotModel,
+        unit: int,
+        serve: ServeSpec,
+        thread: ComputeThread,
+        exchange: HopExchange,
+        track: Callable[[Any], object],
+    ) -> None:
+        self._me, self._stage, self._model, self._unit = me, stage, model, unit
+        self._thread, self._exchange, self._track = thread, exchange, track
+        self._most = serve.batch if unit else 1
+        window_s = serve.batch_ms / 1e3
+        self._window = BatchWindow(window_s, self._most, lambda asked: len(asked.samples), self._answer)
+        self._numbers = count(1)
+        self._passes: dict[int, asyncio.Future[Answers]] = {}
+        self.passes = 0
+        """Batches so far."""
+
+    async def predict(self, order: Predict, exact: bool) -> Predicted:
+        """Answers a request, beside others.
+
+        Raises:
+            BadInput: Its inputs are not what the model takes.
+            MicrobatchFailed: The model fails with them.
+            Unavailable: An owner of the path can't be reached.
+        """
+        if len(order.path) <= self._stage or order.path[self._stage] != self._me:
+            raise BadInput(f"{self._me.sid} is not the first owner of the path")
+        samples = samples_of(order.inputs, self._model.inputs)
+        asked = _Asked(samples, order.path, asyncio.get_running_loop().create_future())
+        self._window.ask(_likeness(asked), asked)
+        outputs = named_answers(await asked.answer)
+        return Predicted(generation=order.generation, outputs=outputs, exact=exact)
+
+    async def _answer(self, asked: Sequence[_Asked]) -> None:
+        """Answers a batch. Where it fails, each request is tried alone: one must not fail others."""
+        samples = [sample for each in asked for sample in each.samples]
+        try:
+            answers: Answers = []
+            for begin in range(0, len(samples), self._most):
+                answers += await self._pass(samples[begin : begin + self._most], asked[0].path)
+        except Exception as error:  # the model's own code may raise anything
+            if len(asked) > 1 and not isinstance(error, Unavailable):
+                for each in asked:
+                    await self._answer([each])
+                return
+            for each in asked:
+                if not each.answer.done():
+                    each.answer.set_exception(_said(error))
+            return
+        for each in asked:
+            own, answers = answers[: len(each.samples)], answers[len(each.samples) :]
+            if not each.answer.done():
+                each.answer.set_result(own)
+
+    async def _pass(self, samples: Sequence[dict[str, Tensor]], path: tuple[Member, ...]) -> Answers:
+        self.passes += 1
+        batch = batched(samples, self._model.inputs, self._unit)
+        if len(path) == 1:
+            return await self._thread.submit(
+                Priority.FORWARD, partial(self._model.answers, batch, len(samples))
+            )
+        boundary = await self._thread.submit(Priority.FORWARD, partial(self._model.run, batch))
+        number = next(self._numbers)
+        header = {"pass": number, "samples": len(samples), "path": [[m.sid, m.incarnation] for m in path]}
+        self._passes[number] = asyncio.get_running_loop().create_future()
+        try:
+            await self._send(path[1], header, boundary)
+            async with asyncio.timeout(PASS_S):
+                return await self._passes[number]
+        except (PeerUnreachable, TimeoutError) as error:
+            raise Unavailable(f"the version's stages did not answer: {error}") from error
+        finally:
+            del self._passes[number]
+
+    async def _send(self, to: Member, header: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+        words = torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)
+        await self._exchange.send(
+            TensorTransfer(
+                direction="wave",
+                receiver=to,
+                stage=self._stage + 1,
+                step=header["pass"],
+                transfer=PASS,
+                tensors=[words, *(tensor.contiguous() for tensor in tensors)],
+            )
+        )
+
+    # --- the other stages ---------------------------------------------------------------------------------
+    def arrived(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
+        """Takes a batch from the stage before, or outputs from the last one."""
+        header = json.loads(tensors[0].numpy().tobytes())
+        if "path" in header:
+            self._track(self._go_on(header, tuple(tensors[1:])))
+        elif (waiting := self._passes.get(header["pass"])) is not None and not waiting.done():
+            if "error" in header:
+                waiting.set_exception(MicrobatchFailed(header["error"]))
+            else:
+                waiting.set_result(_unstacked(header["names"], tensors[1:]))
+
+    async def _go_on(self, header: dict[str, Any], batch: tuple[Tensor, ...]) -> None:
+        path = [Member(sid=sid, incarnation=incarnation) for sid, incarnation in header["path"]]
+        number = header["pass"]
+        try:
+            if not self._model.is_last:
+                boundary = await self._thread.submit(Priority.FORWARD, partial(self._model.run, batch))
+                await self._send(path[self._stage + 1], header, boundary)
+                return
+            samples = header["samples"]
+            found = await self._thread.submit(Priority.FORWARD, partial(self._model.answers, batch, samples))
+            stacked = {name: torch.stack([each[name] for each in found]) for name in found[0]}
+            await self._send(path[0], {"pass": number, "names": [*stacked]}, [*stacked.values()])
+        except PeerUnreachable as error:
+            log.info("owner not reached", peer=error.fields.get("peer"), reason=error.text)
+        except Exception as error:  # the model's own code may raise anything
+            await self._send_error(path[0], number, _said(error).text)
+
+    async def _send_error(self, to: Member, number: int, text: str) -> None:
+        try:
+            await self._send(to, {"pass": number, "error": text}, ())
+        except PeerUnreachable as error:
+            log.info("owner not reached", peer=to.sid, reason=error.text)
+
+
+PASS = 1
+"""`transfer` of a hop of single passes; that of waves is 0."""
+
+
+def _likeness(asked: _Asked) -> Hashable:
+    """What requests must have in common to be computed together."""
+    sample = asked.samples[0]
+    shapes = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in sample.items())
+    return (shapes, tuple((member.sid, member.incarnation) for member in asked.path))
+
+
+def _said(error: Exception) -> DmscError:
+    if isinstance(error, DmscError):
+        return error
+    return MicrobatchFailed(f"the model fails with these inputs: {describe(error)}")
+
+
+def _unstacked(names: Sequence[str], tensors: Sequence[Tensor]) -> Answers:
+    count = int(tensors[0].shape[0])
+    return [{name: tensor[at] for name, tensor in zip(names, tensors, strict=True)} for at in range(count)]

@@ -1,0 +1,368 @@
+"""A serving stage from the job file to its probed model: layers, weights, cache, room (ADR-0144)."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bus.connection import Bus
+from schemas.callables import MODELS
+from schemas.cluster import InstanceStart
+from schemas.errors import BadModel
+from schemas.services.serve_spec import ServeSpec
+from schemas.task_graph import TaskUnit
+from workers.compute.batch_schema import empty_batch
+from workers.compute.compute_thread import ComputeThread
+from workers.compute.deferred_model import WHOLE_BYTES, build_layers
+from workers.graph.model_graph import ModelGraph
+from workers.graph.stage_module import StageModule, slice_stage
+from workers.models.hugging_face_folder import is_adapter, library_names, public_names
+from workers.process.url_rules import open_url
+from workers.serving.cache_check import CacheCheck, check_cache, sample_tokens
+from workers.serving.exact_arithmetic import Arithmetic
+from workers.serving.fingerprint import arithmetic_fingerprint
+from workers.serving.one_shot import OneShotModel, batch_unit, probed_batches
+from workers.serving.probe import probe_stage
+from workers.serving.retained_rows import Boundary
+from workers.serving.runtime.session_table import BLOCK_ROWS, ServingLimits
+from workers.serving.stage_model import StageModel, run_layers, stage_layers
+from workers.state.initial_weights import load_initial
+from workers.user_code import load
+
+Kind = Literal["generate", "predict"]
+
+MOST_CONTEXT = 4096
+"""Most tokens of a session where neither the job file nor the model says less."""
+MOST_TRIED = 512
+"""Tokens with which a large model is tried at start: thousands would take longer than loading it."""
+_UNLIMITED = 1 << 62
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedStage:
+    """A stage that is ready to serve.
+
+    Attributes:
+        kind: What it answers.
+        exact: Whether bits are independent of company.
+        because: Why not; empty: they are.
+        fingerprint: Of the arithmetic.
+        model: Its layers over rows of sessions; None for `predict`.
+        one_shot: Its layers in single passes; None for `generate`.
+        unit: Samples of a pass are a multiple of it; 0: each is computed alone.
+        context: Most tokens of a session.
+        vocabulary: Tokens are below this; 0: not known.
+        rows: Rows that it has room for.
+    """
+
+    kind: Kind
+    exact: bool
+    because: str
+    fingerprint: str
+    model: StageModel | None = None
+    one_shot: OneShotModel | None = None
+    unit: int = 1
+    context: int = 0
+    vocabulary: int = 0
+    rows: int = 0
+
+    def tags(self, serve: ServeSpec) -> tuple[str, ...]:
+        """What its record in the registry says of it."""
+        told = {
+            "kind": self.kind,
+            "exact": str(self.exact).lower(),
+            "inexact_because": " ".join(self.because.split())[:300],
+            "context": self.context,
+            "vocabulary": self.vocabulary,
+            "fingerprint": self.fingerprint,
+            "sessions": serve.sessions,
+            "rows": self.rows,
+        }
+        return tuple(f"serve.{name}={value}" for name, value in told.items() if value != "")
+
+    def limits(self, start: InstanceStart, serve: ServeSpec) -> ServingLimits:
+        """What it takes on."""
+        return ServingLimits(
+            stage=start.unit.stage,
+            stages=start.stages,
+            sessions=serve.sessions,
+            rows=self.rows,
+            context=self.context,
+            vocabulary=self.vocabulary,
+            chunk_rows=serve.chunk_tokens,
+            wave_rows=serve.wave_tokens,
+            whole=self.model is None or self.model.layout is None,
+        )
+
+
+async def load_stage(bus: Bus, start: InstanceStart, serve: ServeSpec, thread: ComputeThread) -> LoadedStage:
+    """Builds the unit's layers, fills them with the version's weights, and tries them.
+
+    Raises:
+        BadModel: The model, its weights or its arithmetic are not what was asked for.
+    """
+    graph, module = await thread.order(partial(_build, start))
+    source = start.spec.initial_weights
+    if source is not None:
+        model = start.spec.model
+        is_new = is_adapter(model)
+        await load_initial(
+            module,
+            await open_url(source.url, bus),
+            source,
+            run=thread.order,
+            public_name=public_names(model),
+            is_new=is_new,
+            own_names_of=library_names(model),
+        )
+    return await thread.order(partial(_tried, start, serve, graph))
+
+
+def _build(start: InstanceStart) -> tuple[ModelGraph, StageModule]:
+    unit, spec, source = start.unit, start.spec, start.spec.initial_weights
+    is_new = is_adapter(spec.model)
+    strict = source is not None and source.strict
+    given = (lambda name: not is_new(name)) if strict else None
+    batch = empty_batch(start.batch, 1)
+    graph = build_layers(
+        spec.model, spec.training.seed, batch, unit.first_layer, unit.last_layer, given=given
+    )
+    module = slice_stage(graph, unit.first_layer, unit.last_layer, precision=spec.training.precision)
+    module.eval()
+    for weight in module.parameters():
+        weight.requires_grad_(False)
+    return graph, module
+
+
+@torch.inference_mode()
+def _tried(start: InstanceStart, serve: ServeSpec, graph: ModelGraph) -> LoadedStage:
+    kind = _kind(start, serve, graph)
+    arithmetic = Arithmetic(threads=torch.get_num_threads(), exact=serve.exact != "off")
+    if kind == "predict":
+        return _of_single_passes(start, serve, graph)
+    context = _context(start, serve, graph)
+    unit = start.unit
+    large = sum(weight.nbytes for weight in graph.model.parameters()) > WHOLE_BYTES
+    tried = min(context, MOST_TRIED) if large else context
+    sample = stage_sample(graph, unit.first_layer, tried, arithmetic, serve.wave_tokens)
+    check = (
+        check_cache(
+            graph,
+            unit.first_layer,
+            unit.last_layer,
+            sample,
+            arithmetic=arithmetic,
+            most_rows=serve.wave_tokens,
+        )
+        if sample
+        else CacheCheck(None, "stages before it have no cache", ())
+    )
+    model = StageModel(
+        graph,
+        unit.first_layer,
+        unit.last_layer,
+        arithmetic=arithmetic,
+        layout=check.layout,
+        kv_budget_bytes=_UNLIMITED,  # the machine counts rows
+    )
+    because = _probed(graph, unit, model, serve, sample)
+    return LoadedStage(
+        kind="generate",
+        model=model,
+        exact=not because,
+        because=because,
+        context=context,
+        vocabulary=vocabulary_of(graph),
+        rows=rows_within(serve.cache_mib << 20, model, check.boundary),
+        fingerprint=_digest(arithmetic_fingerprint(arithmetic)),
+    )
+
+
+def _probed(graph: ModelGraph, unit: TaskUnit, model: StageModel, serve: ServeSpec, sample: Boundary) -> str:
+    """Why bits depend on company; empty: they don't.
+
+    Raises:
+        BadModel: Exact arithmetic is required, and is not had.
+    """
+    if serve.exact == "off":
+        return "serve.exact is off"
+    if model.layout is None:  # each session is computed alone
+        return ""
+    found = probe_stage(
+        graph,
+        unit.first_layer,
+        unit.last_layer,
+        model.layout,
+        sample,
+        arithmetic=model.arithmetic,
+        most_rows=serve.wave_tokens,
+    )
+    because = str(found[0]) if found else ""
+    if because and serve.exact == "required":
+        raise BadModel(f"serve.exact is required, but {because}")
+    return because
+
+
+def _of_single_passes(start: InstanceStart, serve: ServeSpec, graph: ModelGraph) -> LoadedStage:
+    unit = start.unit
+    one_shot = OneShotModel(graph, unit.first_layer, unit.last_layer)
+    size, because = 1, ""
+    if serve.exact == "off":
+        because = "serve.exact is off"
+    elif start.stages > 1:
+        because = "single passes through several stages are not probed"
+    elif (sample := _sample(start, graph)) is None:
+        because = "no example of its input is known"
+    else:
+        size = batch_unit([one_shot.probe(probed_batches(sample, graph.inputs, serve.batch))], serve.batch)
+    if because and serve.exact == "required":
+        raise BadModel(f"serve.exact is required, but {because}")
+    return LoadedStage(
+        kind="predict",
+        one_shot=one_shot,
+        unit=size,
+        exact=not because,
+        because=because,
+        fingerprint=_digest(arithmetic_fingerprint(Arithmetic(threads=torch.get_num_threads()))),
+    )
+
+
+def _sample(start: InstanceStart, graph: ModelGraph) -> dict[str, Tensor] | None:
+    """A sample of zeros; None: the analysis did not say what an input looks like."""
+    known = {tensor.name: tensor for tensor in start.batch}
+    if any(name not in known for name in graph.inputs):
+        return None
+    return {
+        name: torch.zeros(known[name].shape, dtype=getattr(torch, known[name].dtype)) for name in graph.inputs
+    }
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _kind(start: InstanceStart, serve: ServeSpec, graph: ModelGraph) -> Kind:
+    if serve.kind != "auto":
+        return serve.kind
+    if len(graph.inputs) != 1:
+        return "predict"
+    taken = {tensor.name: tensor for tensor in start.batch}.get(graph.inputs[0])
+    if taken is not None and (taken.dtype != "int64" or len(taken.shape) != 1):
+        return "predict"
+    shape = output_shape(graph)
+    if shape is None:  # layers that are elsewhere can't be tried here: tokens alone are mostly a text's
+        return "generate" if any(weight.is_meta for weight in graph.model.parameters()) else "predict"
+    return "generate" if len(shape) == 3 and shape[:2] == (1, _TRIED) else "predict"
+
+
+_TRIED = 6
+
+
+def output_shape(graph: ModelGraph) -> tuple[int, ...] | None:
+    """Shape of what the whole model gives for a few tokens; None: it takes none."""
+    tokens = sample_tokens(graph, _TRIED)
+    try:
+        values = _first_layers(graph, len(graph), tokens[0])
+        named = stage_layers(graph, len(graph) - 1, len(graph))[0].slice.named_outputs(values)
+        found = named.get("logits", next(iter(named.values()), None))
+    except Exception:  # the model's own code may raise anything
+        return None
+    return None if found is None else tuple(found.shape)
+
+
+def _first_layers(graph: ModelGraph, until: int, tokens: Tensor) -> dict[str, Any]:
+    """Runs the layers in front of `until` for one session; on `meta` where their weights are there."""
+    layers = stage_layers(graph, 0, until)
+    known: dict[str, Any] = layers[0].slice.unpacked([tokens[None]])
+    for layer in layers:
+        known = {
+            name: value.to(layer_device(layer)) if isinstance(value, Tensor) else value
+            for name, value in known.items()
+        }
+        known = run_layers([layer], known)
+    return known
+
+
+def layer_device(layer: nn.Module) -> torch.device:
+    """`meta`, if a weight of it is there."""
+    weights = [*layer.parameters(), *layer.buffers()]
+    return torch.device("meta" if any(weight.is_meta for weight in weights) else "cpu")
+
+
+def stage_sample(
+    graph: ModelGraph, first: int, context: int, arithmetic: Arithmetic, most_rows: int
+) -> Boundary:
+    """What a stage is tried with: tokens, or rows of the shapes that the stages before it give.
+
+    Returns:
+        Empty: those before it can't be served with a cache, so that this one can't either.
+    """
+    tokens = sample_tokens(graph, context)
+    if first == 0:
+        return tokens
+    layers = stage_layers(graph, 0, first)
+    if all(layer_device(layer).type == "cpu" for layer in layers):
+        return check_cache(graph, 0, first, tokens, arithmetic=arithmetic, most_rows=most_rows).boundary
+    part = layers[-1].slice
+    tensors = part.packed(_first_layers(graph, first, tokens[0]))
+    generator = torch.Generator().manual_seed(0)
+    rows: list[Tensor] = []
+    for tensor in tensors:
+        if tensor.dim() == 1:  # sizes: one line for each row, −1 for the number of rows
+            rows.append(torch.where(tensor == context, -1, tensor).expand(context, -1))
+        elif tensor.is_floating_point():
+            rows.append(torch.randn(tuple(tensor.shape[1:]), generator=generator).to(tensor.dtype))
+        else:
+            rows.append(torch.zeros(tuple(tensor.shape[1:]), dtype=tensor.dtype))
+    return tuple(rows)
+
+
+def rows_within(budget_bytes: int, model: StageModel, boundary: Boundary) -> int:
+    """Rows that fit: their keys and values, and what is kept of them for the next stage."""
+    kept = sum(tensor.nbytes // max(1, int(tensor.shape[0])) for tensor in boundary)
+    cached = sum(site.token_bytes for site in model.cache.sites)
+    return max(1, budget_bytes // (BLOCK_ROWS * max(1, kept + cached))) * BLOCK_ROWS
+
+
+def _context(start: InstanceStart, serve: ServeSpec, graph: ModelGraph) -> int:
+    """Most tokens of a session.
+
+    Raises:
+        BadModel: The job file says more than the model takes.
+    """
+    own = model_context(start, graph)
+    if own is not None and serve.context is not None and serve.context > own:
+        raise BadModel(f"serve.context is {serve.context}, but {start.spec.model.factory} takes {own} tokens")
+    return serve.context or min(own or MOST_CONTEXT, MOST_CONTEXT)
+
+
+def model_context(start: InstanceStart, graph: ModelGraph) -> int | None:
+    """Most tokens that the model itself takes; None: it does not say."""
+    config = getattr(graph.model, "config", None)
+    arguments = {**_defaults(start.spec.model.factory), **start.spec.model.args}
+    told: Sequence[Any] = [
+        *(getattr(config, name, None) for name in ("max_position_embeddings", "n_positions")),
+        *(arguments.get(name) for name in ("context", "max_position_embeddings", "n_positions")),
+    ]
+    return min((each for each in told if isinstance(each, int) and each > 1), default=None)
+
+
+def _defaults(factory: str) -> dict[str, Any]:
+    try:
+        parameters = inspect.signature(load(factory, MODELS)).parameters.values()
+    except (ValueError, TypeError):
+        return {}
+    return {each.name: each.default for each in parameters if each.default is not inspect.Parameter.empty}
+
+
+def vocabulary_of(graph: ModelGraph) -> int:
+    """Tokens of the first table, which is that of tokens in every family; 0: there is none."""
+    tables = (module for module in graph.model.modules() if isinstance(module, nn.Embedding))
+    return next((table.num_embeddings for table in tables), 0)
