@@ -50,6 +50,13 @@ def test_a_large_vocabulary_is_cut_as_a_small_one() -> None:
     assert set(np.flatnonzero(counts(TokenChoice(top_k=10), logits))) == set(order)
 
 
+def test_a_large_vocabulary_is_drawn_from_to_its_end() -> None:
+    logits = np.zeros(3000, np.float32)
+    found = counts(TokenChoice(), logits, 3000)
+    assert np.flatnonzero(found).max() > 2900
+    assert np.flatnonzero(counts(TokenChoice(top_p=0.5), logits, 3000)).max() in range(1400, 1500)
+
+
 def test_logarithms_are_of_the_model_whatever_the_temperature() -> None:
     found = sample(LOGITS, TokenChoice(temperature=0.0, logprobs=3), "r", 0)
     logs = LOGITS - np.log(np.exp(LOGITS.astype(np.float64)).sum())
