@@ -160,6 +160,10 @@ bench-build: setup ## MB/s from JSON lines to packed windows: units of a build, 
 bench-sums: setup ## nanoseconds per parameter of exact sums: by the kernel, by torch, beside float sums
 	@$(VENV)/python -m benchmarks.exact_sums $(ARGS)
 
+.PHONY: bench-serving-arithmetic
+bench-serving-arithmetic: setup ## tokens/s of exact arithmetic in serving, beside plain arithmetic and transformers
+	@$(VENV)/python -m benchmarks.serving_arithmetic $(ARGS)
+
 .PHONY: bench-step-cost
 bench-step-cost: setup ## CPU milliseconds, page faults and wake-ups per training step, by process
 	@$(VENV)/python benchmarks/step_cost.py $(ARGS)
