@@ -55,6 +55,11 @@ ALLOWED: dict[str, set[str]] = {
     "data.validation_fraction": {"zero"},
     "data.preprocess[0].replicas": set(),
     "code.bytes": {"zero"},
+    **{
+        f"serve.{size}": set()
+        for size in ("context", "sessions", "chunk_tokens", "wave_tokens", "cache_mib", "batch")
+    },
+    "serve.batch_ms": {"zero"},
     "training.steps": set(),
     "training.microbatches": set(),
     "training.microbatch_samples": set(),
