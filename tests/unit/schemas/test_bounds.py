@@ -147,6 +147,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "preprocess[0]": {"name": "x", "function": "extract"},
     "sets[0]": {"name": "validation"},
     "constraints[0]": {"kind": "memory"},
+    "serve": {"service": "x"},
     "until": {"metric": "loss"},
     "replicas": {"want": 1, "max": 100_000},
 }
