@@ -54,7 +54,7 @@ _OPEN = (
     *("data.>", "telemetry.>"),
     *("cluster.*.stop", "cluster.*.judge", "cluster.*.analyse", "cluster.*.strike", "cluster.*.forget"),
     *("cluster.*.sample", "policy.>", "fault.>", "log.*"),
-    *("job.event.*", "job.command.*", "queue.event.*"),
+    *("job.event.*", "job.command.*", "queue.event.*", "account.slots.*"),
     *(
         "$KV.registry.*",
         "$KV.routes.>",
@@ -132,7 +132,7 @@ ADMIN = Effects(
             "data.prepared.>",
         ),
         *("telemetry.>", "topology.>", "policy.>", "log.*", "dead_letter.*", "job.command.*"),
-        "queue.event.capacity",
+        *("queue.event.capacity", "account.slots.*", "account.query"),
         *("fault.link.*.*", "fault.report.*", "fault.verdict.*", "fault.cluster.*.*"),
         *("service.>", "serve.>"),
     ),
@@ -165,7 +165,7 @@ AGENT = Effects(
         *("registry.instance_record.a-n.*", "registry.instance_state.a-n.*"),
         *("log.a-n", "dead_letter.a-n", "mesh.node.a-n", "telemetry.node.a-n"),
         *("topology.model.a-n.*", "topology.failed.a-n.*", "topology.sample.a-n.*", "broker.cluster.a.a-n"),
-        *("data.prepared.a-n.*", "fault.cluster.a-n.*"),
+        *("data.prepared.a-n.*", "fault.cluster.a-n.*", "account.slots.a-n"),
     ),
     learns=("cluster.a-n.*", "mesh.leader", "telemetry.instance.*.*", *_EVERYBODY),
 )
@@ -211,6 +211,7 @@ JOINS_ANY = _agent_named("join-any", "~")
 
 # --- the control plane's, where it is handed out -----------------------------------------------------------
 _STREAMS = (
+    "ACCOUNTS",
     *("AUDIT", "DEAD_LETTERS", "FAULTS", "FAULT_QUEUE", "JOBS", "LEARNT", "LOGS", "POLICIES", "SIGNALS"),
     *("GENERATIONS", "KV_generations", "KV_services"),
     *("STEPS", "TELEMETRY", "UNREADABLE", "OBJ_artifacts", "KV_rendezvous", "RENDEZVOUS_COUNTERS"),
@@ -238,7 +239,7 @@ _STREAMS = (
         "KV_standings",
         "KV_steps",
     ),
-    *("KV_units", "KV_uploads", "KV_users"),
+    *("KV_units", "KV_uploads", "KV_users", "KV_accounts", "KV_account_positions", "KV_budgets"),
 )
 
 
@@ -288,7 +289,7 @@ GATEWAY = Effects(
         *("job.command.*", "mesh.command.*", "mesh.query", "policy.command.*", "policy.question.*.*"),
         "data.command.*",
         *("cluster.*.read", "cluster.*.strike", "step.dispatch.*.*", "store.query.*.*"),
-        "telemetry.observation.*",
+        *("telemetry.observation.*", "account.query"),
         *("service.command.*", "service.query", "serve.bind.*.*", "serve.end.*.*", "serve.predict.*.*"),
         *_GATEWAY_KEEPS,
     ),
@@ -296,7 +297,7 @@ GATEWAY = Effects(
         *("signal.>", "access.>", "registry.>", "mesh.>", "topology.>", "step.>", "state.>", "recut.>"),
         "data.>",
         *("telemetry.>", "cluster.*.*", "policy.>", "fault.>", "log.*", "job.>", "door.*", "dead_letter.*"),
-        *("unreadable.*", "audit.*", "store.query.*.*", "queue.event.*"),
+        *("unreadable.*", "audit.*", "store.query.*.*", "queue.event.*", "account.>"),
         *(*_GATEWAY_KEEPS, "$KV.jobs.*", "$KV.registry.*", "$KV.revocations.*.*", "$KV.routes.>"),
         *("$KV.builds.*", "$KV.data_sets.*.*", "$KV.services.*", "service.>", "serve.>"),
         *("$O.artifacts.M.>", "object artifacts/j/weights", "object artifacts/k/weights"),
@@ -306,6 +307,7 @@ GATEWAY = Effects(
         *_provisions(),
         *_reads(
             {
+                "ACCOUNTS": ("account.slots.*",),
                 "AUDIT": ("audit.*",),
                 "DEAD_LETTERS": ("dead_letter.*",),
                 "FAULTS": ("fault.link.*.*", "fault.verdict.*"),

@@ -65,6 +65,7 @@ _SAID: dict[Subject, dict[str, tuple[str | _Follows, ...]]] = {
     subjects.STORE_QUERY: {"job": ("job",)},
     subjects.INSTANCE_SAMPLE: {"job": ("job",), "sid": ("sid", _SENDER)},
     subjects.NODE_SAMPLE: {"agent": (_SENDER, _AGENT)},
+    subjects.SLOT_REPORT: {"agent": (_SENDER, _AGENT)},
     subjects.SUGGESTION: {"owner": ("owner",), "module": ("module",)},
     subjects.FAULT_QUESTION: {"job": ("job",)},
     subjects.FAULT_ANSWER: {"owner": ("owner",), "module": ("module",)},

@@ -176,6 +176,7 @@ class Client:
 
     curve = _called(AsyncClient.curve)
     prices = _called(AsyncClient.prices)
+    accounts = _called(AsyncClient.accounts)
 
     weights = _called(AsyncClient.weights)
     download_weights = _called(AsyncClient.download_weights)
@@ -211,3 +212,8 @@ class Client:
     codes = _called(AsyncClient.codes)
     upload_code = _called(AsyncClient.upload_code)
     delete_code = _called(AsyncClient.delete_code)
+
+    models = _called(AsyncClient.models)
+    ask = _iterated(AsyncClient.ask)
+    complete = _called(AsyncClient.complete)
+    predict = _called(AsyncClient.predict)

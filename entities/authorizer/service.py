@@ -253,7 +253,7 @@ class Authorizer:
     async def _owner(self, action: str, resource: str) -> str | None:
         """The owner of an action's resource; None if it has no owner or there is no resource."""
         kind = action.partition(".")[0]
-        if kind in ("user", "access"):
+        if kind in ("user", "access", "account"):
             return resource
         if not is_token(resource):
             return None

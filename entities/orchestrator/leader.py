@@ -29,6 +29,7 @@ from entities.orchestrator.job.unreadable_records import RecordGuards
 from entities.orchestrator.job_state.job_secrets import seal_secrets_anew
 from entities.orchestrator.job_state.link_secret import seal_links_anew
 from entities.orchestrator.mesh.mesh_view import MeshView
+from entities.orchestrator.monitoring.budget_holds import BudgetHolds
 from entities.orchestrator.nodes.cordon_service import CordonService
 from entities.orchestrator.nodes.draining import Draining
 from entities.orchestrator.planning.plan_requests import MeshNetwork
@@ -148,6 +149,8 @@ class Leader:
         self._plans = PlanService(
             bus, mesh, self._analysed, lambda: self._jobs.queue.occupied(""), planning=config.planning
         )
+        self._budgets = BudgetHolds(bus, self._runs, self._jobs.queue.again)
+        self._jobs.queue.used_up = self._budgets.reason
         self._draining = Draining(self.mesh, self._cordoning, self._runs, candidate.confirmed)
         self._policies = PolicyService(
             bus, self._runs, mesh, self._jobs.queue, candidate.confirmed, config.arbitration
@@ -219,7 +222,7 @@ class Leader:
         """Reads what earlier leaders left, resumes their jobs, serves, and runs until cancelled."""
         assert self._tasks is not None
         loads = (self._cordoning.load, self._policies.load, self._promotions.load, self._automation.load)
-        for load in (*loads, self._jobs.reservations.load, self._sealing.start):
+        for load in (*loads, self._jobs.reservations.load, self._budgets.load, self._sealing.start):
             await insistently(load)
         queue = self._jobs.queue
         queue.taking_over = True
@@ -238,6 +241,7 @@ class Leader:
         signal = CapacitySignal(self._bus, queue.capacity, queue.looked, self.config.capacity)
         self._tasks.create_task(signal.run(), name="wanted capacity")
         self._tasks.create_task(self._draining.run(), name="draining")
+        self._tasks.create_task(self._budgets.run(), name="budgets")
         self._tasks.create_task(self._policies.orders(), name="module orders")
         self._tasks.create_task(self._promotions.run(), name="promotions")
         if self.config.own_loop:

@@ -49,6 +49,9 @@ class Generation(Message, wire="serve.generation"):
     most_tokens: int = Field(ge=0)
     sampling: Sampling = Sampling()
     stop: tuple[str, ...] = Field((), max_length=MOST_STOPS, description="texts that end the answer")
+    model: str = Field("", max_length=200, description="as the request named it")
+    shape: Literal["completion", "chat"] = Field("completion", description="of the answer")
+    usage: bool = Field(False, description="whether a stream ends with the number of tokens")
     began: Time = 0.0
     ended: Literal["", "stop", "length", "cancelled", "failed"] = ""
 
