@@ -13,11 +13,11 @@ from typing import Any, Self
 from bus.logs import get_logger
 from bus.subjects import STOP_INSTANCE
 from bus.tasks import cancel
+from entities.orchestrator.job.services.version_state import facts_of
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.retry_limits import Parked
 from entities.orchestrator.planning.scaling import added_replicas, removed_replicas, with_units, without_units
 from entities.orchestrator.recovery.replacement import Replacement
-from entities.orchestrator.services.version_state import facts_of
 from schemas.cluster import InstanceStop
 from schemas.errors import Conflict, DmscError
 from schemas.job import JobState
@@ -25,9 +25,6 @@ from schemas.step import Member
 from schemas.task_graph import TaskUnit
 
 log = get_logger("orchestrator")
-
-LEAVE_S = 10.0
-"""How long the agent of a leaving instance may take to end it: it answers in milliseconds."""
 
 
 class Serving:
@@ -231,7 +228,7 @@ class Serving:
 
     async def _leave(self, sid: str, member: Member | None) -> None:
         """Ends an instance in order: its sessions find another one of its stage."""
-        instances = self._job.instances
+        instances, within_s = self._job.instances, self._job.times.run.answer_s
         try:
             agent = None if member is None else instances.agent_of(sid)
             if member is not None and agent is not None:
@@ -239,7 +236,7 @@ class Serving:
                 stop = InstanceStop(job=self._job.name, sid=sid, incarnation=member.incarnation)
                 try:
                     await self._job.bus.command(
-                        STOP_INSTANCE, stop, deadline_s=LEAVE_S, while_heard=True, agent=agent
+                        STOP_INSTANCE, stop, deadline_s=within_s, while_heard=True, agent=agent
                     )
                 except DmscError as error:
                     log.warning("an instance was not stopped", sid=sid, reason=str(error))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from entities.orchestrator.services.version_state import observed
+from entities.orchestrator.job.services.version_state import observed
 from schemas.job import JobRecord, JobState
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.services.model_service import ServedVersion, VersionState

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from entities.orchestrator.services.version_state import OVER
+from entities.orchestrator.job.services.version_state import OVER
 from schemas.errors import BadInput, Conflict, NotFound
 from schemas.services.model_service import (
     WHOLE,
