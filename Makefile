@@ -160,6 +160,10 @@ bench-build: setup ## MB/s from JSON lines to packed windows: units of a build, 
 bench-sums: setup ## nanoseconds per parameter of exact sums: by the kernel, by torch, beside float sums
 	@$(VENV)/python -m benchmarks.exact_sums $(ARGS)
 
+.PHONY: bench-serving-arithmetic
+bench-serving-arithmetic: setup ## tokens/s of exact arithmetic in serving, beside plain arithmetic and transformers
+	@$(VENV)/python -m benchmarks.serving_arithmetic $(ARGS)
+
 .PHONY: bench-step-cost
 bench-step-cost: setup ## CPU milliseconds, page faults and wake-ups per training step, by process
 	@$(VENV)/python benchmarks/step_cost.py $(ARGS)
@@ -178,6 +182,10 @@ bench-faults: setup ## stalls, goodput, waste and hashes under faults, beside th
 		|| $(VENV)/python -m pip install --quiet --retries 0 --editable '.[bench-peers]' 2>/dev/null \
 		|| echo 'torchft can not be installed here: the comparison with it is skipped'
 	@$(VENV)/python benchmarks/faults.py $(ARGS)
+
+.PHONY: bench-accounts
+bench-accounts: setup ## whether accounts of mixed jobs close under kills, and what counting costs
+	@$(VENV)/python benchmarks/accounts.py $(ARGS)
 
 .PHONY: bench-registry
 bench-registry: setup ## the registry with 10,000 instances, beside raw nats-py
@@ -202,6 +210,10 @@ bench-policy-cost: setup ## a policy at 10,000 instances, and the way from a sug
 .PHONY: bench-mind
 bench-mind: setup ## modules and the orchestrator's own loop, on against off, while devices, links and nodes are disturbed by scripts
 	@$(VENV)/python -m benchmarks.mind $(ARGS)
+
+.PHONY: bench-canary-judge
+bench-canary-judge: setup ## a bad version of a served model: how soon it is found; one that is no worse: how often it is condemned
+	@$(VENV)/python -m benchmarks.canary_judge $(ARGS)
 
 .PHONY: bench-rebalancing
 bench-rebalancing: setup ## an instance that changes its stage: throughput before and after, beside bound and forecast

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,10 +14,9 @@ from workers.compute.model import build
 from workers.graph.model_graph import ModelGraph
 from workers.serving.cache_check import check_cache, sample_tokens
 from workers.serving.exact_arithmetic import Arithmetic
-from workers.serving.retained_rows import RetainedRows
+from workers.serving.retained_rows import Boundary, RetainedRows
 from workers.serving.sampler import TokenChoice, sample
-from workers.serving.stage_model import StageItem, StageModel, StageOutput, logits_digest
-from workers.serving.wave_machine import Wave, WaveKind, WaveLimits, WaveMachine
+from workers.serving.stage_model import StageItem, StageModel, logits_digest
 
 CONTEXT = 160
 
@@ -68,14 +68,25 @@ def compute_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@dataclass
+class ServedSession:
+    """A request: its prompt and answer so far, how many of its rows were computed, and what was found."""
+
+    tokens: list[int]
+    missing: int
+    choice: TokenChoice
+    computed: int = 0
+    found: list[tuple[int, str]] = field(default_factory=list)
+
+
 class ServedPath:
-    """Stages of a model behind each other, with the machine that starts their waves.
+    """Stages of a model behind each other, in one process.
 
     Args:
         graph: The model.
         cuts: Layers at which it is cut, the first and the last included.
         arithmetic: How rows are computed.
-        limits: Of the waves.
+        rows: Of a wave, at most.
         cached: Whether keys and values are kept.
     """
 
@@ -84,7 +95,7 @@ class ServedPath:
         graph: ModelGraph,
         cuts: Sequence[int],
         arithmetic: Arithmetic,
-        limits: WaveLimits,
+        rows: int,
         *,
         cached: bool = True,
     ) -> None:
@@ -93,107 +104,92 @@ class ServedPath:
         for first, last in zip(cuts, cuts[1:], strict=False):  # noqa: RUF007  # read as (first, last)
             layout = None
             if cached:
-                check = check_cache(graph, first, last, passed, arithmetic=arithmetic, most_rows=limits.rows)
+                check = check_cache(graph, first, last, passed, arithmetic=arithmetic, most_rows=rows)
                 assert not check.because
                 layout, passed = check.layout, check.boundary
             self.stages.append(
                 StageModel(graph, first, last, arithmetic=arithmetic, layout=layout, kv_budget_bytes=64 << 20)
             )
         self.retained = [RetainedRows() for _ in self.stages]
-        self.machine = WaveMachine(limits, cached=cached)
-        self.found: dict[str, list[tuple[int, str]]] = {}
-        self._cached = cached
-        self._asked: dict[str, tuple[int, TokenChoice]] = {}
-        self.waves: list[Wave] = []
+        self.sessions: dict[str, ServedSession] = {}
+        self._rows, self._cached = rows, cached
+        self._waves = 0
 
-    def ask(self, session: str, prompt: Sequence[int], tokens: int, sampling: TokenChoice) -> None:
+    def ask(self, session: str, prompt: Sequence[int], tokens: int, choice: TokenChoice) -> None:
         """A request comes."""
         for stage in self.stages:
             assert stage.cache.reserve(session, len(prompt) + tokens)
-        self._asked[session] = (tokens, sampling)
-        self.found[session] = []
-        self.machine.admit(session, prompt)
-
-    def step(self) -> bool:
-        """One wave through all stages; whether there was one."""
-        wave = self.machine.next_wave()
-        if wave is None:
-            return False
-        self.waves.append(wave)
-        outputs = self._through(wave)
-        sampled: dict[str, int] = {}
-        for item, output in zip(wave.items, outputs, strict=True):
-            if item.answers and output.logits is not None:
-                logits, position = output.logits[-1], item.position + len(item.tokens)
-                _, sampling = self._asked[item.session]
-                chosen = sample(logits.numpy(), sampling, item.session, position)
-                sampled[item.session] = chosen.id
-                self.found[item.session].append((chosen.id, logits_digest(logits)))
-        self.machine.returned(wave.number, sampled)
-        for session in sampled:
-            if len(self.found[session]) == self._asked[session][0]:
-                self.machine.end(session)
-                for stage, kept in zip(self.stages, self.retained, strict=True):
-                    stage.cache.drop(session)
-                    kept.drop(session)
-        return True
+        self.sessions[session] = ServedSession(list(prompt), tokens, choice)
 
     def answer(self) -> dict[str, list[tuple[int, str]]]:
         """All that was asked: session → (token, digest of its logits)."""
         while self.step():
             pass
-        return self.found
+        return {name: session.found for name, session in self.sessions.items()}
 
-    def lose_first_stage(self) -> None:
-        """Its keys and values are gone; tokens are at hand."""
-        for session in self.machine.sessions:
-            tokens = self.stages[0].cache.tokens(session)
-            self.stages[0].cache.truncate(session, 0)
-            if tokens:
-                self.machine.lost_rows(session)
+    def step(self) -> bool:
+        """One wave through all stages, of other sessions and parts each time; whether anything was left."""
+        waiting = [name for name, session in self.sessions.items() if session.missing]
+        if not waiting:
+            return False
+        self._waves += 1
+        begin = self._waves % len(waiting)
+        left, items = self._rows, []
+        for name in [*waiting[begin:], *waiting[:begin]]:
+            session = self.sessions[name]
+            pending = len(session.tokens) - session.computed
+            count = min(pending, left, self._rows * 2 // 3 + 1) if self._cached else pending
+            if count and (left > 0 or not items):
+                rows = torch.tensor(session.tokens[session.computed :][:count])
+                items.append(StageItem(name, session.computed, (rows,), wanted=int(count == pending)))
+                left -= count
+        self._run(items)
+        return True
+
+    def _run(self, items: list[StageItem]) -> None:
+        counts = [item.count for item in items]
+        for stage, kept in zip(self.stages, self.retained, strict=True):
+            outputs = stage.run(items)
+            if self._cached and not stage.is_last:
+                for item, output in zip(items, outputs, strict=True):
+                    kept.keep(item.session, item.position, output.boundary)
+            if not stage.is_last:
+                items = [
+                    replace(item, rows=output.boundary) for item, output in zip(items, outputs, strict=True)
+                ]
+        for item, count, output in zip(items, counts, outputs, strict=True):
+            session = self.sessions[item.session]
+            session.computed += count
+            if output.logits is not None:
+                self._chosen(item.session, session, output.logits[-1])
+
+    def _chosen(self, name: str, session: ServedSession, logits: torch.Tensor) -> None:
+        token = sample(logits.numpy(), session.choice, name, len(session.tokens)).id
+        session.found.append((token, logits_digest(logits)))
+        session.tokens.append(token)
+        session.missing -= 1
+        if not self._cached:
+            session.computed = 0
+        if not session.missing:
+            for stage, kept in zip(self.stages, self.retained, strict=True):
+                stage.cache.drop(name)
+                kept.drop(name)
 
     def lose_stage(self, index: int) -> int:
-        """A later stage's keys and values are gone; its rows come from what the one before kept.
+        """A stage's keys and values are gone: rows come from the tokens, or from what the one before kept.
 
         Returns:
             Rows that were computed again.
         """
-        stage, rows = self.stages[index], 0
-        for session in self.machine.sessions:
-            there = stage.cache.tokens(session)
-            stage.cache.truncate(session, 0)
+        stage, lost = self.stages[index], 0
+        for name, session in self.sessions.items():
+            there = stage.cache.tokens(name)
+            stage.cache.truncate(name, 0)
             for first in range(0, there, 50):
-                kept = self.retained[index - 1].between(session, first, min(there, first + 50))
-                stage.run([StageItem(session, first, kept, wanted=0)])
-            rows += there
-        return rows
-
-    def _through(self, wave: Wave) -> list[StageOutput]:
-        passed = [(torch.tensor(item.tokens),) for item in wave.items]
-        outputs: list[StageOutput] = []
-        going = list(range(len(wave.items)))
-        for stage, kept in zip(self.stages, self.retained, strict=True):
-            items = [
-                StageItem(
-                    wave.items[index].session,
-                    wave.items[index].position,
-                    passed[index],
-                    wanted=int(wave.items[index].answers),
-                )
-                for index in going
-            ]
-            made = stage.run(items)
-            if stage is self.stages[0]:  # what is rebuilt there is known behind it
-                rebuilt = {index for index in going if wave.items[index].kind is WaveKind.REBUILD}
-            if self._cached and not stage.is_last:
-                for index, output in zip(going, made, strict=True):
-                    if index not in rebuilt:
-                        kept.keep(wave.items[index].session, wave.items[index].position, output.boundary)
-            passed = {index: output.boundary for index, output in zip(going, made, strict=True)}  # type: ignore[assignment]
-            outputs = [StageOutput((), None)] * len(wave.items)
-            for index, output in zip(going, made, strict=True):
-                outputs[index] = output
-            going = [index for index in going if index not in rebuilt]
-            if not going:
-                break
-        return outputs
+                end = min(there, first + 50)
+                rows: Boundary = (torch.tensor(session.tokens[first:end]),)
+                if index:
+                    rows = self.retained[index - 1].between(name, first, end)
+                stage.run([StageItem(name, first, rows, wanted=0)])
+            lost += there
+        return lost

@@ -117,6 +117,7 @@ class _Pass:
             numbers = sample[-1][0]
             given[-1] = torch.where(numbers < 0, self.rows, numbers)
         known: dict[str, Value] = part.unpacked(given)
+        self.front: Mapping[str, Value] = known
         self.behind: list[Mapping[str, Value]] = []
         survey = AttentionSurvey()
         for index, layer in enumerate(layers, first):
@@ -151,7 +152,11 @@ def _layout(graph: ModelGraph, first: int, whole: _Pass, short: _Pass) -> tuple[
     attending = {site.layer for site in whole.sites}
     names = [layer.name for layer in graph.layers]
     tail = max((names.index(name) + 1 for name in attending), default=first)
-    row_sizes: set[str] = set()
+    row_sizes = {
+        name
+        for name, value in whole.front.items()
+        if isinstance(value, int) and (value, short.front[name]) == (whole.rows, short.rows)
+    }
     for index, (long_values, short_values) in enumerate(zip(whole.behind, short.behind, strict=True), first):
         crosses = index + 1 >= tail or index + 1 == first + len(whole.behind)
         for name, value in long_values.items():
@@ -162,10 +167,7 @@ def _layout(graph: ModelGraph, first: int, whole: _Pass, short: _Pass) -> tuple[
             elif value == whole.rows and other == short.rows:
                 row_sizes.add(name)
             elif value != other:
-                return (
-                    None,
-                    f"layer {names[index]} computes with a number that depends on the session's length",
-                )
+                return None, f"layer {names[index]} computes with a number that goes by the session's length"
     return RowLayout(sites=tuple(whole.sites), row_sizes=frozenset(row_sizes), tail=tail), ""
 
 

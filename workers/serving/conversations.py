@@ -10,6 +10,7 @@ import functools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 try:
@@ -24,14 +25,24 @@ from workers.data.text.template import ChatTemplate, Message, UnfitConversation
 from workers.data.text.tokenizer import TextTokenizer
 
 MOST_MESSAGE_BYTES = 4 << 20
-MOST_TEXT = 8 << 20
-"""Characters of any text that a template makes, on its way or as its result."""
-MOST_STEPS = 200_000
-"""Turns of loops, calls and sums of one rendering."""
-MOST_NUMBER = 10_000
-"""Largest number that a function or filter is called with: a width, a count, an indentation."""
-MOST_S = 2.0
-"""Seconds of one rendering."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TemplateLimits:
+    """What one rendering may use.
+
+    Attributes:
+        characters: Of any text that it makes, on its way or as its result; and entries of a list.
+        steps: Turns of loops, calls and sums.
+        number: The largest that a function or filter is called with: a width, a count, an indentation.
+        render_s: Seconds.
+    """
+
+    characters: int = 8 << 20
+    steps: int = 200_000
+    number: int = 10_000
+    render_s: float = 2.0
+
 
 _ROLES = ("system", "developer", "user", "assistant")
 
@@ -43,6 +54,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        self.limits = TemplateLimits()
         self._steps = 0
         self._until = 0.0
         self.filters = {name: self._measured(function) for name, function in self.filters.items()}
@@ -51,7 +63,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     def begin(self) -> None:
         """A rendering begins."""
-        self._steps, self._until = 0, time.monotonic() + MOST_S
+        self._steps, self._until = 0, time.monotonic() + self.limits.render_s
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
@@ -100,10 +112,10 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     def _step(self) -> None:
         self._steps += 1
-        if self._steps > MOST_STEPS:
-            raise SecurityError(f"it takes more than {MOST_STEPS:,} steps")
+        if self._steps > self.limits.steps:
+            raise SecurityError(f"it takes more than {self.limits.steps:,} steps")
         if self._steps % 64 == 0 and time.monotonic() > self._until:
-            raise SecurityError(f"it takes more than {MOST_S:g} s")
+            raise SecurityError(f"it takes more than {self.limits.render_s:g} s")
 
     def _counted(self, values: Iterable[Any]) -> Iterator[Any]:
         for value in values:
@@ -113,7 +125,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def _range(self, *numbers: int) -> range:
         self._step()
         found = range(*numbers)
-        if len(found) > MOST_STEPS:
+        if len(found) > self.limits.steps:
             raise SecurityError(f"it counts to {len(found):,}")
         return found
 
@@ -126,8 +138,8 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return value
 
     def _refuse_size(self, size: int) -> None:
-        if size > MOST_TEXT:
-            raise SecurityError(f"it makes something longer than {MOST_TEXT:,}")
+        if size > self.limits.characters:
+            raise SecurityError(f"it makes something longer than {self.limits.characters:,}")
 
     def _refuse_widths(self, text: str) -> None:
         digits = "".join(character if character.isdigit() else " " for character in text).split()
@@ -137,8 +149,8 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def _refuse_large(self, arguments: Iterable[Any]) -> None:
         """Widths, counts and the like; what they do to a text is measured too late."""
         for value in arguments:
-            if isinstance(value, int) and abs(value) > MOST_NUMBER:
-                raise SecurityError(f"it calls something with a number above {MOST_NUMBER:,}")
+            if isinstance(value, int) and abs(value) > self.limits.number:
+                raise SecurityError(f"it calls something with a number above {self.limits.number:,}")
 
     def _refuse_growth(self, name: str, subject: Any, arguments: Sequence[Any]) -> None:
         """Refuses what would make a long text of short ones, before it does."""

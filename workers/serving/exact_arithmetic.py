@@ -65,7 +65,7 @@ class Arithmetic:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class RowSegment:
     """Rows of one session that one call of attention computes.
 
     Attributes:
@@ -81,14 +81,14 @@ class Segment:
     keys: int
 
 
-def segments(begin: int, rows: int, position: int, arithmetic: Arithmetic) -> Iterator[Segment]:
+def segments(begin: int, rows: int, position: int, arithmetic: Arithmetic) -> Iterator[RowSegment]:
     """Cuts a session's rows where their number of keys changes."""
     block = arithmetic.keys if arithmetic.exact else 0
     end = begin + rows
     while begin < end:
         size = min(end - begin, block - position % block) if block > 1 else end - begin
         last = position + size
-        yield Segment(begin, begin + size, position, -(-last // block) * block if block else last)
+        yield RowSegment(begin, begin + size, position, -(-last // block) * block if block else last)
         begin, position = begin + size, last
 
 
@@ -118,7 +118,7 @@ def _mask_table(keys: int) -> Tensor:
 
 
 def attend(
-    query: Tensor, keys: Tensor, values: Tensor, segment: Segment, mask: Tensor | None, scale: float | None
+    query: Tensor, keys: Tensor, values: Tensor, segment: RowSegment, mask: Tensor | None, scale: float | None
 ) -> Tensor:
     """Attention of one segment by torch's fused kernel.
 

@@ -123,7 +123,7 @@ def batch_unit(probes: Sequence[BatchProbe], most: int) -> int:
     bad = {size for probe in probes for size in probe.differs}
     for unit in _UNITS:
         sizes = [size for size in PROBED_SIZES if size <= most and size % unit == 0]
-        if sizes and not bad.intersection(sizes):
+        if len(sizes) > 1 and not bad.intersection(sizes):
             return unit
     return 0
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from schemas.errors import BadModel
-from workers.serving.exact_arithmetic import ROWS, Arithmetic, CausalMask, Segment, attend, segments
+from workers.serving.exact_arithmetic import ROWS, Arithmetic, CausalMask, RowSegment, attend, segments
 from workers.serving.kv_cache import AttentionSite
 
 _ATTENTION = functional.scaled_dot_product_attention
@@ -59,7 +59,7 @@ class PackedRows(TorchFunctionMode):
         super().__init__()
         self._sessions, self._rows, self._arithmetic = sessions, rows, arithmetic
         self.positions = torch.zeros(rows, dtype=torch.int64)
-        self._plan: list[tuple[SessionRows, list[tuple[Segment, Tensor | None]]]] = []
+        self._plan: list[tuple[SessionRows, list[tuple[RowSegment, Tensor | None]]]] = []
         for session in sessions:
             end = session.begin + session.rows
             self.positions[session.begin : end] = torch.arange(
@@ -153,7 +153,7 @@ def _is_causal(args: Sequence[Any], kwargs: dict[str, Any], rows: int) -> bool:
     return bool(torch.equal(seen.expand(1, 1, rows, rows)[0, 0], torch.ones(rows, rows).tril().bool()))
 
 
-def _mask(segment: Segment, arithmetic: Arithmetic, masks: CausalMask) -> Tensor | None:
+def _mask(segment: RowSegment, arithmetic: Arithmetic, masks: CausalMask) -> Tensor | None:
     rows = segment.end - segment.begin
     if arithmetic.exact:
         rows = -(-rows // ROWS) * ROWS

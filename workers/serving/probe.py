@@ -27,6 +27,7 @@ _VECTOR = 16
 _PRODUCTS = frozenset({"linear", "matmul", "addmm", "mm", "bmm", "baddbmm", "einsum", "conv1d", "__matmul__"})
 _ATTENTION = "scaled_dot_product_attention"
 _OFFSETS = (0, 1, 37, KEYS - 1, KEYS)
+_SMALL = 32
 _COMPANY = (0, 1, 2, 4, 7, 12)
 
 
@@ -129,11 +130,13 @@ def _waves(rows: int, most_rows: int, arithmetic: Arithmetic) -> Iterator[_Wave]
             for company in _COMPANY:
                 yield _Wave(position, 1, company, before=company % 2 == 0)
     for number, count in enumerate(arithmetic.row_counts(most_rows)):
-        position = _OFFSETS[number % len(_OFFSETS)]
+        # what a vector leaves over is the end of a full wave, and rarely differs: small waves are tried often
+        often = (*_OFFSETS, 5, 13, 29) if count <= _SMALL else (_OFFSETS[number % len(_OFFSETS)],)
+        for position in often:
+            if (own := min(count, rows - position)) > 0:
+                yield _Wave(position, own, count - own)
+        position = often[-1]
         own = min(count, rows - position)
-        if own < 1:
-            continue
-        yield _Wave(position, own, count - own)
         if own > 2:
             yield _Wave(position, own - 1)
             yield _Wave(position, own // 2, 1, min(rows, count - own // 2), before=True)

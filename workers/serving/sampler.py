@@ -16,6 +16,7 @@ from schemas.errors import BadInput, BadModelOutput
 Logits = npt.NDArray[np.float32]
 
 MOST_LOGPROBS = 20
+_SORTED = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,17 +107,39 @@ def _drawn(logits: Logits, sampling: TokenChoice, number: float) -> int:
     """Inverts the distribution over tokens in order of their probability, then of their id.
 
     In that order rather than by id, so that cutting off unlikely tokens changes no draw among the others but
-    by the sum's scale.
+    by the sum's scale. Of a large vocabulary the likeliest tokens alone are sorted, as long as they suffice.
     """
-    order = _order(logits, sampling.top_k)
-    scaled = logits[order].astype(np.float64) / sampling.temperature
-    weights = np.exp(scaled - scaled[0])
-    total = np.cumsum(weights)
-    if sampling.top_p < 1.0:
-        kept = int(np.searchsorted(total, sampling.top_p * total[-1], side="left")) + 1
-        total = total[:kept]
-    place = int(np.searchsorted(total, number * total[-1], side="right"))
-    return int(order[min(place, len(total) - 1)])
+    weights = np.exp((logits.astype(np.float64) - float(logits.max())) / sampling.temperature)
+    if sampling.top_k:
+        order = _order(logits, sampling.top_k)
+        return _place(order, weights[order], float(weights[order].sum()), sampling.top_p, number)[0]
+    total = float(weights.sum())
+    order = _order(logits, _SORTED)
+    found, within = _place(order, weights[order], total, sampling.top_p, number)
+    if not within and len(order) < logits.size:
+        order = _order(logits)
+        found, _ = _place(order, weights[order], total, sampling.top_p, number)
+    return found
+
+
+def _place(
+    order: npt.NDArray[np.intp],
+    weights: npt.NDArray[np.float64],
+    total: float,
+    top_p: float,
+    number: float,
+) -> tuple[int, bool]:
+    """The token at a part of the sum of weights, and whether it lies among these."""
+    sums = np.cumsum(weights)
+    if top_p < 1.0:
+        kept = int(np.searchsorted(sums, top_p * total, side="left")) + 1
+        within = kept <= len(sums)
+        sums = sums[:kept]
+        total = float(sums[-1])
+    else:
+        within = number * total < sums[-1]
+    place = int(np.searchsorted(sums, number * total, side="right"))
+    return int(order[min(place, len(sums) - 1)]), within
 
 
 def _order(logits: Logits, most: int = 0) -> npt.NDArray[np.intp]:
