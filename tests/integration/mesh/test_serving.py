@@ -1,4 +1,4 @@
-"""What was trained serves: answers of eight clients at once, with kills, are those of each one alone (ADR-0146)."""
+"""What was trained serves: eight clients at once, with kills, get what each one gets alone (ADR-0146)."""
 
 from __future__ import annotations
 
