@@ -15,7 +15,7 @@ from bus.connection import Bus
 from entities.gateway.generation.path_choice import choose_path
 from entities.gateway.generation.prompts import Prompts, of_chat, of_completion
 from entities.gateway.generation.service_book import ServiceBook
-from entities.gateway.generation.session import Session
+from entities.gateway.generation.session import GenerationSession
 from entities.gateway.generation.session_keeper import SessionKeeper
 from entities.gateway.generation.session_machine import ChoosePath
 from entities.gateway.generation.token_rates import TokenBuckets, TokenRate
@@ -50,7 +50,7 @@ class Answering:
     service: ModelService
     version: ServedVersion
     tokenizer: Tokenizer
-    sessions: tuple[Session, ...]
+    sessions: tuple[GenerationSession, ...]
 
     @property
     def first(self) -> Generation:
@@ -282,7 +282,7 @@ class GenerationOperations:
         now = time.monotonic()
         self._rates.charge(template.user, sum(len(each.prompt) for each in generations), now)
         begun = await _all_or_cancelled([self.keeper.begin(each) for each in generations])
-        sessions = tuple(each for each in begun if isinstance(each, Session))
+        sessions = tuple(each for each in begun if isinstance(each, GenerationSession))
         answering = Answering(service, version, tokenizer, sessions)
         try:
             for each in begun:
@@ -298,7 +298,9 @@ class GenerationOperations:
         return answering
 
 
-async def _all_or_cancelled(work: list[Coroutine[Any, Any, Session]]) -> list[Session | BaseException]:
+async def _all_or_cancelled(
+    work: list[Coroutine[Any, Any, GenerationSession]],
+) -> list[GenerationSession | BaseException]:
     """The sessions that begin. If the client leaves meanwhile, they begin all the same, and then end."""
     begun = asyncio.gather(*work, return_exceptions=True)
     try:
@@ -308,9 +310,9 @@ async def _all_or_cancelled(work: list[Coroutine[Any, Any, Session]]) -> list[Se
         raise
 
 
-def _cancel_each(begun: asyncio.Future[list[Session | BaseException]]) -> None:
+def _cancel_each(begun: asyncio.Future[list[GenerationSession | BaseException]]) -> None:
     for session in () if begun.cancelled() else begun.result():
-        if isinstance(session, Session):
+        if isinstance(session, GenerationSession):
             session.cancel()
 
 

@@ -1,4 +1,4 @@
-"""What was trained serves: answers of eight clients at once, with kills, are those of each one alone (ADR-0146)."""
+"""What was trained serves: eight clients get the answers that each gets alone, whoever is killed."""
 
 from __future__ import annotations
 
