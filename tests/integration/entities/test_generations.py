@@ -66,7 +66,7 @@ async def served(dial: Dial, gateway: Gateway) -> AsyncIterator[Served]:
         await each.kill()
 
 
-async def complete(http: httpx.AsyncClient, prompt: str = "abc", **more: Any) -> httpx.Response:
+async def complete(http: httpx.AsyncClient, prompt: str | list[str] = "abc", **more: Any) -> httpx.Response:
     body = {"model": "letters", "prompt": prompt, "max_tokens": 8, "temperature": 0} | more
     return await http.post("/v1/completions", json=body, headers=RUTH)
 
@@ -304,7 +304,7 @@ async def test_refusals_name_what_is_wrong(served: Served, http: httpx.AsyncClie
     assert response.status_code == 400
     assert "JSON" in response.json()["error"]["message"]
     # What asks for nothing is no reason to refuse.
-    neutral = {"frequency_penalty": 0, "logit_bias": None, "store": False, "best_of": 1}
+    neutral: dict[str, Any] = {"frequency_penalty": 0, "logit_bias": None, "store": False, "best_of": 1}
     assert (await complete(http, **neutral)).status_code == 200
     for each in served.last:
         each.load = each.load.model_copy(update={"most_sessions": 0})
