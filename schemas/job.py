@@ -35,7 +35,7 @@ from schemas.queue import QueueShare
 from schemas.recipe_progress import RecipeProgress
 from schemas.recut import RecutRecord
 from schemas.routing import RoutingSpec
-from schemas.services.serve_spec import ServeSpec, need_not_train, refuse_training, trains_or_serves
+from schemas.serve_spec import ServeSpec, need_not_train, refuse_training, trains_or_serves
 from schemas.setbacks import CodeFailure, MicrobatchFault, StepSetbacks
 from schemas.stored_values import breaks_rules, read_stored
 from schemas.task_graph import TaskGraph

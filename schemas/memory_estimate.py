@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from schemas.cluster import NodeStatus
 from schemas.job import JobSpec
 from schemas.plain_text import shown
-from schemas.services.serve_spec import ServeSpec
+from schemas.serve_spec import ServeSpec
 from schemas.task_graph import LayerProfile
 
 SUM_BYTES = {True: 8, False: 4}

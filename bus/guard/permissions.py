@@ -59,7 +59,8 @@ PRIVATE = (
 )
 """Rows that only operators and admins see: requests of users (Type 3, the gateways' request API), unreadable
 bytes, rows of an instance's own store, prompts and answers of services, files of a job, records of feeds,
-what users spent, tokens and the audit; and rows that carry a secret, which a tap hides but a NATS client does not."""
+what users spent, tokens and the audit; and rows that carry a secret, which a tap hides but a NATS client does
+not."""
 
 _PROVISIONING = frozenset({K.SERVICE_REGISTRY, K.ORCHESTRATOR, K.AUTHORIZER, K.GATEWAY, K.ROUTER})
 """Kinds that may make streams: only the control plane, because a stream can be made to republish anything."""

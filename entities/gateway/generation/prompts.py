@@ -10,9 +10,9 @@ from typing import ParamSpec, TypeVar
 from entities.tokens.byte_tokens import Tokenizer, Utf8Tokenizer
 from schemas.errors import BadInput, Unavailable
 from schemas.job import JobRecord
+from schemas.serve_spec import ServeSpec
 from schemas.services.completion import ChatBody, CompletionBody
 from schemas.services.model_service import ServedVersion
-from schemas.services.serve_spec import ServeSpec
 
 P = ParamSpec("P")
 T = TypeVar("T")

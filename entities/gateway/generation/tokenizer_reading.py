@@ -12,7 +12,7 @@ from bus.logs import get_logger
 from entities.tokens.byte_tokens import Tokenizer, Utf8Tokenizer
 from schemas.errors import BadInput, DmscError, NotFound, Unavailable
 from schemas.job import JobRecord
-from schemas.services.serve_spec import ServeSpec
+from schemas.serve_spec import ServeSpec
 
 log = get_logger("generation")
 

@@ -15,6 +15,7 @@ from schemas.envelope import Envelope
 from schemas.errors import Ack
 from schemas.job import JobRecord, JobState
 from schemas.registry import InstanceState
+from schemas.serve_spec import ServeSpec
 from schemas.services.generation import (
     BindSession,
     EndSession,
@@ -25,7 +26,6 @@ from schemas.services.generation import (
 )
 from schemas.services.model_service import ModelService, ServedVersion, ServiceState, VersionState
 from schemas.services.prediction import NamedTensor, Predict, Predicted
-from schemas.services.serve_spec import ServeSpec
 from schemas.step import Member
 from tests.builders.jobs import spec
 from tests.builders.records import instance

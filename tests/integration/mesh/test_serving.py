@@ -1,4 +1,4 @@
-"""What was trained serves: eight clients get the answers that each gets alone, whoever is killed."""
+"""What was trained serves: eight clients at once, with kills, get what each one gets alone (ADR-0146)."""
 
 from __future__ import annotations
 

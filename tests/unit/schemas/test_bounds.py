@@ -55,6 +55,11 @@ ALLOWED: dict[str, set[str]] = {
     "data.validation_fraction": {"zero"},
     "data.preprocess[0].replicas": set(),
     "code.bytes": {"zero"},
+    **{
+        f"serve.{size}": set()
+        for size in ("context", "sessions", "chunk_tokens", "wave_tokens", "cache_mib", "batch")
+    },
+    "serve.batch_ms": {"zero"},
     "training.steps": set(),
     "training.microbatches": set(),
     "training.microbatch_samples": set(),
@@ -142,6 +147,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "preprocess[0]": {"name": "x", "function": "extract"},
     "sets[0]": {"name": "validation"},
     "constraints[0]": {"kind": "memory"},
+    "serve": {"service": "x"},
     "until": {"metric": "loss"},
     "replicas": {"want": 1, "max": 100_000},
 }

@@ -20,8 +20,8 @@ from torch import Tensor
 from bus.logs import get_logger
 from schemas.data_plane import MicrobatchNotice
 from schemas.errors import BadInput, DmscError, MicrobatchFailed, PeerUnreachable, Unavailable
+from schemas.serve_spec import ServeSpec
 from schemas.services.prediction import Predict, Predicted
-from schemas.services.serve_spec import ServeSpec
 from schemas.step import Member
 from workers.compute.compute_thread import ComputeThread, Priority
 from workers.links.hop_exchange import HopExchange

@@ -16,7 +16,7 @@ from bus.connection import Bus
 from schemas.callables import MODELS
 from schemas.cluster import InstanceStart
 from schemas.errors import BadModel
-from schemas.services.serve_spec import ServeSpec
+from schemas.serve_spec import ServeSpec
 from schemas.task_graph import TaskUnit
 from workers.compute.batch_schema import empty_batch
 from workers.compute.compute_thread import ComputeThread
