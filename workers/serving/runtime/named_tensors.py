@@ -61,7 +61,8 @@ def named_answers(answers: Sequence[Mapping[str, Tensor]]) -> tuple[NamedTensor,
     stacked = {name: torch.stack([answer[name] for answer in answers]) for name in answers[0]}
     size = sum(tensor.nbytes for tensor in stacked.values())
     if size > MOST_PREDICTED_BYTES:
-        raise BadInput(f"an answer of {size} bytes, but at most {MOST_PREDICTED_BYTES}: ask for fewer samples")
+        most = MOST_PREDICTED_BYTES
+        raise BadInput(f"an answer of {size} bytes, but at most {most}: ask for fewer samples")
     return tuple(
         NamedTensor(
             name=name,
