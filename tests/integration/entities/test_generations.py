@@ -171,6 +171,26 @@ async def test_streams_end_with_done_and_usage(served: Served, http: httpx.Async
     assert {each["finish_reason"] for each in deltas} == {None, "length"}
 
 
+async def test_a_version_in_shadow_answers_copies(
+    served: Served, gateway: Gateway, http: httpx.AsyncClient
+) -> None:
+    service = gateway.generations.book.get("letters")
+    assert service is not None
+    (stable,) = service.versions
+    versions = (stable, stable.model_copy(update={"version": "v2"}))
+    changed = service.model_copy(update={"versions": versions, "shadow": ("v2",)})
+    await served.bus.bucket(subjects.MODEL_SERVICE).put(changed, service="letters")
+    await eventually(lambda: gateway.generations.book.get("letters") == changed)
+    response = await complete(http)
+    assert response.headers["dmsc-answered-by"] == "letters@v1"
+
+    async def ended() -> bool:
+        found = {(record.version, record.ended) for record in await served.records()}
+        return found == {("v1", "length"), ("v2", "length")}
+
+    await eventually(ended)
+
+
 async def test_lost_owners_and_messages_cost_no_token(served: Served, http: httpx.AsyncClient) -> None:
     reached, go = asyncio.Event(), asyncio.Event()
 
@@ -186,7 +206,6 @@ async def test_lost_owners_and_messages_cost_no_token(served: Served, http: http
     await reached.wait()
     victims = served.working
     assert {each.is_last for each in victims} == {True, False}
-    served.gate(None)
     for victim in victims:  # neighbours, at once
         await victim.kill()
     go.set()
