@@ -112,5 +112,4 @@ PREDICT = Subject(
     MI,
     "named tensors in, named tensors out",
     reply=prediction.Predicted,
-    answer_bytes=RECORDS_BYTES,
 )

@@ -10,7 +10,9 @@ from schemas.step import Member
 
 MOST_TENSORS = 64
 MOST_PREDICT_BYTES = 4 << 20
-"""Most bytes of all tensors of one request, and of its answer."""
+"""Most bytes of all tensors of one request."""
+MOST_PREDICTED_BYTES = 960 << 10
+"""… and of its answer: nobody below the control plane gives answers above 1 MiB."""
 
 
 class NamedTensor(Part):

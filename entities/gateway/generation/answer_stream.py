@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from entities.gateway.generation.answer_text import AnswerText, TextPiece
+from entities.gateway.generation.answer_text import AnswerPiece, AnswerText
 from entities.gateway.generation.operations import Answering
-from entities.gateway.generation.session import Session
+from entities.gateway.generation.session import GenerationSession
 from entities.tokens.byte_tokens import Tokenizer
 
 
-async def pieces_of(session: Session, tokenizer: Tokenizer) -> AsyncIterator[TextPiece]:
+async def pieces_of(session: GenerationSession, tokenizer: Tokenizer) -> AsyncIterator[AnswerPiece]:
     """One answer's pieces; the last one has `ends`. Ends the session at a stop.
 
     Raises what ends the session early.
@@ -24,17 +24,17 @@ async def pieces_of(session: Session, tokenizer: Tokenizer) -> AsyncIterator[Tex
             if piece.ends:
                 session.stop()  # which is silent if the session has ended with this token
                 return
-    yield TextPiece(text.number, "", (), "length")  # no token was asked for
+    yield AnswerPiece(text.number, "", (), "length")  # no token was asked for
 
 
-async def merged(answering: Answering) -> AsyncIterator[tuple[int, TextPiece]]:
+async def merged(answering: Answering) -> AsyncIterator[tuple[int, AnswerPiece]]:
     """Pieces of all answers, each with its answer's index, as they come.
 
     Raises what ends one of them early.
     """
-    news: asyncio.Queue[tuple[int, TextPiece] | BaseException | None] = asyncio.Queue()
+    news: asyncio.Queue[tuple[int, AnswerPiece] | BaseException | None] = asyncio.Queue()
 
-    async def read(index: int, session: Session) -> None:
+    async def read(index: int, session: GenerationSession) -> None:
         try:
             async for piece in pieces_of(session, answering.tokenizer):
                 news.put_nowait((index, piece))

@@ -27,7 +27,7 @@ class ToldToken:
 
 
 @dataclass(frozen=True, slots=True)
-class TextPiece:
+class AnswerPiece:
     """What `number` tokens together add to the piece before. `ends`: it is the last one."""
 
     number: int
@@ -49,7 +49,7 @@ class AnswerText:
         self.number = 0
         self.ended = False
 
-    def add(self, token: GeneratedToken) -> TextPiece | None:
+    def add(self, token: GeneratedToken) -> AnswerPiece | None:
         """The piece that this token completes; None: nothing is certain yet, or the answer has ended."""
         if self.ended:
             return None
@@ -70,10 +70,10 @@ class AnswerText:
         self._held = text[certain:]
         return self._piece(text[:certain], "") if certain else None
 
-    def _piece(self, text: str, ends: Literal["", "stop", "length"]) -> TextPiece:
+    def _piece(self, text: str, ends: Literal["", "stop", "length"]) -> AnswerPiece:
         told, self._told = tuple(self._told), []
         self.ended = bool(ends)
-        return TextPiece(self.number, text, told, ends)
+        return AnswerPiece(self.number, text, told, ends)
 
     def _tell(self, token: GeneratedToken) -> ToldToken:
         likeliest = tuple((self._tokenizer.decode((each,)), value) for each, value in token.likeliest)

@@ -12,20 +12,24 @@ from typing import Any
 
 from bus import subjects
 from bus.connection import Bus
+from bus.logs import get_logger
+from bus.tasks import TaskSet
 from entities.gateway.generation.path_choice import choose_path
 from entities.gateway.generation.prompts import Prompts, of_chat, of_completion
-from entities.gateway.generation.service_book import ServiceBook
-from entities.gateway.generation.session import Session
+from entities.gateway.generation.service_book import ANSWERING, ServiceBook
+from entities.gateway.generation.session import GenerationSession
 from entities.gateway.generation.session_keeper import SessionKeeper
 from entities.gateway.generation.session_machine import ChoosePath
 from entities.gateway.generation.token_rates import TokenBuckets, TokenRate
 from entities.tokens.byte_tokens import Tokenizer
-from schemas.errors import BadInput, NotFound, RateLimited, Unavailable
+from schemas.errors import BadInput, DmscError, NotFound, RateLimited, Unavailable
 from schemas.services.completion import MOST_CHOICES, ChatBody, CompletionBody, SampledBody, ServedModel
 from schemas.services.generation import Generation, Sampling
 from schemas.services.model_service import ModelService, ServedVersion
 from schemas.services.prediction import NamedTensor, Predict, Predicted
 from schemas.signals import AccessDecision
+
+log = get_logger("generation")
 
 USE = "service.use"
 _SEED = 1 << 63
@@ -35,11 +39,13 @@ _SEED = 1 << 63
 class GenerationConfig:
     """`predict_s`: how long a prediction may take.
 
-    `chat_tokens`: most tokens of a chat's answer whose request names no number.
+    `chat_tokens`: most tokens of a chat's answer whose request names no number. `most_shadows`: copies of
+    requests that versions in shadow answer at a time.
     """
 
     predict_s: float = 60.0
     chat_tokens: int = 4_096
+    most_shadows: int = 32
     rate: TokenRate = field(default_factory=TokenRate)
 
 
@@ -50,7 +56,7 @@ class Answering:
     service: ModelService
     version: ServedVersion
     tokenizer: Tokenizer
-    sessions: tuple[Session, ...]
+    sessions: tuple[GenerationSession, ...]
 
     @property
     def first(self) -> Generation:
@@ -81,6 +87,7 @@ class GenerationOperations:
         self._prompts = prompts
         self._config = config
         self._rates = TokenBuckets(config.rate)
+        self._shadows = TaskSet()
 
     def models(self) -> tuple[ServedModel, ...]:
         """Each service, and each of its versions."""
@@ -270,8 +277,7 @@ class GenerationOperations:
         generations = [
             template.model_copy(
                 update={
-                    "id": secrets.token_hex(16),
-                    "session": secrets.randbits(62),
+                    **_new_names(),
                     "prompt": prompt,
                     "sampling": template.sampling.model_copy(update={"draw": str(choice)}),
                 }
@@ -282,7 +288,7 @@ class GenerationOperations:
         now = time.monotonic()
         self._rates.charge(template.user, sum(len(each.prompt) for each in generations), now)
         begun = await _all_or_cancelled([self.keeper.begin(each) for each in generations])
-        sessions = tuple(each for each in begun if isinstance(each, Session))
+        sessions = tuple(each for each in begun if isinstance(each, GenerationSession))
         answering = Answering(service, version, tokenizer, sessions)
         try:
             for each in begun:
@@ -293,12 +299,49 @@ class GenerationOperations:
         except BaseException:
             answering.cancel()
             raise
+        self._mirror(service, version, template, prompts)
         for session in sessions:
             session.on_end(lambda tokens: self._rates.charge(template.user, tokens, time.monotonic()))
         return answering
 
+    def _mirror(
+        self,
+        service: ModelService,
+        answering: ServedVersion,
+        template: Generation,
+        prompts: Sequence[tuple[int, ...]],
+    ) -> None:
+        """Has versions in shadow answer copies. Nobody waits for them; what fails there is only logged."""
+        for name in service.shadow:
+            version = service.version(name)
+            if version is None or name == answering.version or version.state not in ANSWERING:
+                continue
+            for prompt in prompts:
+                fits = not version.context or len(prompt) + template.most_tokens <= version.context
+                # Tokens of another vocabulary would be another text.
+                if version.vocabulary != answering.vocabulary or not fits:
+                    continue
+                if len(self._shadows) >= self._config.most_shadows:
+                    return  # they are a sample, and must not take the place of answers
+                change = {"version": name, "job": version.job, "prompt": prompt, **_new_names()}
+                self._shadows.create(self._shadow(template.model_copy(update=change)))
 
-async def _all_or_cancelled(work: list[Coroutine[Any, Any, Session]]) -> list[Session | BaseException]:
+    async def _shadow(self, generation: Generation) -> None:
+        try:
+            session = await self.keeper.begin(generation)
+        except DmscError as error:
+            log.info("no answer in shadow", version=generation.version, code=error.code)
+        else:
+            await session.ended.wait()
+
+
+def _new_names() -> dict[str, Any]:
+    return {"id": secrets.token_hex(16), "session": secrets.randbits(62)}
+
+
+async def _all_or_cancelled(
+    work: list[Coroutine[Any, Any, GenerationSession]],
+) -> list[GenerationSession | BaseException]:
     """The sessions that begin. If the client leaves meanwhile, they begin all the same, and then end."""
     begun = asyncio.gather(*work, return_exceptions=True)
     try:
@@ -308,9 +351,9 @@ async def _all_or_cancelled(work: list[Coroutine[Any, Any, Session]]) -> list[Se
         raise
 
 
-def _cancel_each(begun: asyncio.Future[list[Session | BaseException]]) -> None:
+def _cancel_each(begun: asyncio.Future[list[GenerationSession | BaseException]]) -> None:
     for session in () if begun.cancelled() else begun.result():
-        if isinstance(session, Session):
+        if isinstance(session, GenerationSession):
             session.cancel()
 
 

@@ -17,13 +17,21 @@ from entities.gateway.generation.session_machine import (
     Deliver,
     Effect,
     Finish,
+    GenerationMachine,
     Path,
     Recall,
     Release,
-    SessionMachine,
     SessionTimes,
 )
-from schemas.errors import BadInput, BusUnreachable, DmscError, Fenced, RateLimited, Unavailable
+from schemas.errors import (
+    BadInput,
+    BadModelOutput,
+    BusUnreachable,
+    DmscError,
+    Fenced,
+    RateLimited,
+    Unavailable,
+)
 from schemas.services.generation import (
     BindSession,
     EndSession,
@@ -35,12 +43,6 @@ from schemas.services.generation import (
 from schemas.step import Member
 
 log = get_logger("generation")
-
-
-class BadModelOutput(DmscError):
-    """The model gave logits that are no numbers, or failed."""
-
-    code = "bad_model_output"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +76,7 @@ class SessionPorts:
             self.loads[member.sid] = KnownLoad(known.said, max(0, known.own + by))
 
 
-class Session:
+class GenerationSession:
     """One session that this gateway writes. Iterate over it for its tokens, in order, each once."""
 
     def __init__(self, ports: SessionPorts, generation: Generation) -> None:
@@ -83,7 +85,7 @@ class Session:
         self.ended = asyncio.Event()
         self._ports = ports
         self._loop = asyncio.get_running_loop()
-        self.machine = SessionMachine(generation, ports.config.times, now=self._loop.time())
+        self.machine = GenerationMachine(generation, ports.config.times, now=self._loop.time())
         self._tokens: list[GeneratedToken] = []
         self._news = asyncio.Event()
         self._tasks = TaskSet()

@@ -12,7 +12,7 @@ from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.messaging.handlers import Subscription
-from entities.gateway.generation.session import Session, SessionConfig, SessionPorts
+from entities.gateway.generation.session import GenerationSession, SessionConfig, SessionPorts
 from entities.presence.registry_view import RegistryView
 from schemas.envelope import Envelope
 from schemas.errors import DmscError, NotFound
@@ -51,7 +51,7 @@ class SessionKeeper:
         self._config = config
         self._bucket = bus.bucket(subjects.GENERATION)
         self.ports = SessionPorts(bus, self._stages, self._recall, config.session)
-        self._sessions: dict[tuple[str, int], Session] = {}
+        self._sessions: dict[tuple[str, int], GenerationSession] = {}
         self._revisions: dict[str, int] = {}
         self._followed: Counter[str] = Counter()
         self._subscriptions: dict[str, asyncio.Task[Subscription]] = {}
@@ -84,7 +84,7 @@ class SessionKeeper:
             session.fence()
 
     # --- begin, take over, end ----------------------------------------------------------------------------
-    async def begin(self, generation: Generation) -> Session:
+    async def begin(self, generation: Generation) -> GenerationSession:
         """A new session. Its record is written, and its owners are being asked, when this returns."""
         await self._follow(generation.job)
         try:
@@ -98,7 +98,7 @@ class SessionKeeper:
         session.begin()
         return session
 
-    async def take_over(self, id: str, may: Callable[[Generation], bool]) -> Session:
+    async def take_over(self, id: str, may: Callable[[Generation], bool]) -> GenerationSession:
         """The session under a new fence, with the tokens so far; whoever wrote it stops.
 
         Raises:
@@ -129,15 +129,15 @@ class SessionKeeper:
         session.begin()
         return session
 
-    def _hold(self, generation: Generation) -> Session:
-        session = Session(self.ports, generation)
+    def _hold(self, generation: Generation) -> GenerationSession:
+        session = GenerationSession(self.ports, generation)
         self._sessions[generation.job, generation.session] = session
         task = asyncio.create_task(self._until_over(session), name=f"generation {generation.id}")
         self._ends.add(task)
         task.add_done_callback(self._ends.discard)
         return session
 
-    async def _until_over(self, session: Session) -> None:
+    async def _until_over(self, session: GenerationSession) -> None:
         await session.ended.wait()
         generation, finish = session.generation, session.finished
         key = (generation.job, generation.session)

@@ -107,7 +107,7 @@ class _Progress:
     cached: dict[str, int] = field(default_factory=dict)
 
 
-class SessionMachine:
+class GenerationMachine:
     """The state of one session. Each event returns the effects that the caller carries out, in order.
 
     `now`: seconds of one clock. A machine whose session is over answers every event with no effect.

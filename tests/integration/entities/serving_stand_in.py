@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from bus import subjects
 from bus.connection import Bus
@@ -72,7 +73,7 @@ class StandInInstance:
         return Member.of(self.sid, self.bus.sender.incarnation)
 
     async def start(self) -> None:
-        names = {"job": self.job, "sid": self.sid}
+        names: dict[str, Any] = {"job": self.job, "sid": self.sid}
         self._subscriptions = [
             await self.bus.serve(subjects.BIND_SESSION, self._bind, **names),
             await self.bus.serve(subjects.END_SESSION, self._end, **names),

@@ -66,7 +66,7 @@ async def served(dial: Dial, gateway: Gateway) -> AsyncIterator[Served]:
         await each.kill()
 
 
-async def complete(http: httpx.AsyncClient, prompt: str = "abc", **more: Any) -> httpx.Response:
+async def complete(http: httpx.AsyncClient, prompt: str | list[str] = "abc", **more: Any) -> httpx.Response:
     body = {"model": "letters", "prompt": prompt, "max_tokens": 8, "temperature": 0} | more
     return await http.post("/v1/completions", json=body, headers=RUTH)
 
@@ -171,6 +171,26 @@ async def test_streams_end_with_done_and_usage(served: Served, http: httpx.Async
     assert {each["finish_reason"] for each in deltas} == {None, "length"}
 
 
+async def test_a_version_in_shadow_answers_copies(
+    served: Served, gateway: Gateway, http: httpx.AsyncClient
+) -> None:
+    service = gateway.generations.book.get("letters")
+    assert service is not None
+    (stable,) = service.versions
+    versions = (stable, stable.model_copy(update={"version": "v2"}))
+    changed = service.model_copy(update={"versions": versions, "shadow": ("v2",)})
+    await served.bus.bucket(subjects.MODEL_SERVICE).put(changed, service="letters")
+    await eventually(lambda: gateway.generations.book.get("letters") == changed)
+    response = await complete(http)
+    assert response.headers["dmsc-answered-by"] == "letters@v1"
+
+    async def ended() -> bool:
+        found = {(record.version, record.ended) for record in await served.records()}
+        return found == {("v1", "length"), ("v2", "length")}
+
+    await eventually(ended)
+
+
 async def test_lost_owners_and_messages_cost_no_token(served: Served, http: httpx.AsyncClient) -> None:
     reached, go = asyncio.Event(), asyncio.Event()
 
@@ -186,14 +206,13 @@ async def test_lost_owners_and_messages_cost_no_token(served: Served, http: http
     await reached.wait()
     victims = served.working
     assert {each.is_last for each in victims} == {True, False}
-    served.gate(None)
     for victim in victims:  # neighbours, at once
         await victim.kill()
+    others = [each for each in served.instances.values() if each not in victims]
+    await eventually(lambda: all(each.binds for each in others), "nobody took the session")
     go.set()
     response = await asked
     assert response.json()["choices"][0]["text"] == answer_to("abc", 8)
-    others = [each for each in served.instances.values() if each not in victims]
-    assert all(each.binds for each in others), "the others took the session"
 
 
 async def test_a_client_that_leaves_ends_its_session(served: Served, http: httpx.AsyncClient) -> None:
@@ -304,7 +323,7 @@ async def test_refusals_name_what_is_wrong(served: Served, http: httpx.AsyncClie
     assert response.status_code == 400
     assert "JSON" in response.json()["error"]["message"]
     # What asks for nothing is no reason to refuse.
-    neutral = {"frequency_penalty": 0, "logit_bias": None, "store": False, "best_of": 1}
+    neutral: dict[str, Any] = {"frequency_penalty": 0, "logit_bias": None, "store": False, "best_of": 1}
     assert (await complete(http, **neutral)).status_code == 200
     for each in served.last:
         each.load = each.load.model_copy(update={"most_sessions": 0})

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from schemas.errors import BadInput
-from schemas.services.prediction import MOST_PREDICT_BYTES, NamedTensor
+from schemas.services.prediction import MOST_PREDICTED_BYTES, NamedTensor
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 DTYPES = {
@@ -60,8 +60,9 @@ def named_answers(answers: Sequence[Mapping[str, Tensor]]) -> tuple[NamedTensor,
     """
     stacked = {name: torch.stack([answer[name] for answer in answers]) for name in answers[0]}
     size = sum(tensor.nbytes for tensor in stacked.values())
-    if size > MOST_PREDICT_BYTES:
-        raise BadInput(f"an answer of {size} bytes, but at most {MOST_PREDICT_BYTES}: ask for fewer samples")
+    if size > MOST_PREDICTED_BYTES:
+        most = MOST_PREDICTED_BYTES
+        raise BadInput(f"an answer of {size} bytes, but at most {most}: ask for fewer samples")
     return tuple(
         NamedTensor(
             name=name,

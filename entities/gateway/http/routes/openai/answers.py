@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from entities.gateway.generation.answer_text import TextPiece, ToldToken
+from entities.gateway.generation.answer_text import AnswerPiece, ToldToken
 from entities.gateway.generation.operations import Answering
 from schemas.base import Part
 from schemas.services.completion import (
@@ -39,7 +39,7 @@ class WholeAnswer:
     tokens: int = 0
     ends: str = ""
 
-    def add(self, piece: TextPiece) -> None:
+    def add(self, piece: AnswerPiece) -> None:
         self.text.append(piece.text)
         self.told += piece.told
         self.tokens = piece.number
@@ -92,7 +92,7 @@ class AnswerShape:
             **self._common, choices=(DeltaChoice(index=index, delta=delta),), dmsc=self._served(())
         )
 
-    def piece(self, index: int, piece: TextPiece) -> Part:
+    def piece(self, index: int, piece: AnswerPiece) -> Part:
         ends: Any = piece.ends or None
         served = self._served(piece.told)
         if not self.is_chat:

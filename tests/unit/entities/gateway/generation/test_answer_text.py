@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from entities.gateway.generation.answer_text import AnswerText, TextPiece
+from entities.gateway.generation.answer_text import AnswerPiece, AnswerText
 from entities.gateway.generation.token_rates import TokenBuckets, TokenRate
 from entities.tokens.byte_tokens import Utf8Tokenizer
 from schemas.services.generation import GeneratedToken
 
 
-def pieces(data: bytes, stop: tuple[str, ...] = (), *, ends: str = "length") -> list[TextPiece]:
+def pieces(data: bytes, stop: tuple[str, ...] = (), *, ends: str = "length") -> list[AnswerPiece]:
     text = AnswerText(Utf8Tokenizer(), stop)
     found = []
     for place, byte in enumerate(data):

@@ -15,9 +15,9 @@ from entities.gateway.generation.session_machine import (
     Deliver,
     Effect,
     Finish,
+    GenerationMachine,
     Recall,
     Release,
-    SessionMachine,
     SessionState,
     SessionTimes,
 )
@@ -63,8 +63,8 @@ def delivered(effects: list[Effect]) -> list[int]:
     return [effect.token.position for effect in effects if isinstance(effect, Deliver)]
 
 
-def started(**more: object) -> SessionMachine:
-    machine = SessionMachine(generation(**more))
+def started(**more: object) -> GenerationMachine:
+    machine = GenerationMachine(generation(**more))
     assert machine.begin(0.0) == [ChoosePath(frozenset(), ())]
     assert machine.path_found(PATH, 0.0) == [Bind(0, PATH)]
     return machine
@@ -106,7 +106,7 @@ def test_a_lost_owner_is_replaced_and_its_neighbour_stays() -> None:
 
 def test_silence_is_asked_about_and_a_standstill_changes_the_path() -> None:
     times = SessionTimes(silence_s=1.0, stuck_s=5.0, give_up_s=20.0)
-    machine = SessionMachine(generation(), times)
+    machine = GenerationMachine(generation(), times)
     machine.begin(0.0)
     machine.path_found(PATH, 0.0)
     assert machine.tick(0.9) == []
@@ -173,7 +173,7 @@ class Mesh:
     def run(self) -> list[int]:
         chance = random.Random(self.seed)
         alive = [[Member.of(f"{stage}{n}", "i1") for n in range(2)] for stage in range(2)]
-        machine = SessionMachine(generation(most_tokens=20), now=0.0)
+        machine = GenerationMachine(generation(most_tokens=20), now=0.0)
         got: list[int] = []
         known: dict[Member, list[int]] = {}
         flying: list[GeneratedToken] = []
