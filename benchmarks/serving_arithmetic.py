@@ -69,7 +69,8 @@ def answer(model: StageModel, prompts: Sequence[list[int]], tokens: int) -> None
     for name, longest in wanted.items():
         model.cache.reserve(name, longest)
     while sessions:
-        left, items = ROWS, []
+        left = ROWS
+        items: list[StageItem] = []
         for name in sorted(sessions, key=lambda name: len(sessions[name]) - computed[name]):
             rows = torch.tensor(sessions[name][computed[name] :][:left])
             if len(rows):
