@@ -90,9 +90,10 @@ def answer(model: StageModel, prompts: Sequence[list[int]], tokens: int) -> None
 def peers(options: argparse.Namespace) -> dict[str, Callable[[Sequence[list[int]], int], None]]:
     """transformers' own ways, as far as it is installed."""
     try:
-        import transformers
+        import transformers as installed
     except ImportError:
         return {}
+    transformers: Any = installed
     settings = {name: value for name, value in config(options).items() if name != "model_type"}
     parsed = transformers.LlamaConfig(**settings, pad_token_id=0, bos_token_id=1, eos_token_id=2)
     model: Any = transformers.LlamaForCausalLM(parsed).float().eval()
