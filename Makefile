@@ -183,6 +183,10 @@ bench-faults: setup ## stalls, goodput, waste and hashes under faults, beside th
 		|| echo 'torchft can not be installed here: the comparison with it is skipped'
 	@$(VENV)/python benchmarks/faults.py $(ARGS)
 
+.PHONY: bench-accounts
+bench-accounts: setup ## whether accounts of mixed jobs close under kills, and what counting costs
+	@$(VENV)/python benchmarks/accounts.py $(ARGS)
+
 .PHONY: bench-registry
 bench-registry: setup ## the registry with 10,000 instances, beside raw nats-py
 	@$(VENV)/python benchmarks/registry.py $(ARGS)
@@ -206,6 +210,10 @@ bench-policy-cost: setup ## a policy at 10,000 instances, and the way from a sug
 .PHONY: bench-mind
 bench-mind: setup ## modules and the orchestrator's own loop, on against off, while devices, links and nodes are disturbed by scripts
 	@$(VENV)/python -m benchmarks.mind $(ARGS)
+
+.PHONY: bench-canary-judge
+bench-canary-judge: setup ## a bad version of a served model: how soon it is found; one that is no worse: how often it is condemned
+	@$(VENV)/python -m benchmarks.canary_judge $(ARGS)
 
 .PHONY: bench-rebalancing
 bench-rebalancing: setup ## an instance that changes its stage: throughput before and after, beside bound and forecast

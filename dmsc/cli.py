@@ -29,9 +29,10 @@ from dmsc.commands.jobs import (
     weights,
 )
 from dmsc.commands.mesh import demo, doctor, nodes, run, up
-from dmsc.commands.observe import dashboard, faults, logs, store, tap, top
+from dmsc.commands.observe import cost, dashboard, faults, logs, store, tap, top
 from dmsc.commands.policies import learnt_state, policy, policy_versions, training
 from dmsc.commands.security import access, audit, cert, credential, rotate, secret, user
+from dmsc.commands.services import ask, services, serving
 from dmsc.console.command_app import CommandApp
 from dmsc.version import __version__
 
@@ -89,8 +90,9 @@ app.panel(
 )
 app.panel("Jobs", weights.weights, jobs.move, jobs.recut, sweep.sweep, chaos.chaos, simulate.simulate)
 app.panel("Jobs", schema.schema)
+app.panel("Services", serving.serve, ask.ask)
 app.panel("Watch", jobs.status, dashboard.dashboard, top.top, top.routes, nodes.nodes, faults.faults)
-app.panel("Watch", logs.logs, tap.tap, store.store)
+app.panel("Watch", logs.logs, tap.tap, store.store, cost.cost)
 app.panel("Parts", run.join, run.run, replay.replay)
 credential.app.command()(rotate.rotate)
 policy.app.command()(policy_versions.score)
@@ -115,6 +117,8 @@ feeds.app.command()(versions.show)
 feeds.app.command()(versions.diff)
 feeds.app.command()(versions.check)
 app.add_typer(feeds.app, name="data", rich_help_panel="Jobs")
+services.app.command("list")(services.list_)
+app.add_typer(services.app, name="service", rich_help_panel="Services")
 app.add_typer(queue.app, name="queue", rich_help_panel="Watch")
 app.add_typer(runs.app, name="runs", rich_help_panel="Watch")
 

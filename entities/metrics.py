@@ -81,6 +81,7 @@ class _MetricRows:
 _ORCHESTRATOR = _MetricRows("orchestrator")
 _JOB = _MetricRows("orchestrator", ("job",))
 _BROKER = _MetricRows("broker")
+_ACCOUNTANT = _MetricRows("accountant")
 _ROUTER = _MetricRows("router")
 _INSTANCE = _MetricRows("router", ("job", "stage", "sid", "cluster"))
 _LINK = _MetricRows("router", ("job", "sid", "peer", "cluster"))
@@ -133,6 +134,20 @@ BROKER_DROPPED = _BROKER.counter(
     "broker_dropped_total", "calls dropped because too many of one caller were waiting"
 )
 BROKER_WAITING = _BROKER.gauge("broker_waiting_calls", "calls that wait for their turn")
+
+# --- accounts ---------------------------------------------------------------------------------------------
+ACCOUNT_SECONDS = _ACCOUNTANT.counter(
+    "account_device_seconds_total",
+    "device-seconds by what they went into, since this accountant began",
+    "use",
+)
+ACCOUNT_OFFERED = _ACCOUNTANT.counter(
+    "account_offered_seconds_total", "device-seconds that nodes offered, since this accountant began"
+)
+ACCOUNT_LAG = _ACCOUNTANT.gauge("account_lag_seconds", "since the accounts were last brought up to date")
+BUDGET_USED = _ACCOUNTANT.gauge(
+    "budget_used_ratio", "share of a budget that is used; 1: used up", "owner", "per"
+)
 
 # --- instances, by the router of their cluster ----------------------------------------------------------
 QUEUE = _INSTANCE.gauge("instance_queue_microbatches", "microbatches that wait for its compute thread")

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    ConfigDict,
     Field,
     ValidationError,
     ValidatorFunctionWrapHandler,
@@ -28,13 +29,14 @@ from schemas.job_file.plan import PlanSpec
 from schemas.job_file.queue import MOST_MEMBERS, ArraySpec, Priority, QueueSpec, Values
 from schemas.job_file.recovery import RecoverySpec
 from schemas.job_file.requires import RequiresSpec
-from schemas.job_file.training import LossScaleSpec, TrainingSpec
+from schemas.job_file.training import LossScaleSpec, SampleSpec, TrainingSpec
 from schemas.marks import HOLDS_URL, HOLDS_USER_VALUES, Url
 from schemas.queue import QueueShare
 from schemas.recipe_progress import RecipeProgress
 from schemas.recut import RecutRecord
 from schemas.routing import RoutingSpec
-from schemas.services.serve_spec import ServeSpec
+from schemas.services.serve_spec import ServeSpec, need_not_train, refuse_training, trains_or_serves
+from schemas.setbacks import CodeFailure, MicrobatchFault, StepSetbacks
 from schemas.stored_values import breaks_rules, read_stored
 from schemas.task_graph import TaskGraph
 from schemas.usage import JobUsage
@@ -43,24 +45,16 @@ MOST_EVALUATED = 1 << 20
 """Most microbatches of a validation, of all its sets together: orders list each."""
 
 
-class SampleSpec(Part):
-    """A short text that the trained model generates at the end (byte-level language models only)."""
-
-    prompt: str = Field("def ", description="how the text begins")
-    tokens: int = Field(160, ge=0, le=4096, description="tokens that are generated")
-    temperature: float = Field(
-        0.8, ge=0, le=1e3, allow_inf_nan=False, description="0: always the likeliest token"
-    )
-
-
 class JobSpec(Part):
-    """A training job, as a user writes it in YAML or JSON."""
+    """A training job, or a version of a service, as a user writes it in YAML or JSON."""
+
+    model_config = ConfigDict(json_schema_extra=trains_or_serves)
 
     name: Token = Field(description="what it is called; several jobs may have the same name")
     model: ModelSpec
     code: CodeSpec | None = Field(None, description="modules that travel with the job")
     data: DataSpec = DataSpec()
-    training: TrainingSpec
+    training: TrainingSpec = Field(description="required, unless there is `serve`")
     parallel: ParallelSpec = ParallelSpec()
     requires: RequiresSpec = RequiresSpec()
     plan: PlanSpec = PlanSpec()
@@ -79,6 +73,11 @@ class JobSpec(Part):
     artifacts: Url = Field("bus://artifacts", description="where weights and checkpoints go")
     sample: SampleSpec | None = Field(None, description="a text that the trained model writes at the end")
     serve: ServeSpec | None = Field(None, description="its instances answer requests, and train nothing")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _need_not_train(cls, value: Any) -> Any:
+        return need_not_train(value)
 
     @property
     def weights_url(self) -> str | None:
@@ -168,6 +167,13 @@ class JobSpec(Part):
     def _warmup_fits(self) -> JobSpec:
         if self.training.schedule.warmup_steps > self.training.steps:
             raise ValueError("training.schedule.warmup_steps exceeds training.steps")
+        return self
+
+    @model_validator(mode="after")
+    def _serves_or_trains(self) -> JobSpec:
+        if self.serve is not None:
+            named = {"array": self.array, "resume_from": self.resume_from}
+            refuse_training({**named, "parallel.standbys": any(self.parallel.standbys_per_stage())})
         return self
 
     @model_validator(mode="after")
@@ -297,32 +303,6 @@ class WeightsManifest(Part):
     bytes: int
     sha256: str
     step: int
-
-
-class MicrobatchFault(Part):
-    """A microbatch at which instances ended themselves; after two incarnations it is quarantined."""
-
-    step: int
-    microbatch: int
-    stage: int
-    reason: str = Field(description="what the last one said")
-    ended: dict[str, str] = Field(description="incarnation → SID of each instance that ended at it")
-
-
-class StepSetbacks(Part):
-    """The failures of a step that is not committed yet."""
-
-    step: int
-    attempts: int = Field(description="attempts of it that failed so far")
-    errors: tuple[tuple[int | None, str], ...] = Field((), description="(stage, code) of errors of its own")
-
-
-class CodeFailure(Part):
-    """An instance ended for an exception of the job's own code, at a step."""
-
-    at: Time
-    step: int
-    sid: Token
 
 
 class NodeCut(Part):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from schemas.cluster import NodeStatus
 from schemas.job import JobSpec
 from schemas.plain_text import shown
+from schemas.services.serve_spec import ServeSpec
 from schemas.task_graph import LayerProfile
 
 SUM_BYTES = {True: 8, False: 4}
@@ -43,6 +44,8 @@ class MemoryEstimate:
     """What autograd keeps of the `in_flight` microbatches."""
     boundary: int = 0
     """Tensors from and to other stages, until the step is stable: in host memory."""
+    cache: int = 0
+    """Keys and values of the sessions of a service."""
     copies: int = 0
     """A state on its way to a checkpoint or peer, and the states kept for other stages: in host memory."""
     in_flight: int = 1
@@ -50,7 +53,7 @@ class MemoryEstimate:
     @property
     def state(self) -> int:
         """What is there whatever the microbatches are."""
-        return self.weights + self.optimizer + self.sums + self.gradients
+        return self.weights + self.optimizer + self.sums + self.gradients + self.cache
 
     @property
     def least(self) -> int:
@@ -91,6 +94,8 @@ def estimate_stage(
     again, again_bytes = _used_again(layers)
     trained = sum(layer.parameters - layer.frozen for layer in layers) - again
     weights = sum(layer.parameter_bytes for layer in layers) - again_bytes
+    if spec.serve is not None:
+        return _serving(layers, spec.serve, weights)
     optimizer = int(trained * optimizer_bytes_per_parameter)
     exact = spec.training.exact_accumulation
     exchanged = EXCHANGE_BYTES[exact] if replicas > 1 else 0
@@ -103,6 +108,22 @@ def estimate_stage(
         boundary=2 * (layers[-1].output_bytes if layers else 0) * min(in_flight, spec.training.microbatches),
         copies=weights + optimizer + copied_state_bytes,
         in_flight=max(1, in_flight),
+    )
+
+
+WIDEST = 8
+"""A layer's widest values in a pass, of its output's bytes: a gated perceptron has three of four widths."""
+
+
+def _serving(layers: Sequence[LayerProfile], serve: ServeSpec, weights: int) -> MemoryEstimate:
+    """No gradients and no optimizer: weights, keys and values, one wave at work, and its boundary rows."""
+    output = max((layer.output_bytes for layer in layers), default=0)
+    chunks = -(-serve.wave_tokens // serve.chunk_tokens)  # an analysed sample has the tokens of one
+    return MemoryEstimate(
+        weights=weights,
+        cache=serve.cache_mib << 20,
+        activations=WIDEST * output * chunks,
+        boundary=2 * (layers[-1].output_bytes if layers else 0) * chunks,
     )
 
 
@@ -169,6 +190,8 @@ def _remedies(
     estimate: MemoryEstimate, room_bytes: int, layers: Sequence[LayerProfile], spec: JobSpec
 ) -> list[str]:
     """What would make an instance fit: each is enough by itself, as far as the estimate says so."""
+    if spec.serve is not None:
+        return _serving_remedies(estimate, room_bytes, layers, spec)
     found: list[str] = []
     samples, stages = spec.training.microbatch_samples, spec.parallel.stages
     free = room_bytes / OVERHEAD - estimate.state
@@ -191,3 +214,14 @@ def _remedies(
     if spec.model.quantize is None and is_fp32 and spared and estimate.total - spared <= room_bytes:
         found.append("set model.quantize to int8, which keeps frozen weights of linear layers in a quarter")
     return found or [f"join a node with {shown(estimate.total)}, or make its largest layer several"]
+
+
+def _serving_remedies(
+    estimate: MemoryEstimate, room_bytes: int, layers: Sequence[LayerProfile], spec: JobSpec
+) -> list[str]:
+    found = []
+    if (cache := (room_bytes - estimate.least + estimate.cache) >> 20) >= 1:
+        found.append(f"lower serve.cache_mib to {cache}")
+    if (factor := -(-(estimate.least - estimate.cache) // room_bytes)) <= len(layers):
+        found.append(f"set parallel.stages to {spec.parallel.stages * max(2, factor)}")
+    return found or [f"join a node with {shown(estimate.total)}"]

@@ -16,6 +16,7 @@ from schemas.job import JobRecord
 from schemas.marks import Url
 from schemas.module_status import ModuleStatus
 from schemas.registry import PeerLink, ServiceRecord
+from schemas.services.model_service import ModelService
 
 
 class Page(Part):
@@ -52,6 +53,12 @@ class DataSetPage(Page):
     """Versions of data sets that the mesh has built, by name and number."""
 
     versions: tuple[DataSetVersion, ...]
+
+
+class ServicePage(Page):
+    """Model services by name."""
+
+    services: tuple[ModelService, ...]
 
 
 class Dataset(Part):

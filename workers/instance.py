@@ -234,7 +234,9 @@ class Instance:
             runtime = (PreprocessRuntime if self.unit.kind is UnitKind.PREPROCESS else DataRuntime)(context)
         elif self.start.spec.serve is not None:
             if self.payload.device != "cpu":
-                log.warning("a service computes on the processor", sid=self.unit.sid, slot=self.payload.device)
+                log.warning(
+                    "a service computes on the processor", sid=self.unit.sid, slot=self.payload.device
+                )
             runtime = ServingRuntime(context, thread=await self._compute_thread(stack))
         else:
             runtime = StageRuntime(

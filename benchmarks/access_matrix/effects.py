@@ -54,7 +54,7 @@ _OPEN = (
     *("data.>", "telemetry.>"),
     *("cluster.*.stop", "cluster.*.judge", "cluster.*.analyse", "cluster.*.strike", "cluster.*.forget"),
     *("cluster.*.sample", "policy.>", "fault.>", "log.*"),
-    *("job.event.*", "job.command.*", "queue.event.*"),
+    *("job.event.*", "job.command.*", "queue.event.*", "account.slots.*"),
     *(
         "$KV.registry.*",
         "$KV.routes.>",
@@ -65,6 +65,8 @@ _OPEN = (
     ),
     *("$KV.automation.*", "$KV.modules.*", "$KV.standings.>", "$KV.jobs.*", "$KV.datasets.*", "$KV.feeds.>"),
     *("$KV.builds.*", "$KV.learnt.>"),
+    # services, but for what they are asked and answer
+    *("service.command.*", "service.query", "serve.end.*.*", "serve.need.*.*", "$KV.services.*"),
 )
 _MEETING = tuple(
     f"{kind}.{place}.*"
@@ -130,8 +132,9 @@ ADMIN = Effects(
             "data.prepared.>",
         ),
         *("telemetry.>", "topology.>", "policy.>", "log.*", "dead_letter.*", "job.command.*"),
-        "queue.event.capacity",
+        *("queue.event.capacity", "account.slots.*", "account.query"),
         *("fault.link.*.*", "fault.report.*", "fault.verdict.*", "fault.cluster.*.*"),
+        *("service.>", "serve.>"),
     ),
     learns=OPERATOR.learns,
 )
@@ -142,11 +145,14 @@ INSTANCE = Effects(
         *("registry.resolve", "log.j-s0-r0", "dead_letter.j-s0-r0"),
         *("step.claim.j.j-s0-r0", "data.notice.j.*", "data.answer.j.*", "telemetry.instance.j.j-s0-r0"),
         *("data.blocks.j.j-s0-r0", "data.block.j.*"),
+        *("serve.need.j.*", "serve.tokens.j.j-s0-r0"),
         *("fault.link.*.j", "broker.instance.j.j-s0-r0"),
     ),
     learns=(
         *("step.*.j.j-s0-r0", "state.*.j.j-s0-r0", "recut.*.j.j-s0-r0", "store.query.j.j-s0-r0"),
         *("data.notice.j.j-s0-r0", "data.answer.j.j-s0-r0", "data.blocks.j.*", "data.block.j.j-s0-r0"),
+        *("serve.bind.j.j-s0-r0", "serve.end.j.j-s0-r0", "serve.need.j.j-s0-r0", "serve.predict.j.j-s0-r0"),
+        "serve.tokens.j.*",
         *("fault.verdict.*", "job.event.j", "$KV.registry.*", "$KV.jobs.j", "$KV.routes.j.>"),
         *("$KV.feeds.>", "$KV.feed_records.>", "object artifacts/j/weights", *_MEETING),
     ),
@@ -159,7 +165,7 @@ AGENT = Effects(
         *("registry.instance_record.a-n.*", "registry.instance_state.a-n.*"),
         *("log.a-n", "dead_letter.a-n", "mesh.node.a-n", "telemetry.node.a-n"),
         *("topology.model.a-n.*", "topology.failed.a-n.*", "topology.sample.a-n.*", "broker.cluster.a.a-n"),
-        *("data.prepared.a-n.*", "fault.cluster.a-n.*"),
+        *("data.prepared.a-n.*", "fault.cluster.a-n.*", "account.slots.a-n"),
     ),
     learns=("cluster.a-n.*", "mesh.leader", "telemetry.instance.*.*", *_EVERYBODY),
 )
@@ -172,6 +178,7 @@ MODULE = Effects(
         *("telemetry.observation.*", "topology.graph.*", "policy.decision.*", "policy.switch.*"),
         "policy.learnt.state.*.*",
         "policy.fault_question.*",
+        "$KV.services.*",
         *("policy.order.mine", "policy.question.mine.*", "policy.suggestion.system.mine", *_EVERYBODY),
     ),
 )
@@ -204,7 +211,9 @@ JOINS_ANY = _agent_named("join-any", "~")
 
 # --- the control plane's, where it is handed out -----------------------------------------------------------
 _STREAMS = (
+    "ACCOUNTS",
     *("AUDIT", "DEAD_LETTERS", "FAULTS", "FAULT_QUEUE", "JOBS", "LEARNT", "LOGS", "POLICIES", "SIGNALS"),
+    *("GENERATIONS", "KV_generations", "KV_services"),
     *("STEPS", "TELEMETRY", "UNREADABLE", "OBJ_artifacts", "KV_rendezvous", "RENDEZVOUS_COUNTERS"),
     *(
         "KV_answers",
@@ -230,7 +239,7 @@ _STREAMS = (
         "KV_standings",
         "KV_steps",
     ),
-    *("KV_units", "KV_uploads", "KV_users"),
+    *("KV_units", "KV_uploads", "KV_users", "KV_accounts", "KV_account_positions", "KV_budgets"),
 )
 
 
@@ -263,7 +272,14 @@ def _itself(name: str) -> tuple[str, ...]:
 
 
 _FEEDS = ("$KV.feeds.feed.*", "$KV.feeds.segment.*.*", "$KV.feed_records.*.*")
-_GATEWAY_KEEPS = ("$KV.answers.*", "$KV.datasets.*", "$KV.secrets.*.*", "$KV.uploads.*", *_FEEDS)
+_GATEWAY_KEEPS = (
+    "$KV.answers.*",
+    "$KV.datasets.*",
+    "$KV.generations.*",
+    "$KV.secrets.*.*",
+    "$KV.uploads.*",
+    *_FEEDS,
+)
 GATEWAY = Effects(
     "asks everybody for its users, after Type 3; hears all that is said; keeps data sets, feeds, answers, "
     "secrets, objects; writes no record of jobs, users, revocations, routes, the audit",
@@ -273,16 +289,17 @@ GATEWAY = Effects(
         *("job.command.*", "mesh.command.*", "mesh.query", "policy.command.*", "policy.question.*.*"),
         "data.command.*",
         *("cluster.*.read", "cluster.*.strike", "step.dispatch.*.*", "store.query.*.*"),
-        "telemetry.observation.*",
+        *("telemetry.observation.*", "account.query"),
+        *("service.command.*", "service.query", "serve.bind.*.*", "serve.end.*.*", "serve.predict.*.*"),
         *_GATEWAY_KEEPS,
     ),
     learns=(
         *("signal.>", "access.>", "registry.>", "mesh.>", "topology.>", "step.>", "state.>", "recut.>"),
         "data.>",
         *("telemetry.>", "cluster.*.*", "policy.>", "fault.>", "log.*", "job.>", "door.*", "dead_letter.*"),
-        *("unreadable.*", "audit.*", "store.query.*.*", "queue.event.*"),
+        *("unreadable.*", "audit.*", "store.query.*.*", "queue.event.*", "account.>"),
         *(*_GATEWAY_KEEPS, "$KV.jobs.*", "$KV.registry.*", "$KV.revocations.*.*", "$KV.routes.>"),
-        *("$KV.builds.*", "$KV.data_sets.*.*"),
+        *("$KV.builds.*", "$KV.data_sets.*.*", "$KV.services.*", "service.>", "serve.>"),
         *("$O.artifacts.M.>", "object artifacts/j/weights", "object artifacts/k/weights"),
     ),
     writes=(*_GATEWAY_KEEPS, "$O.artifacts.>"),
@@ -290,10 +307,12 @@ GATEWAY = Effects(
         *_provisions(),
         *_reads(
             {
+                "ACCOUNTS": ("account.slots.*",),
                 "AUDIT": ("audit.*",),
                 "DEAD_LETTERS": ("dead_letter.*",),
                 "FAULTS": ("fault.link.*.*", "fault.verdict.*"),
                 "FAULT_QUEUE": ("fault.record.*.*",),
+                "GENERATIONS": ("serve.tokens.*.*",),
                 "JOBS": ("job.event.*", "data.event.*"),
                 "LOGS": ("log.*",),
                 "POLICIES": (
@@ -313,6 +332,8 @@ GATEWAY = Effects(
                 "KV_builds": ("$KV.builds.*",),
                 "KV_data_sets": ("$KV.data_sets.*.*",),
                 "KV_datasets": ("$KV.datasets.*",),
+                "KV_generations": ("$KV.generations.*",),
+                "KV_services": ("$KV.services.*",),
                 "KV_feeds": _FEEDS[:2],
                 "KV_feed_records": _FEEDS[2:],
                 "KV_secrets": ("$KV.secrets.*.*",),
@@ -325,7 +346,7 @@ GATEWAY = Effects(
             }
         ),
         *(f"$JS.API.STREAM.MSG.GET.KV_{name}" for name in ("answers", "datasets", "feeds", "feed_records")),
-        *(f"$JS.API.STREAM.MSG.GET.KV_{name}" for name in ("secrets", "uploads")),
+        *(f"$JS.API.STREAM.MSG.GET.KV_{name}" for name in ("secrets", "uploads", "generations")),
         *("$JS.API.STREAM.MSG.GET.OBJ_artifacts", "$JS.API.STREAM.PURGE.OBJ_artifacts", "$O.artifacts.>"),
         "_INBOX.*.*.*.any.gateway-a.*",
     ),

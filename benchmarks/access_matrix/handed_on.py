@@ -24,7 +24,7 @@ JOINS_ANY = Identity(name="join-any", kind=K.CLUSTER, cluster=ANY, node=ANY)
 MODULE = Identity(name="mine", kind=K.FUNCTIONAL_MODULE, module="mine")
 ENTITIES = (
     *("orchestrator", "service-registry", "authorizer", "authorizer-2", "gateway-a", "router-a", "broker"),
-    *("supervisor", "guard"),
+    *("supervisor", "guard", "accountant"),
 )
 
 
@@ -47,6 +47,7 @@ _IN_BETWEEN = [_instance(name) for name in ENTITIES] + [
     {"name": "gateway-a", "kind": "gateway", "cluster": "a"},
     {"name": "orchestrator", "kind": "orchestrator"},
     {"name": "broker", "kind": "broker"},
+    {"name": "accountant", "kind": "accountant"},
     {"name": "tap", "kind": "tap"},
     {"name": "tool", "kind": "client"},
     {"name": "mine", "kind": "functional-module", "module": "mine"},

@@ -55,14 +55,15 @@ PRIVATE = (
         subjects.WAVE_TOKENS,
         subjects.PREDICT,
     ),
+    *(subjects.ACCOUNT_SLICE, subjects.ACCOUNT_POSITION, subjects.ACCOUNT_QUERY, subjects.BUDGET_STATE),
 )
 """Rows that only operators and admins see: requests of users (Type 3, the gateways' request API), unreadable
-bytes, rows of an instance's own store, prompts and answers of services, files of a job, records of feeds, tokens and the audit; and rows that
-carry a secret, which a tap hides but a NATS client does not."""
+bytes, rows of an instance's own store, prompts and answers of services, files of a job, records of feeds,
+what users spent, tokens and the audit; and rows that carry a secret, which a tap hides but a NATS client does not."""
 
 _PROVISIONING = frozenset({K.SERVICE_REGISTRY, K.ORCHESTRATOR, K.AUTHORIZER, K.GATEWAY, K.ROUTER})
 """Kinds that may make streams: only the control plane, because a stream can be made to republish anything."""
-_HISTORIANS = _PROVISIONING | {K.CLIENT, K.FUNCTIONAL_MODULE}
+_HISTORIANS = _PROVISIONING | {K.CLIENT, K.FUNCTIONAL_MODULE, K.ACCOUNTANT}
 """Kinds that read streams; instances and agents only subscribe."""
 _WINDOWS = frozenset({K.GATEWAY})
 """Kinds that show users what their role may see (dashboard, logs, browser tap), each after Type 3."""
@@ -143,6 +144,8 @@ def _of_identity(identity: Identity) -> _Lists:
         _show(lists)
     if identity.kind in _PROVISIONING:
         _provision(lists)
+    if identity.kind is K.ACCOUNTANT:  # how large what is stored is, not what is in it
+        _list_objects(lists)
     if identity.kind in _OBJECT_USERS:
         _use_objects(lists)
     if identity.kind is K.INSTANCE:
@@ -323,6 +326,11 @@ def _provision(lists: _Lists) -> None:
     lists.publish.add(f"{API}.STREAM.NAMES")
     for config in streams.stream_configs(1):
         lists.publish.update(f"{API}.STREAM.{call}.{config['name']}" for call in ("CREATE", "INFO", "UPDATE"))
+
+
+def _list_objects(lists: _Lists) -> None:
+    bucket = streams.OBJECT_BUCKET
+    lists.reads.add((f"OBJ_{bucket}", f"$O.{bucket}.M.>"))
 
 
 def _use_objects(lists: _Lists) -> None:

@@ -65,6 +65,7 @@ _SAID: dict[Subject, dict[str, tuple[str | _Follows, ...]]] = {
     subjects.STORE_QUERY: {"job": ("job",)},
     subjects.INSTANCE_SAMPLE: {"job": ("job",), "sid": ("sid", _SENDER)},
     subjects.NODE_SAMPLE: {"agent": (_SENDER, _AGENT)},
+    subjects.SLOT_REPORT: {"agent": (_SENDER, _AGENT)},
     subjects.SUGGESTION: {"owner": ("owner",), "module": ("module",)},
     subjects.FAULT_QUESTION: {"job": ("job",)},
     subjects.FAULT_ANSWER: {"owner": ("owner",), "module": ("module",)},
@@ -75,6 +76,8 @@ _SAID: dict[Subject, dict[str, tuple[str | _Follows, ...]]] = {
     subjects.KEEP_LEARNT: {"owner": ("owner", "state.owner"), "module": ("module", "state.module")},
     subjects.LINK_FAULT: {"job": ("job", _OF_PEER, _OF_REPORTER)},
     subjects.LOG: {"sid": (_SENDER,)},
+    subjects.WAVE_TOKENS: {"job": ("job",), "sid": ("member.sid", _SENDER)},
+    subjects.ROWS_NEEDED: {"job": ("job",)},
     subjects.DEAD_LETTER: {"sid": ("service", _SENDER)},
 }
 """For each row on which a party speaks: its tokens, and the fields that must say the same."""

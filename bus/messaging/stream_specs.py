@@ -35,6 +35,7 @@ def _streams() -> tuple[StreamSpec, ...]:
         "TELEMETRY": (128 << 20, 86_400.0),
         "POLICIES": (64 << 20, 0.0),
         "LEARNT": (64 << 20, 7 * 86_400.0),
+        "ACCOUNTS": (128 << 20, 7 * 86_400.0),
         "FAULTS": (64 << 20, 0.0),
         "FAULT_QUEUE": (32 << 20, 30 * 86_400.0),
         "LOGS": (64 << 20, 86_400.0),
@@ -70,6 +71,7 @@ KEEPS_PREVIOUS = frozenset(
     {
         *("jobs", "users", "revocations", "cordons", "modules", "standings", "link_secrets", "secrets"),
         *("datasets", "builds", "data_sets", "reservations", "automation", "learnt", "services"),
+        "accounts",
     }
 )
 """Buckets whose values exist nowhere else. Their streams keep earlier values, in case the newest can't be

@@ -13,6 +13,7 @@ from types import ModuleType
 
 from bus.subject_row import Subject
 from bus.subjects import (
+    accounts,
     data_sets,
     faults,
     jobs,
@@ -27,6 +28,7 @@ from bus.subjects import (
 )
 
 # Each module's `__all__` says what a star brings, and stands in ours below.
+from bus.subjects.accounts import *  # noqa: F403
 from bus.subjects.data_sets import *  # noqa: F403
 from bus.subjects.faults import *  # noqa: F403
 from bus.subjects.jobs import *  # noqa: F403
@@ -40,6 +42,7 @@ from bus.subjects.stage_state import *  # noqa: F403
 from bus.subjects.step import *  # noqa: F403
 
 __all__ = ["DISCONNECTED", "SUBJECTS", "lookup"]
+__all__ += accounts.__all__
 __all__ += data_sets.__all__
 __all__ += faults.__all__
 __all__ += jobs.__all__
@@ -66,6 +69,7 @@ SUBJECTS: list[Subject] = [
     for domain in (
         *(signals, registry, mesh, node_agents, step, stage_state, policies, faults, jobs, data_sets),
         services,
+        accounts,
     )
     for row in _rows(domain)
 ]

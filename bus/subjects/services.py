@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bus.subject_row import Names, Subject
-from bus.subjects.table import FM, MG, MI, RECORDS_BYTES, SMO
+from bus.subjects.table import AAM, FM, MG, MI, RECORDS_BYTES, SMO
 from schemas.errors import Ack
 from schemas.services import generation, model_service, prediction
 
@@ -25,7 +25,7 @@ MODEL_SERVICE = Subject(
     "{service}",
     model_service.ModelService,
     SMO,
-    SMO | MG | FM,
+    SMO | MG | FM | AAM,
     "a service with its versions, their state, and the traffic that each gets",
     bucket="services",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bus.subject_row import Subject
-from bus.subjects.table import FM, MG, MI, SMO, STEP_BYTES
+from bus.subjects.table import ACCOUNTANT, FM, MG, MI, SMO, STEP_BYTES
 from schemas import step
 from schemas.errors import Ack
 
@@ -45,7 +45,7 @@ STEP_CLAIM = Subject(
     "step.claim.{job}.{sid}",
     step.MicrobatchClaim,
     MI,
-    SMO | MG | FM,
+    SMO | MG | FM | ACCOUNTANT,
     "this microbatch is in my sum",
     stream="STEPS",
 )

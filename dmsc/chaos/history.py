@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from schemas.computed_work import StepUnits, WorkNovelty
 from schemas.job import JobEvent, StepResult
 from schemas.step import MicrobatchClaim
 from schemas.task_graph import is_data
@@ -209,20 +210,18 @@ def count_work(claims: Iterable[MicrobatchClaim]) -> ComputedWork:
     """Count computed work. A unit is one microbatch, forward and backward, on one stage, whether it counted
     or not.
 
-    A claim that is repeated for the same work has the same times; work that was redone has other times. Work
-    that was only forwarded when its instance died has no claim, so it is not counted.
+    Which claim is repeated, and which tells of work done anew, is the accounts' rule as well. Work that was
+    only forwarded when its instance died has no claim, so it is not counted.
     """
-    seen: set[tuple[int, int, int, str, float, float]] = set()
+    steps: dict[int, StepUnits] = {}
     units: dict[int, int] = {}
     by_owner: dict[tuple[int, str], int] = {}
     for claim in claims:
         if claim.evaluate:
             continue
         owner = claim.owner.incarnation
-        key = (claim.step, claim.stage, claim.microbatch, owner, claim.forward_ms, claim.backward_ms)
-        if key in seen:
+        if steps.setdefault(claim.step, StepUnits()).take(claim) is WorkNovelty.REPEATED:
             continue
-        seen.add(key)
         units[claim.step] = units.get(claim.step, 0) + 1
         by_owner[claim.step, owner] = by_owner.get((claim.step, owner), 0) + 1
     return ComputedWork(units=units, by_owner=by_owner)

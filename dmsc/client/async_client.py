@@ -17,9 +17,12 @@ from typing import Any, Literal, Self
 from dmsc.authoring.code_folder import PackedCode
 from dmsc.client import http_protocol
 from dmsc.client.calls.access_calls import AccessCalls, segment
+from dmsc.client.calls.account_calls import AccountCalls
 from dmsc.client.calls.array_calls import ArrayCalls
 from dmsc.client.calls.code_calls import JOBS
+from dmsc.client.calls.generation_calls import GenerationCalls
 from dmsc.client.calls.policy_calls import PolicyCalls
+from dmsc.client.calls.service_calls import ServiceCalls
 from dmsc.client.calls.shape_calls import ShapeCalls
 from dmsc.client.calls.train_calls import TrainCalls
 from dmsc.client.data.data_calls import DataCalls
@@ -60,7 +63,18 @@ Job = str | Path | Mapping[str, Any] | JobSpec
 Fault = Literal["kill", "freeze", "resume"]
 
 
-class AsyncClient(ArrayCalls, TrainCalls, ShapeCalls, DataCalls, AccessCalls, FeedCalls, PolicyCalls):
+class AsyncClient(
+    ArrayCalls,
+    TrainCalls,
+    ShapeCalls,
+    DataCalls,
+    ServiceCalls,
+    GenerationCalls,
+    AccessCalls,
+    FeedCalls,
+    PolicyCalls,
+    AccountCalls,
+):
     """Sends requests to a mesh's gateways from a coroutine; use it with `async with`.
 
     Args:

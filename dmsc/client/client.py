@@ -121,6 +121,16 @@ class Client:
     reservations = _called(AsyncClient.reservations)
     cancel_reservation = _called(AsyncClient.cancel_reservation)
 
+    deploy = _called(AsyncClient.deploy)
+    services = _called(AsyncClient.services)
+    service = _called(AsyncClient.service)
+    set_traffic = _called(AsyncClient.set_traffic)
+    promote_version = _called(AsyncClient.promote_version)
+    roll_back_service = _called(AsyncClient.roll_back_service)
+    shadow_version = _called(AsyncClient.shadow_version)
+    scale_version = _called(AsyncClient.scale_version)
+    stop_service = _called(AsyncClient.stop_service)
+
     mesh = _called(AsyncClient.mesh)
     overview = _called(AsyncClient.overview)
     tap_scope = _called(AsyncClient.tap_scope)
@@ -166,6 +176,7 @@ class Client:
 
     curve = _called(AsyncClient.curve)
     prices = _called(AsyncClient.prices)
+    accounts = _called(AsyncClient.accounts)
 
     weights = _called(AsyncClient.weights)
     download_weights = _called(AsyncClient.download_weights)
@@ -201,3 +212,8 @@ class Client:
     codes = _called(AsyncClient.codes)
     upload_code = _called(AsyncClient.upload_code)
     delete_code = _called(AsyncClient.delete_code)
+
+    models = _called(AsyncClient.models)
+    ask = _iterated(AsyncClient.ask)
+    complete = _called(AsyncClient.complete)
+    predict = _called(AsyncClient.predict)

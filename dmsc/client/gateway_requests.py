@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from dmsc.client import http_protocol
 from dmsc.client.http_protocol import EventParser
 from schemas.base import Message
-from schemas.errors import BusUnreachable, InProgress, Overloaded, Unavailable
+from schemas.errors import BusUnreachable, InProgress, NotFound, Overloaded, Unavailable
 from schemas.pages import Page
 
 A = TypeVar("A", bound=BaseModel)
@@ -216,6 +216,54 @@ class Gateways:
                     return
             except (httpx.TransportError, Unavailable) as error:
                 broken_since = self._broken(error, broken_since, self._patience_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, self._retry.longest_pause_s)
+
+    async def answer(self, path: str, body: Any, resumed: str, header: str) -> AsyncGenerator[str, None]:
+        """Yield the data of an answer's events once each, in order, whichever gateways die meanwhile.
+
+        `header` names the answer. `resumed` is the path, with `{id}` for that name, at which any gateway goes
+        on with it. Where none knows it any more the request is sent again, under the same idempotency key:
+        its events are the same.
+        """
+        last, name, pause_s, broken_since = 0, "", self._retry.first_pause_s, None
+        key = secrets.token_hex(16)
+        while True:
+            how: dict[str, Any]
+            if name:
+                how = {"method": "GET", "url": self.urls[0] + resumed.format(id=name)}
+                headers = {"Last-Event-ID": str(last)}
+            else:
+                how = {"method": "POST", "url": self.urls[0] + path, "json": body}
+                headers = {"Idempotency-Key": key}
+            try:
+                async with self._http.stream(
+                    **how, headers=headers, timeout=http_protocol.STREAM_TIMEOUT
+                ) as response:
+                    if response.is_error:
+                        await response.aread()
+                    http_protocol.raise_for(response)
+                    name = response.headers.get(header, name)
+                    parser = EventParser()
+                    async for line in response.aiter_lines():
+                        event = http_protocol.next_piece(parser, line)
+                        if event is None:
+                            continue
+                        if event.data == http_protocol.DONE:
+                            return
+                        number = int(event.id or 0)
+                        if number > last:
+                            last, pause_s, broken_since = number, self._retry.first_pause_s, None
+                            yield event.data
+                self._next_gateway()  # it stops, or another one has taken over
+            except NotFound:
+                if not name:
+                    raise
+                name = ""
+            except (httpx.TransportError, Unavailable) as error:
+                broken_since = self._broken(error, broken_since, self._patience_s)
+                if isinstance(error, Overloaded):
+                    pause_s = float(error.fields.get("retry_after_s", pause_s))
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, self._retry.longest_pause_s)
 

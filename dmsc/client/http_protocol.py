@@ -45,6 +45,10 @@ ENDINGS = ("lagged", "closing", "refused")
 ENDING_LINES = tuple(f"event: {name}" for name in ENDINGS)
 
 
+DONE = "[DONE]"
+"""The data of the last event of an answer that is whole."""
+
+
 class Position(TypedDict):
     """The start of an event stream, as parameters and headers of a request."""
 
@@ -94,6 +98,9 @@ def raise_for(response: httpx.Response) -> None:
     fields: dict[str, Any] = {}
     try:
         problem: dict[str, Any] = response.json()
+        own = problem.get("error")  # on the paths of OpenAI's API
+        if isinstance(own, dict):
+            problem = {"detail": own.get("message"), "code": own.get("code")}
         text = str(problem.get("detail") or problem.get("title") or response.reason_phrase)
         text = "\n".join(problem.get("problems") or [text])
         code = problem.get("code")
@@ -175,6 +182,21 @@ def next_record(parser: EventParser, line: str, last: int, kind: type[M]) -> tup
             f"the gateway sent an event that this version can't read: {server_event.data[:120]}"
         ) from error
     return (sequence, event) if sequence > last else None
+
+
+def next_piece(parser: EventParser, line: str) -> ServerEvent | None:
+    """Parse one more line of an answer's stream; return its event if it is complete.
+
+    Raises the error that ends the answer, if the event is one.
+    """
+    event = parser.feed(line)
+    if event is None or event.event in ENDINGS:
+        return None
+    if event.data.startswith('{"error"'):
+        error = json.loads(event.data)["error"]
+        code, text = str(error.get("code") or DmscError.code), str(error.get("message", ""))
+        raise ErrorReply(code=code, text=text).to_exception()
+    return event
 
 
 def shards(manifest: WeightsManifest) -> list[str]:

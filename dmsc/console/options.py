@@ -28,6 +28,14 @@ AccessFileOption = Annotated[
         "Rules of who may do what; see `dmsc access default`. The file is read again when it changes.",
     ),
 ]
+PricesOption = Annotated[
+    Path | None,
+    option(
+        "--prices FILE $DMSC_PRICES",
+        "For the accountant: prices, carbon and budgets over time, as examples/prices.yaml; read again when"
+        " it changes.",
+    ),
+]
 TopologyOption = Annotated[
     Path | None,
     option(

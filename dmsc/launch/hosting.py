@@ -226,7 +226,7 @@ def tenant_child(name: str, folder: StateFolder, mesh: MeshOptions, http_port: i
         mesh,
         *("slots", "clusters", "bind", "metrics_bind", "orchestrators", "registries", "separate", "policies"),
         "automation",
-        *("code", "allow_urls", "trust_researchers", "instance_users", "topology", "access_file"),
+        *("code", "allow_urls", "trust_researchers", "instance_users", "topology", "access_file", "prices"),
     )
     metrics = "off" if mesh.metrics_port == "off" else "0"
     return ChildSpec(

@@ -188,7 +188,7 @@ def _control_plane(
     def http_options(cluster: str, port: int) -> tuple[str, ...]:
         return ("--cluster", cluster, "--http-port", str(port), *option_words(options, "bind", "proxies"))
 
-    allowed = option_words(options, "allow_urls")
+    allowed, prices = option_words(options, "allow_urls"), option_words(options, "prices")
     network = (*option_words(options, "topology"), *_automation(options))
     if not options.own_loop:
         network = (*network, "--own-loop", "off")
@@ -204,11 +204,11 @@ def _control_plane(
         for name in (numbered("service-registry", options.registries) if "service-registry" in apart else ())
     ]
     if not options.separate:
-        alone = ("service-registry", "authorizer", "orchestrator", "broker")
+        alone = ("service-registry", "authorizer", "orchestrator", "broker", "accountant")
         together = tuple(entity for entity in alone if entity not in apart)
         arguments: tuple[str, ...] = ("run", *together, "router", "gateway")
         arguments += tuple(argument for pair in pairs for argument in http_options(*pair))
-        arguments += (*files, *allowed, *(network if "orchestrator" in together else ()))
+        arguments += (*files, *prices, *allowed, *(network if "orchestrator" in together else ()))
         return [
             *registries,
             ChildSpec(name="control-plane", arguments=arguments, stop_order=3 if orchestrators else 1),
@@ -218,6 +218,7 @@ def _control_plane(
         *registries,
         ChildSpec(name="authorizer", arguments=("run", "authorizer", *files), stop_order=3),
         ChildSpec(name="broker", arguments=("run", "broker"), stop_order=4),
+        ChildSpec(name="accountant", arguments=("run", "accountant", *prices), stop_order=3),
         *orchestrators,
         *(
             ChildSpec(

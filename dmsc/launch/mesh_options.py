@@ -17,6 +17,7 @@ from dmsc.console.options import (
     InstanceUsersOption,
     OwnStateOption,
     PolicyOption,
+    PricesOption,
     TopologyOption,
     TrustOption,
 )
@@ -117,6 +118,7 @@ class MeshOptions:
     ] = False
     topology: TopologyOption = None
     access_file: AccessFileOption = None
+    prices: PricesOption = None
     code: CodeOption = ()
     allow_urls: AllowUrlOption = ()
     cache: CacheOption = None

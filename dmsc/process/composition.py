@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dmsc.state.settings import BusAddress
     from entities.cluster.config import ClusterConfig
     from schemas.automation import Automation
+    from schemas.usage import Prices
 
 
 class Entity(Protocol):
@@ -45,7 +46,7 @@ class ServicePart:
     """A context that is entered before this process connects and left at its end: the bus's auth callout."""
 
 
-ENTITIES = ("service-registry", "authorizer", "orchestrator", "broker", "gateway", "router")
+ENTITIES = ("service-registry", "authorizer", "orchestrator", "broker", "accountant", "gateway", "router")
 """The entities that `dmsc run` knows, beside policies, the `tracer` and the `tracker`. Each cluster has its
 own gateway and router."""
 
@@ -66,6 +67,8 @@ def compose(names: Sequence[str], options: RunOptions, address: BusAddress) -> l
             parts.append(_orchestrator(options))
         elif name == "broker":
             parts.append(_broker(broker))
+        elif name == "accountant":
+            parts.append(_accountant(options))
         elif name == "gateway":
             ports = (*options.http_ports, *(None for _ in options.clusters))
             pairs = zip(_clusters(name, options), ports, strict=False)
@@ -236,17 +239,36 @@ def _broker(sid: str) -> ServicePart:
     return ServicePart(sid=sid, kind=EntityKind.BROKER, make=Broker, stop_order=4)
 
 
+def _accountant(options: RunOptions) -> ServicePart:
+    from entities.accountant import Accountant, AccountantConfig
+    from entities.accountant.prices_file import read_tariff
+    from schemas.tariff import flat_tariff
+
+    if options.prices is not None:
+        read_tariff(options.prices)  # what is wrong in it is said before any connection
+    config = AccountantConfig(prices_file=options.prices, otherwise=flat_tariff(_prices(options)))
+    return ServicePart(
+        sid="accountant", kind=EntityKind.ACCOUNTANT, make=lambda bus: Accountant(bus, config), stop_order=2
+    )
+
+
+def _prices(options: RunOptions) -> Prices:
+    from schemas.usage import Prices
+
+    return Prices(slot_hour=options.slot_price, kwh=options.energy_price, slot_watts=options.slot_watts)
+
+
 def lease_s(replicas: int) -> float:
     """A leader's lease in seconds. On a NATS cluster it is longer, to leave time to reach another server."""
     return 1.0 if replicas == 1 else 3.0
 
 
 def _gateway(cluster: str, port: int | None, options: RunOptions) -> ServicePart:
+    from dmsc.process.service_tokenizers import open_service_tokenizer
     from entities.gateway import Gateway, GatewayConfig
     from entities.gateway.http.config import HttpConfig
-    from schemas.usage import Prices
 
-    prices = Prices(slot_hour=options.slot_price, kwh=options.energy_price, slot_watts=options.slot_watts)
+    prices = _prices(options)
     advertised = "" if port is None else own_address(options.bind)
     config = GatewayConfig(
         cluster=cluster,
@@ -256,6 +278,7 @@ def _gateway(cluster: str, port: int | None, options: RunOptions) -> ServicePart
         tls=options.tls,
         proxies=options.proxies,
         door=HttpConfig(prices=prices),
+        open_tokenizer=open_service_tokenizer,
     )
     return ServicePart(
         sid=f"gateway-{cluster}", kind=EntityKind.GATEWAY, make=lambda bus: Gateway(bus, config), stop_order=1

@@ -16,6 +16,7 @@ from dmsc.console.options import (
     MetricsBindOption,
     MetricsPortOption,
     ParentOption,
+    PricesOption,
     StateOption,
     TopologyOption,
     WaitOption,
@@ -168,16 +169,21 @@ class RunOptions:
     ] = None
     slot_price: Annotated[
         float | None,
-        option("--slot-price $DMSC_SLOT_PRICE", "For gateways: price of one slot for an hour.", min=0),
+        option(
+            "--slot-price $DMSC_SLOT_PRICE",
+            "For gateways and accountant: price of one slot for an hour.",
+            min=0,
+        ),
     ] = None
     slot_watts: Annotated[
         float,
         option(
             "--slot-watts $DMSC_SLOT_WATTS",
-            "For gateways: power of a slot whose device does not measure its energy.",
+            "For gateways, accountant: power of a slot whose device does not measure its energy.",
             min=0,
         ),
     ] = 15.0
+    prices: PricesOption = None
     tensorboard: Annotated[
         Path | None,
         option(

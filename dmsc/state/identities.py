@@ -46,7 +46,7 @@ def entities(
             raise BadInput(f"--name {called!r}: {name}s are called {name} or {name}-…; choose such a name")
     identities: list[Identity] = []
     for name in names:
-        if name in ("service-registry", "authorizer", "orchestrator", "broker"):
+        if name in ("service-registry", "authorizer", "orchestrator", "broker", "accountant"):
             identities.append(Identity(name=several.get(name, name), kind=EntityKind(name)))
         elif name in ("gateway", "router"):
             identities += [

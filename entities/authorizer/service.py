@@ -49,6 +49,7 @@ from schemas.envelope import EntityKind, Envelope
 from schemas.errors import DmscError, NotFound, Refused
 from schemas.job import JobRecord
 from schemas.registry import InstanceState, Resolve, owner_of
+from schemas.services.model_service import ModelService
 from schemas.signals import AccessDecision, AccessRequest, Role
 
 log = get_logger("authorizer")
@@ -111,6 +112,7 @@ class Authorizer:
         self._bus = bus
         self._jobs = bus.bucket(subjects.JOB_RECORD)
         self._builds = bus.bucket(subjects.BUILD_RECORD)
+        self._services = bus.bucket(subjects.MODEL_SERVICE)
         self._data_sets = bus.bucket(subjects.DATA_SET_VERSION)
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
@@ -251,11 +253,12 @@ class Authorizer:
     async def _owner(self, action: str, resource: str) -> str | None:
         """The owner of an action's resource; None if it has no owner or there is no resource."""
         kind = action.partition(".")[0]
-        if kind in ("user", "access"):
+        if kind in ("user", "access", "account"):
             return resource
         if not is_token(resource):
             return None
         owners = {"policy": self._module_owner, "build": self._build_owner, "data": self._data_owner}
+        owners["service"] = self._service_owner
         return await owners.get(kind, self._job_owner)(resource)
 
     async def _build_owner(self, build: str) -> str | None:
@@ -268,6 +271,11 @@ class Authorizer:
         entries = await self._data_sets.entries(name=name)
         rows = sorted((entry.message for entry in entries), key=lambda row: int(row.version))
         return str(rows[0].built_by) if rows else None
+
+    async def _service_owner(self, service: str) -> str | None:
+        """The user who deployed the first version of a model service."""
+        entry = await self._services.get(service=service)
+        return entry.message.user if entry is not None and isinstance(entry.message, ModelService) else None
 
     async def _job_owner(self, job: str) -> str | None:
         """The user who submitted the job, or the array of jobs, from the orchestrator's record."""

@@ -26,11 +26,12 @@ from bus.security import renewal
 from bus.security.identity import Identity, is_credential, is_root
 from bus.subject_row import Subject
 from entities import metrics
+from entities.cluster.accounts.slot_reports import SlotReports
 from entities.cluster.cache_folders import CacheFolders
 from entities.cluster.capabilities.kept_measurements import default_folder
 from entities.cluster.capabilities.measurement import DeviceMeasurement
 from entities.cluster.capabilities.peer_links import LinkRegistration
-from entities.cluster.capabilities.slots import offer_slots, present_devices
+from entities.cluster.capabilities.slots import node_capability, offer_slots, present_devices
 from entities.cluster.config import ClusterConfig
 from entities.cluster.context import NodeContext
 from entities.cluster.core import Device
@@ -62,7 +63,7 @@ from schemas.errors import Ack, DmscError, NotFound, Unavailable
 from schemas.leadership import Leadership
 from schemas.registry import Capability, ServiceRecord, label_tag
 from schemas.task_graph import TopologyReleased
-from schemas.telemetry import NodeSample
+from schemas.telemetry import InstanceSample, NodeSample
 from schemas.urls import UrlRules
 
 log = get_logger("cluster")
@@ -113,10 +114,9 @@ class ClusterAgent:
         self._instances = NodeInstances(context, self._stores, self._code, self._instances_changed)
         self._workers = ShortLivedWorkers(context, self._code)
         topology = self._workers.topologies.get
+        self._accounts = SlotReports(bus, config, lambda: self._instances.ledger)
         self._links = LinkRegistration(bus, config.sid, config.times.links_s)
-        self._judge = InstanceJudge(
-            bus, context, self._instances, topology, self._changed.set, self._links.take
-        )
+        self._judge = InstanceJudge(bus, context, self._instances, topology, self._changed.set, self._sampled)
         self._units = UnitWorkers(context, self._code)
         self._files = NodeFileReader(context)
         self._measurement = DeviceMeasurement(context, self._workers.turn)
@@ -168,6 +168,7 @@ class ClusterAgent:
                 await self._bus.subscribe(subjects.LEADER, self._on_leader)
                 tasks.create_task(self._report_status())
                 tasks.create_task(self._report_samples())
+                tasks.create_task(self._accounts.run())
                 tasks.create_task(self._instances.watch_for_stopped(self._judge.stopped))
                 tasks.create_task(self._judge.run())
                 tasks.create_task(self._links.run(lambda links: presence.update(links=links)))
@@ -292,21 +293,9 @@ class ClusterAgent:
         )
         return record.model_copy(
             update={
-                "capability": self._capability(),
+                "capability": node_capability(slots, config.labels, os.cpu_count() or 1),
                 "offers": tuple(map(Capability.model_validate_json, offers)),
                 "tags": tags,
-            }
-        )
-
-    def _capability(self) -> Capability:
-        """What the whole node can do: the first slot's figures, the memory of all."""
-        slots = self._instances.ledger.slots
-        first = slots[0].capability() if slots else Capability(labels=dict(self._config.labels))
-        return first.model_copy(
-            update={
-                "memory_bytes": sum(slot.memory_bytes for slot in slots),
-                "slots": len(slots),
-                "cores": os.cpu_count() or 1,
             }
         )
 
@@ -407,6 +396,7 @@ class ClusterAgent:
         finally:
             self._tasks = None
             changes = await self._instances.end_all(self._config.stop_grace_s)
+            await self._accounts.last()
             reports = (
                 self._bus.command(
                     subjects.INSTANCE_STATE,
@@ -425,7 +415,12 @@ class ClusterAgent:
             raise Unavailable(f"{self._config.sid} is ending")
         return self._tasks.create_task(work)
 
+    def _sampled(self, sample: InstanceSample) -> None:
+        self._links.take(sample)
+        self._accounts.take(sample)
+
     def _instances_changed(self) -> None:
+        self._accounts.look()
         self._judge.refresh()
         self._changed.set()
 

@@ -136,6 +136,9 @@ class ClusterConfig:
     """How often this node's status is sent to the orchestrator if nothing changes."""
     sample_every_s: float = 2.0
     """Period of the node's telemetry."""
+    account_every_s: float = 5.0
+    """How often the accountant is told who holds the slots: a killed agent's last seconds up to this are
+    in no account."""
     rests_below: float = 0.25
     """Busy part of all cores, below which devices that were measured beside other work are measured again."""
     worker_package: str = "workers"

@@ -19,13 +19,20 @@ from typing import TYPE_CHECKING
 
 from bus import subjects
 from bus.connection import Bus
+from bus.files.artifacts import ReadableArtifacts
 from bus.logs import get_logger
 from bus.mesh.registration import RegistrationClient
 from bus.messaging.handlers import Subscription
+from entities.gateway.accounts.operations import AccountOperations
 from entities.gateway.array_operations import ArrayOperations
 from entities.gateway.data_sets.operations import DataSetOperations
 from entities.gateway.data_sets.resolution import resolved
 from entities.gateway.dispatch.dispatcher import Dispatcher, DispatcherConfig
+from entities.gateway.generation.operations import GenerationConfig, GenerationOperations
+from entities.gateway.generation.prompts import Prompts
+from entities.gateway.generation.service_book import ServiceBook
+from entities.gateway.generation.session_keeper import KeeperConfig, SessionKeeper
+from entities.gateway.generation.tokenizer_reading import OpenTokenizer, TokenizerReader, open_bytes
 from entities.gateway.http.config import HttpConfig
 from entities.gateway.nats_door import NatsDoor
 from entities.gateway.operations.access_client import AccessClient, AccessClientConfig
@@ -33,6 +40,7 @@ from entities.gateway.operations.backends import Backends
 from entities.gateway.operations.idempotency import IdempotencyStore
 from entities.gateway.operations.jobs import JobOperations
 from entities.http_server.connection_limits import OpenConnections
+from entities.job_files.node_files import agents_of, files_of
 from entities.metrics import MetricReading, Render
 from entities.presence.entity_record import entity_record
 from entities.presence.instance_subscriptions import InstanceSubscriptions
@@ -83,6 +91,9 @@ class GatewayConfig:
     follow: FollowConfig = field(default_factory=FollowConfig)
     faults: FaultReporterConfig = field(default_factory=FaultReporterConfig)
     door: HttpConfig = field(default_factory=HttpConfig)
+    sessions: KeeperConfig = field(default_factory=KeeperConfig)
+    generation: GenerationConfig = field(default_factory=GenerationConfig)
+    open_tokenizer: OpenTokenizer = open_bytes  # with libraries that the control plane itself has not
 
     def __post_init__(self) -> None:
         if not self.sid:
@@ -115,6 +126,13 @@ class Gateway:
         self.nats_door = NatsDoor(bus, self.jobs, self.arrays, self._idempotency)
         self.data_sets = DataSetOperations(bus, self.backends, self.jobs)
         self.jobs.resolve = partial(resolved, self.data_sets)
+        book = ServiceBook(bus)
+        self._keeper = SessionKeeper(bus, config.sid, registry.view, book.stages_of, config.sessions)
+        reader = TokenizerReader(self._files, config.open_tokenizer)
+        prompts = Prompts(self.jobs.cache.get, reader.read)
+        self.generations = GenerationOperations(
+            bus, config.sid, book, self._keeper, prompts, config.generation
+        )
         self._bus = bus
         self._area = ServiceArea(registry.view, EntityKind.GATEWAY, config.cluster)
         self._compute: dict[str, tuple[float, tuple[ComputeEntry, ...]]] = {}
@@ -157,6 +175,8 @@ class Gateway:
                 for work in (
                     self.follower.follow(),
                     self.jobs.cache.run(),
+                    self.generations.book.run(),
+                    self._keeper.run(),
                     self._faults.run(),
                     self._claims.run(self._area.instances),
                     self._samples.run(self._data_instances),
@@ -174,6 +194,10 @@ class Gateway:
                     await subscription.stop()
                 await self._claims.stop()
                 await self._samples.stop()
+
+    def _files(self, url: str) -> ReadableArtifacts:
+        """The files below a URL that a job names; this process opens none but those on the bus."""
+        return files_of(url, self._bus, lambda: agents_of(self.follower.view.records))
 
     @contextlib.asynccontextmanager
     async def _http(self) -> AsyncIterator[None]:
@@ -193,6 +217,7 @@ class Gateway:
         from entities.gateway.http.sse.hub import EventHub
         from entities.gateway.operations.feeds import FeedOperations
         from entities.gateway.operations.job_curves import JobCurves
+        from entities.gateway.services.operations import ServiceOperations
 
         sock = bind(self.config.http_host, self.config.http_port)
         config, registry = self.config.door, self.follower
@@ -201,6 +226,8 @@ class Gateway:
             jobs=self.jobs,
             arrays=self.arrays,
             data_sets=self.data_sets,
+            services=ServiceOperations(self.backends, self.jobs),
+            accounts=AccountOperations(self.backends),
             backends=self.backends,
             follower=self.follower,
             hub=EventHub(self._bus, self.config.sid, config.events),
@@ -214,6 +241,7 @@ class Gateway:
             dashboard=Dashboard(self._bus, self.config.sid, lambda: registry.view.records.values()),
             curves=JobCurves(self._bus),
             feeds=FeedOperations(self.jobs.feeds, self.jobs.stored),
+            generations=self.generations,
             config=config,
         )
 
@@ -221,6 +249,7 @@ class Gateway:
             """Refuses new requests, ends the streams, and waits up to `drain_s` for open requests."""
             context.load.draining = context.probe.draining = True
             context.hub.drain()
+            self._keeper.drain()
             await context.dashboard.close()
             await context.load.drained(config.drain_s)
 
@@ -243,6 +272,7 @@ class Gateway:
                 self._faults.report(death_of(record, self.config.sid))
         self._claims.refresh()
         self._samples.refresh()
+        self._keeper.review()
 
     async def _on_compute(self, message: ComputeNotification, envelope: Envelope) -> None:
         now = asyncio.get_running_loop().time()

@@ -29,6 +29,7 @@ from entities.orchestrator.job.unreadable_records import RecordGuards
 from entities.orchestrator.job_state.job_secrets import seal_secrets_anew
 from entities.orchestrator.job_state.link_secret import seal_links_anew
 from entities.orchestrator.mesh.mesh_view import MeshView
+from entities.orchestrator.monitoring.budget_holds import BudgetHolds
 from entities.orchestrator.nodes.cordon_service import CordonService
 from entities.orchestrator.nodes.draining import Draining
 from entities.orchestrator.planning.plan_requests import MeshNetwork
@@ -42,6 +43,8 @@ from entities.orchestrator.policy.promotion_service import PromotionService
 from entities.orchestrator.queue.capacity_signal import CapacitySignal, CapacitySignalConfig
 from entities.orchestrator.queue.mesh_slots import queue_rules
 from entities.orchestrator.queue.plan_service import PlanService
+from entities.orchestrator.services.model_services import ModelServices
+from entities.orchestrator.services.version_run import run_type
 from entities.planner.planning_process import PlanningConfig
 from entities.queue.queue_rules import QueueRules
 from schemas.automation import Automation
@@ -138,12 +141,16 @@ class Leader:
             former_records,
             forget=lambda job: self._policies.forget(job),
             set_by_person=lambda *setting: self._policies.set_by_person(*setting),
+            run_type=run_type,
         )
+        self._services = ModelServices(term, self._jobs)
         self._builds = Builds(term, self._jobs, config.builds)
         self._runs = self._jobs.running
         self._plans = PlanService(
             bus, mesh, self._analysed, lambda: self._jobs.queue.occupied(""), planning=config.planning
         )
+        self._budgets = BudgetHolds(bus, self._runs, self._jobs.queue.again)
+        self._jobs.queue.used_up = self._budgets.reason
         self._draining = Draining(self.mesh, self._cordoning, self._runs, candidate.confirmed)
         self._policies = PolicyService(
             bus, self._runs, mesh, self._jobs.queue, candidate.confirmed, config.arbitration
@@ -215,7 +222,7 @@ class Leader:
         """Reads what earlier leaders left, resumes their jobs, serves, and runs until cancelled."""
         assert self._tasks is not None
         loads = (self._cordoning.load, self._policies.load, self._promotions.load, self._automation.load)
-        for load in (*loads, self._jobs.reservations.load, self._sealing.start):
+        for load in (*loads, self._jobs.reservations.load, self._budgets.load, self._sealing.start):
             await insistently(load)
         queue = self._jobs.queue
         queue.taking_over = True
@@ -223,6 +230,7 @@ class Leader:
         await self._builds.know_code()
         await self._jobs.resume()
         await self._builds.resume()
+        await self._services.resume()
         queue.taking_over = False
         queue.again()
         self._tasks.create_task(self.faults.run(set(self._runs)), name="fault queue")
@@ -233,11 +241,13 @@ class Leader:
         signal = CapacitySignal(self._bus, queue.capacity, queue.looked, self.config.capacity)
         self._tasks.create_task(signal.run(), name="wanted capacity")
         self._tasks.create_task(self._draining.run(), name="draining")
+        self._tasks.create_task(self._budgets.run(), name="budgets")
         self._tasks.create_task(self._policies.orders(), name="module orders")
         self._tasks.create_task(self._promotions.run(), name="promotions")
         if self.config.own_loop:
             self._tasks.create_task(self._own_loop.run(), name="own loop")
         self._tasks.create_task(self._builds.sweep(), name="work of builds")
+        self._tasks.create_task(self._services.run(), name="services")
         await self._policies.lapses()
 
     async def _stop(self, subscriptions: list[Subscription], deposed: bool) -> None:
@@ -294,6 +304,9 @@ class Leader:
             (subjects.PRIORITISE_BUILD, self._builds.prioritise),
             (subjects.DELETE_VERSION, self._builds.delete),
             (subjects.UNIT_PREPARED, self._builds.prepared),
+            (subjects.DEPLOY_VERSION, self._services.deploy),
+            (subjects.ORDER_SERVICE, self._services.order),
+            (subjects.SERVICES_QUERY, self._services.query),
             (subjects.CORDON_PLACE, self._cordoning.cordon),
             (subjects.UNCORDON_PLACE, self._cordoning.uncordon),
         )

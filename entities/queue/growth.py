@@ -21,6 +21,7 @@ from entities.queue.decision import RunChanges
 from entities.queue.queue_rules import QueueRules
 from entities.queue.queued_job import JobRequest
 from entities.queue.slot_pools import FreeSlots
+from schemas.accounts import CARBON_LABEL, PRICE_LABEL
 from schemas.changes import Forecast, JobObjective, StepUse
 from schemas.cluster import Slot
 from schemas.job import JobRecord
@@ -151,7 +152,7 @@ def forbidden_use(forecast: Forecast, limits: UseLimits, *, grows: bool) -> str:
 
 def mean_labels(slots: Iterable[Slot | None]) -> dict[JobObjective, float]:
     """The means of the labels `price` (cost of a slot-hour) and `carbon` (g per kWh) over a job's slots."""
-    names = {JobObjective.COST: "price", JobObjective.CARBON: "carbon"}
+    names = {JobObjective.COST: PRICE_LABEL, JobObjective.CARBON: CARBON_LABEL}
     found: dict[JobObjective, list[float]] = {objective: [] for objective in names}
     for slot in slots:
         for objective, name in names.items():

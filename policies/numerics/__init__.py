@@ -8,5 +8,6 @@ bus and no randomness without a seed.
 - `forecasting`, `conformal`, `serial_correlation`, `link_history`: forecasts of links.
 - `drift`: whether errors still come from where they came from.
 - `conservative_bandit`, `failure_rate`, `outages`: decisions and rates under uncertainty.
+- `sequential/`: whether a new version does worse than the one beside it.
 - `allocation/`: where work should go, among instances and over paths.
 """

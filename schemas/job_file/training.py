@@ -259,3 +259,13 @@ class TrainingSpec(Part):
     def evaluate_every(self) -> int:
         """Steps between validations; 0: only at the end."""
         return self.validate_every if self.evaluation.every is None else self.evaluation.every
+
+
+class SampleSpec(Part):
+    """A short text that the trained model generates at the end (byte-level language models only)."""
+
+    prompt: str = Field("def ", description="how the text begins")
+    tokens: int = Field(160, ge=0, le=4096, description="tokens that are generated")
+    temperature: float = Field(
+        0.8, ge=0, le=1e3, allow_inf_nan=False, description="0: always the likeliest token"
+    )

@@ -2,7 +2,7 @@
 
 A session is a microbatch that lives long: one writer (its gateway), a chain of owners (one instance of each
 stage), boundary rows that the upstream owner keeps, and fences. Keys and values are a cache, never state:
-whoever lacks them asks upstream for the rows that it lacks (`RowsNeeded`), and the first stage has the tokens.
+whoever lacks them asks upstream for the missing rows (`RowsNeeded`), and the first stage has the tokens.
 """
 
 from __future__ import annotations
@@ -49,6 +49,9 @@ class Generation(Message, wire="serve.generation"):
     most_tokens: int = Field(ge=0)
     sampling: Sampling = Sampling()
     stop: tuple[str, ...] = Field((), max_length=MOST_STOPS, description="texts that end the answer")
+    model: str = Field("", max_length=200, description="as the request named it")
+    shape: Literal["completion", "chat"] = Field("completion", description="of the answer")
+    usage: bool = Field(False, description="whether a stream ends with the number of tokens")
     began: Time = 0.0
     ended: Literal["", "stop", "length", "cancelled", "failed"] = ""
 
@@ -117,7 +120,7 @@ class RowsNeeded(Message, wire="serve.need"):
 
 
 class GeneratedToken(Part):
-    """One token of one session: the one at `position` (counted from the prompt's first), and why it is last."""
+    """A token of a session: the one at `position` (counted from the prompt's first), and why it is last."""
 
     session: int
     fence: int

@@ -7,9 +7,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from schemas.base import Message, Part, Time, Token
+from schemas.base import CallerSpan, Message, Part, Time, Token
 from schemas.job import KeptSpec
 from schemas.marks import Url
+from schemas.quota import Quota
 
 WHOLE = 10_000
 """The sum of a service's weights: traffic is shared by ten-thousandths."""
@@ -103,10 +104,17 @@ class DeployVersion(Message, wire="service.deploy"):
     tenant: str = ""
     gateway: Token
     spec: KeptSpec
+    caller_span: CallerSpan = ""
+    quota: Quota | None = Field(None, description="the user's, as Type 3 told it")
+    may_read: tuple[Url, ...] = Field((), description="what it names on the bus, as Type 3 let its user")
+    over_others: bool = Field(False, description="its user may deploy to others' services, too")
 
 
 class OrderService(Message, wire="service.order"):
-    """MG → SMO: change a service. `weights`: of `traffic`; `version`: of all others but `stop` of a service."""
+    """MG → SMO: change a service.
+
+    `weights` are for `traffic`. All others name a `version`, but `rollback`, and `stop` of the whole service.
+    """
 
     user: str
     service: Token
@@ -114,6 +122,15 @@ class OrderService(Message, wire="service.order"):
     version: Token | None = None
     weights: dict[Token, int] = {}
     replicas: int | None = Field(None, ge=0, description="of `scale`")
+    expected: int | None = Field(None, description="revision of the record that the asker has seen")
+    why: str = Field("", max_length=500)
+    quota: Quota | None = Field(None, description="the user's, as Type 3 told it")
+
+
+class TrafficBody(Part):
+    """Body of a request about a service's traffic: version → its ten-thousandths, 10,000 in all."""
+
+    weights: dict[Token, int] = Field(max_length=64)
     expected: int | None = Field(None, description="revision of the record that the asker has seen")
     why: str = Field("", max_length=500)
 

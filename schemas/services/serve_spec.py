@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -49,3 +50,40 @@ class ServeSpec(Part):
     chat_template: str | None = Field(
         None, max_length=65_536, description="Jinja template of chats; not given: the tokenizer's own"
     )
+
+    @property
+    def tokenizer_url(self) -> str | None:
+        """Where its own tokenizer lies; None: it names none, or its tokens are bytes."""
+        return None if self.tokenizer == "bytes" else self.tokenizer
+
+
+# --- what a job file with this section need not, and must not, say ----------------------------------------
+INSTEAD = {
+    "array": "deploy versions one by one",
+    "resume_from": "name the weights as initial_weights",
+    "parallel.standbys": "give replicas, which all answer",
+}
+"""Key of a job file that is for training alone → what to do instead."""
+
+
+def need_not_train(value: Any) -> Any:
+    """The document of a job file; with `serve` it need not say how the job trains."""
+    if not isinstance(value, Mapping) or value.get("serve") is None:
+        return value
+    training = value.get("training")
+    if training is not None and not isinstance(training, Mapping):
+        return value
+    return {**value, "training": {"steps": 1, **(training or {})}}
+
+
+def refuse_training(named: Mapping[str, object]) -> None:
+    """Raises `ValueError` if a file with `serve` has one of these keys, which are for training alone."""
+    for key, value in named.items():
+        if value:
+            raise ValueError(f"serve: {key} is for training; {INSTEAD[key]}")
+
+
+def trains_or_serves(schema: dict[str, Any]) -> None:
+    """For the JSON Schema of a job file: it has `training`, or `serve`, or both."""
+    schema["required"] = [key for key in schema["required"] if key != "training"]
+    schema["anyOf"] = [{"required": ["training"]}, {"required": ["serve"]}]

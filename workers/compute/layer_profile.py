@@ -32,11 +32,12 @@ REPEATS = 3
 class Profiler:
     """Runs one microbatch layer by layer: once to check and warm up, then timed.
 
-    No further timed pass begins after `enough_s`: one pass measures a slow model well enough.
+    No further timed pass begins after `enough_s`: one pass measures a slow model well enough. Without a loss
+    the model answers requests: each layer runs forward alone, as in evaluation.
     """
 
     def __init__(
-        self, spec: JobSpec, graph: ModelGraph, loss: Loss, device: str, *, enough_s: float = 2.0
+        self, spec: JobSpec, graph: ModelGraph, loss: Loss | None, device: str, *, enough_s: float = 2.0
     ) -> None:
         self._spec = spec
         self._graph = graph
@@ -52,15 +53,15 @@ class Profiler:
                 index + 1,
                 job_seed=spec.training.seed,
                 precision=spec.training.precision,
-                needed=loss.outputs,
-                recompute=spec.training.recompute,
+                needed=None if loss is None else loss.outputs,
+                recompute=() if loss is None else spec.training.recompute,
                 compiled=spec.training.compile,
             )
             for index in range(len(graph))
         ]
         self._shared = [_shared(graph, index) for index in range(len(graph))]
         for layer in self._layers:
-            layer.train()
+            layer.train(loss is not None)
             if not _is_empty(layer):
                 layer.to(self._device)
 
@@ -118,16 +119,17 @@ class Profiler:
         self._check_kept(index, kept)
         kept.clear()
         outputs = part.packed(made)
-        last = index == len(self._layers) - 1
+        last = index == len(self._layers) - 1 and self._loss is not None
         if last and part.spread and len(outputs) > 1:
             shapes = ", ".join(map(_shape, outputs))
             raise BadModel(
                 f"the last layer, {self._described(index)}, gives {shapes}; a loss takes one tensor"
             )
         ends = (self._scalar_loss(part.named_outputs(made), batch),) if last else outputs
-        backward_began = self._now()
-        self._backward(index, layer, carried, ends)
-        ended = self._now()
+        backward_began = ended = self._now()
+        if self._loss is not None:
+            self._backward(index, layer, carried, ends)
+            ended = self._now()
         parameters = self._graph.parameters(index).values()
         profile = LayerProfile(
             index=index,
@@ -162,6 +164,9 @@ class Profiler:
     def _forward(self, index: int, values: dict[str, Value], saved: _SavedBytes | None) -> dict[str, Value]:
         layer = self._layers[index]
         try:
+            if self._loss is None:
+                with torch.no_grad():
+                    return layer.run(values, step=0, microbatch=0)
             if saved is None:
                 return layer.run(values, step=0, microbatch=0)
             if layer.recomputes:  # it keeps what it reads, for the second pass
@@ -235,6 +240,7 @@ class Profiler:
         return f"layer {index} ({layer.name}: {layer.kind})"
 
     def _scalar_loss(self, outputs: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        assert self._loss is not None
         index = len(self._layers) - 1
         shapes = ", ".join(
             _shape(item) if name == "output" else f"{name} {_shape(item)}" for name, item in outputs.items()
@@ -253,6 +259,7 @@ class Profiler:
         return loss
 
     def _check_logits(self, this: str, outputs: Mapping[str, Tensor], batch: Batch) -> None:
+        assert self._loss is not None
         (_, name), (_, wanted) = self._loss.arguments
         output, targets = outputs[name], batch[wanted]
         if output.shape[:-1] != targets.shape:

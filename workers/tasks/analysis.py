@@ -34,6 +34,7 @@ from workers.recipe.probe import try_recipe
 from workers.requirements import check_requirements
 from workers.state.initial_weights import check_missing, describe_match, match_weights
 from workers.tasks.compiled import check_compiled
+from workers.tasks.served import analyse_served, served_sample
 from workers.tasks.short_lived import answer, bus_for
 from workers.user_code import code_digest
 
@@ -52,15 +53,21 @@ async def _main(payload: dict[str, Any]) -> dict[str, Any]:
     spec = kept_spec(payload["spec"])
     check_requirements(spec.code, payload.get("node", ""))
     node_cache.grant(payload.get("cache"), payload.get("sid", "analysis"))
-    async with bus_for(payload, *spec.data.urls().values()) as bus:
-        data = await open_source(spec, bus, stand_ins=True)
-    try:
-        place = (payload["cluster"], payload["node"], payload.get("device", "cpu"))
-        topology = analyse(payload["job"], spec, data, *place)
+    place = (payload["cluster"], payload["node"], payload.get("device", "cpu"))
+    if spec.serve is not None:
+        sample = await served_sample(spec, payload)
+        topology = analyse_served(payload["job"], spec, sample, *place)
         async with bus_for(payload, spec.weights_url or "") as bus:
-            unmatched = await unmatched_weights(spec, data, bus)
-    finally:
-        data.close()
+            unmatched = await unmatched_by_sample(spec, sample, bus)
+    else:
+        async with bus_for(payload, *spec.data.urls().values()) as bus:
+            data = await open_source(spec, bus, stand_ins=True)
+        try:
+            topology = analyse(payload["job"], spec, data, *place)
+            async with bus_for(payload, spec.weights_url or "") as bus:
+                unmatched = await unmatched_weights(spec, data, bus)
+        finally:
+            data.close()
     topology = topology.model_copy(update={"unmatched_weights": unmatched})
     return {"topology": topology.model_dump(mode="json")}
 
@@ -73,10 +80,16 @@ async def unmatched_weights(spec: JobSpec, data: BatchSource, bus: Bus | None) -
     Raises:
         BadModel: The files do not fit the model; see `match_weights` and `check_missing`.
     """
+    if spec.initial_weights is None:
+        return ""
+    return await unmatched_by_sample(spec, checked_batch(data, spec.data.evaluation_sets), bus)
+
+
+async def unmatched_by_sample(spec: JobSpec, sample: Batch, bus: Bus | None) -> str:
+    """See `unmatched_weights`; `sample`: of what the model takes."""
     source = spec.initial_weights
     if source is None:
         return ""
-    sample = checked_batch(data, spec.data.evaluation_sets)
     graph = outlined_graph(spec.model, spec.training.seed, sample)
     model, is_new = graph.model, is_adapter(spec.model)
     weights = [*model.named_parameters(), *model.named_buffers()]

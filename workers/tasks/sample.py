@@ -10,8 +10,9 @@ import torch
 
 from bus.files.artifacts import open_artifacts
 from schemas.errors import BadModel
-from schemas.job import SampleSpec, kept_spec
+from schemas.job import kept_spec
 from schemas.job_file.initial_weights import InitialWeights
+from schemas.job_file.training import SampleSpec
 from workers.compute.model import build
 from workers.graph.stage_module import StageModule, slice_stage
 from workers.models.hugging_face_folder import public_names

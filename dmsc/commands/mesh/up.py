@@ -120,6 +120,12 @@ def _checked(options: MeshOptions) -> MeshOptions:
 
         check_has(topology, node_name(), [f"{cluster}-{node_name()}" for cluster in options.clusters])
         topology = topology.absolute()
+    prices = options.prices
+    if prices is not None:
+        from entities.accountant.prices_file import read_tariff
+
+        read_tariff(prices)
+        prices = prices.absolute()
     ports.port_or_off(options.metrics_port, "--metrics-port")
     ports.port_or_off(options.monitor_port, "--monitor-port")
     if options.automation is not None:
@@ -136,6 +142,7 @@ def _checked(options: MeshOptions) -> MeshOptions:
         node=node_name(),
         topology=topology,
         access_file=access_file,
+        prices=prices,
         code=tuple(folder.absolute() for folder in options.code),
     )
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import isfinite
 
+from schemas.accounts import CARBON_LABEL, PRICE_LABEL
 from schemas.base import is_token
 from schemas.errors import BadInput
 
 MOST_LABELS = 32
-NUMERIC = ("price", "carbon")
+NUMERIC = (PRICE_LABEL, CARBON_LABEL)
 """Labels that plans calculate with: price of a slot per hour, grams of CO2 per kWh."""
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from entities.cluster.core import Device, EmulatedSlot
 from schemas.cluster import Slot
+from schemas.registry import Capability
 
 WORK = ("stage", "matmul", "matmul_bf16", "matmul_fp16", "memory")
 """The kinds of work of which a device's speed is measured (`workers.tasks.standard_stage`)."""
@@ -97,3 +98,15 @@ def mig_profile(name: str) -> str:
     A process sees one slice, which `CUDA_VISIBLE_DEVICES` names: an agent for each.
     """
     return name.rpartition(" MIG ")[2] if " MIG " in name else ""
+
+
+def node_capability(slots: Sequence[Slot], labels: Mapping[str, str], cores: int) -> Capability:
+    """What the whole node can do: the first slot's figures, the memory of all."""
+    first = slots[0].capability() if slots else Capability(labels=dict(labels))
+    return first.model_copy(
+        update={
+            "memory_bytes": sum(slot.memory_bytes for slot in slots),
+            "slots": len(slots),
+            "cores": cores,
+        }
+    )

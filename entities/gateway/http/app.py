@@ -20,6 +20,7 @@ from entities.gateway.http.context import HttpContext
 from entities.gateway.http.error_answers import explain_errors
 from entities.gateway.http.requests import BODIES
 from entities.gateway.http.routes.access import access
+from entities.gateway.http.routes.accounts.statements import accounts
 from entities.gateway.http.routes.chaos import chaos
 from entities.gateway.http.routes.checkpoints import checkpoints
 from entities.gateway.http.routes.dashboard import dashboard
@@ -29,11 +30,14 @@ from entities.gateway.http.routes.datasets import code, datasets
 from entities.gateway.http.routes.faults import faults
 from entities.gateway.http.routes.jobs import arrays, jobs, plans, queue
 from entities.gateway.http.routes.nodes import nodes
+from entities.gateway.http.routes.openai.completions import completions
+from entities.gateway.http.routes.openai.predictions import predictions
 from entities.gateway.http.routes.policies import policies
 from entities.gateway.http.routes.probes import probes
 from entities.gateway.http.routes.registry import registry
 from entities.gateway.http.routes.runs import runs
 from entities.gateway.http.routes.secrets import secrets
+from entities.gateway.http.routes.services.records import services
 from entities.gateway.http.routes.weights import weights
 
 RESOURCES = (
@@ -42,10 +46,14 @@ RESOURCES = (
     queue,
     plans,
     runs,
+    accounts,
     weights,
     checkpoints,
     datasets,
+    services,
     feeds,
+    completions,
+    predictions,
     code,
     builds,
     data_sets,

@@ -6,14 +6,17 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
+from types import MappingProxyType
 
 from fastapi import Request, Response
 
 from bus.connection import Bus
 from bus.files.artifacts import ReadableArtifacts
+from entities.gateway.accounts.operations import AccountOperations
 from entities.gateway.array_operations import ArrayOperations
 from entities.gateway.dashboard import Dashboard
 from entities.gateway.data_sets.operations import DataSetOperations
+from entities.gateway.generation.operations import GenerationOperations
 from entities.gateway.http.admission.load import HttpLoad
 from entities.gateway.http.config import HttpConfig
 from entities.gateway.http.metrics import HttpMetrics
@@ -29,6 +32,7 @@ from entities.gateway.operations.idempotency import Answer, IdempotencyStore, re
 from entities.gateway.operations.job_curves import JobCurves
 from entities.gateway.operations.jobs import JobOperations
 from entities.gateway.operations.operation import Operation
+from entities.gateway.services.operations import ServiceOperations
 from entities.http_server.connection_limits import OpenConnections
 from entities.job_files.node_files import agents_of, files_of
 from entities.presence.registry_view import RegistryFollower
@@ -43,6 +47,8 @@ class HttpContext:
     jobs: JobOperations
     arrays: ArrayOperations
     data_sets: DataSetOperations
+    services: ServiceOperations
+    accounts: AccountOperations
     backends: Backends
     follower: RegistryFollower
     hub: EventHub
@@ -54,6 +60,7 @@ class HttpContext:
     dashboard: Dashboard
     curves: JobCurves
     feeds: FeedOperations
+    generations: GenerationOperations
     config: HttpConfig
 
     @property
@@ -83,17 +90,20 @@ class HttpContext:
         action: str,
         resource: str,
         pieces: AsyncGenerator[bytes, None],
+        *,
+        own_headers: Mapping[str, str] = MappingProxyType({}),
+        over: Callable[[], None] = lambda: None,
     ) -> EventStream:
         """An event stream for a bearer whose access was checked; it counts towards that user's limit.
 
         The stream ends once the bearer is no longer permitted to do `action` on `resource`.
+        `own_headers`, `over`: see `EventStream`.
         Raises `RateLimited` or `Overloaded`.
         """
         facts: RequestFacts = request.scope["dmsc"]
         facts.identity = f"user {self.access.user_of(bearer.token)}"
-        return EventStream(
-            facts, self.hub, partial(self.access.lasting, bearer.token, action, resource), pieces
-        )
+        allowed = partial(self.access.lasting, bearer.token, action, resource)
+        return EventStream(facts, self.hub, allowed, pieces, own_headers=own_headers, over=over)
 
     async def command(
         self,

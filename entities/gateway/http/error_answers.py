@@ -40,7 +40,9 @@ def explain_errors(app: FastAPI, retry_after_s: float = 1.0) -> None:
         status = status_of(error)
         is_busy = status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS)
         wait_s = float(error.fields.get("retry_after_s", retry_after_s if is_busy else 0.0))
-        return problem_response(status, error.text, error.code, retry_after_s=wait_s, **more)
+        more |= {"reason": str(error.fields.get("reason", "")), "param": error.fields.get("param")}
+        path = request.url.path
+        return problem_response(status, error.text, error.code, path=path, retry_after_s=wait_s, **more)
 
     @app.exception_handler(ClientDisconnect)
     async def client_left(request: Request, error: ClientDisconnect) -> Response:
@@ -50,19 +52,20 @@ def explain_errors(app: FastAPI, retry_after_s: float = 1.0) -> None:
     async def validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        return problem_response(HTTPStatus.UNPROCESSABLE_ENTITY, f"{place}: {first['msg']}", BadInput.code)
+        text, path = f"{place}: {first['msg']}", request.url.path
+        return problem_response(HTTPStatus.UNPROCESSABLE_ENTITY, text, BadInput.code, path=path)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
         status = HTTPStatus(error.status_code)
         code = _CODES.get(error.status_code, BadInput.code)
-        response = problem_response(status, f"{request.method} {request.url.path}: {status.phrase}", code)
+        path = request.url.path
+        response = problem_response(status, f"{request.method} {path}: {status.phrase}", code, path=path)
         response.headers.update(error.headers or {})  # such as Allow, with the methods that exist
         return response
 
     @app.exception_handler(Exception)
     async def unexpected_error(request: Request, error: Exception) -> JSONResponse:
         log.error("request failed", path=request.url.path, exc_info=error)
-        return problem_response(
-            HTTPStatus.INTERNAL_SERVER_ERROR, "the gateway failed; its log says why", DmscError.code
-        )
+        text, path = "the gateway failed; its log says why", request.url.path
+        return problem_response(HTTPStatus.INTERNAL_SERVER_ERROR, text, DmscError.code, path=path)

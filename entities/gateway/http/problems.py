@@ -23,6 +23,13 @@ from schemas.errors import (
 )
 
 MEDIA_TYPE = "application/problem+json"
+OPENAI = ("/v1/models", "/v1/completions", "/v1/chat/", "/v1/embeddings", "/v1/files", "/v1/batches")
+"""Paths of OpenAI's API, whose errors have its shape, so that its clients show them."""
+_OPENAI_TYPES = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+}
 
 
 class TooLarge(BadInput):
@@ -75,9 +82,24 @@ def problem(status: HTTPStatus, detail: str, code: str, **more: Any) -> dict[str
 
 
 def problem_response(
-    status: HTTPStatus, detail: str, code: str, *, retry_after_s: float = 0.0, **more: Any
+    status: HTTPStatus,
+    detail: str,
+    code: str,
+    *,
+    path: str = "",
+    reason: str = "",
+    param: str | None = None,
+    retry_after_s: float = 0.0,
+    **more: Any,
 ) -> JSONResponse:
-    """The answer with the problem. `retry_after_s` 0: without `Retry-After`."""
+    """The answer with the problem. `retry_after_s` 0: without `Retry-After`.
+
+    `path`: the request's. On those of OpenAI's API the body has its shape; `reason` is its code for the
+    error, and `param` the parameter at fault.
+    """
+    is_openai = path.startswith(OPENAI)
+    if is_openai and status is HTTPStatus.UNPROCESSABLE_ENTITY:
+        status = HTTPStatus.BAD_REQUEST  # what OpenAI's clients know
     headers = {}
     if status is HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
@@ -85,4 +107,13 @@ def problem_response(
         headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
     if status is HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         headers["Connection"] = "close"  # otherwise the rest of the body would be read, at any length
+    if is_openai:
+        return JSONResponse(openai_error(status, detail, reason or code, param), int(status), headers)
     return JSONResponse(problem(status, detail, code, **more), int(status), headers, MEDIA_TYPE)
+
+
+def openai_error(status: HTTPStatus, detail: str, code: str, param: str | None = None) -> dict[str, Any]:
+    """The error's JSON body on OpenAI's paths."""
+    usual = "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+    kind = _OPENAI_TYPES.get(status, usual)
+    return {"error": {"message": detail, "type": kind, "param": param, "code": code}}

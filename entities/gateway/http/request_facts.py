@@ -7,7 +7,7 @@ All that the mesh does because of the request carries it (`bus.wire.correlation`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from bus.wire.correlation import is_correlation, parse_traceparent
@@ -18,10 +18,14 @@ HEADERS = (b"x-correlation-id", b"x-request-id")
 
 @dataclass(slots=True)
 class RequestFacts:
-    """Facts of a request, in its ASGI scope under `dmsc`. `identity`: a user or an address, for limits."""
+    """Facts of a request, in its ASGI scope under `dmsc`. `identity`: a user or an address, for limits.
+
+    `leave` ends the request's count as open, before its answer: it waits for others, and counts elsewhere.
+    """
 
     identity: str
     is_stream: bool = False
+    leave: Callable[[], None] = lambda: None
 
 
 def caller_correlation(headers: Mapping[bytes, bytes]) -> tuple[str | None, str]:

@@ -62,6 +62,7 @@ def _read(spec: JobSpec) -> list[tuple[str, str]]:
         *spec.data.urls().items(),
         ("initial_weights", spec.weights_url),
         ("resume_from", spec.resume_from),
+        ("serve.tokenizer", None if spec.serve is None else spec.serve.tokenizer_url),
     )
     return [(key, url) for key, url in named if url and not is_data_set(url)]
 

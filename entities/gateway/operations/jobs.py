@@ -136,6 +136,8 @@ class JobOperations:
         async def act(access: AccessDecision) -> JobRecord:
             if spec.array is not None:
                 raise BadJob("array: this file stands for many jobs: submit it with POST /v1/arrays")
+            if spec.serve is not None:
+                raise BadJob("serve: this file is a version of a service: deploy it with POST /v1/services")
             recorded, may_read = await self.admitted(bearer, spec, access)
             await self.stored.admit_job(access)
             message = SubmitJob(

@@ -121,7 +121,8 @@ class OwnLoop:
 
     def _looks_at(self, run: JobRun, now: float) -> bool:
         """Whether anything may be changed of a job, and nothing is being looked for already."""
-        if lower(self._mesh.automation, run.job.store.record.automated) is Automation.OFF:
+        serves = run.job.spec.serve is not None  # it has no steps whose time could tell what a change brings
+        if serves or lower(self._mesh.automation, run.job.store.record.automated) is Automation.OFF:
             self._memory.pop(run.name, None)
             return False
         run.holding.tell_limit()

@@ -26,6 +26,7 @@ from entities.orchestrator.planning.placement import is_cordoned
 from entities.orchestrator.planning.plan_requests import speed_of
 from entities.orchestrator.planning.task_graph import reference_ms
 from entities.orchestrator.queue.job_queue import JobQueue
+from schemas.accounts import CARBON_LABEL, PRICE_LABEL
 from schemas.automation import OWN_LOOP
 from schemas.cluster import Slot
 from schemas.errors import BadInput, Conflict
@@ -39,7 +40,7 @@ UNMEASURED_BYTES_PER_S = 1e8
 """A link that nobody has measured."""
 WORTH_A_LOOK = 1.1
 """How much longer than the mean the longest stage takes before a better cut is looked for."""
-LABELS = {"cost": "price", "carbon": "carbon"}
+LABELS = {"cost": PRICE_LABEL, "carbon": CARBON_LABEL}
 """Objective → the label of slots that says what they use of it."""
 AGREE = 1.25
 """Times: steps that differ by less agree."""

@@ -82,7 +82,7 @@ class Deployment:
         if not self.waits:
             return None
         record = self._job.store.record
-        held, unfit = record.held, False
+        held, unfit = record.held or self._job.queue.used_up(record), False
         if not held and self._unfit is not None and self._unfit[0] == self._job.mesh.extent():
             held, unfit = self._unfit[1], True
         spec = self._job.spec

@@ -74,7 +74,7 @@ class JobRuns:
 
     `former_records`: the jobs of an earlier term of this process; one that the store has lost goes on from
     there. `forget` is called with each job that has ended, `set_by_person` with job, knob, value and user of
-    what a person sets; value None: nobody holds the knob any more.
+    what a person sets; value None: nobody holds the knob any more. `run_type`: what drives a job.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class JobRuns:
         *,
         forget: Callable[[str], None],
         set_by_person: Callable[[str, str, str | None, str], None],
+        run_type: Callable[[JobRecord], type[JobRun]] = lambda record: JobRun,
     ) -> None:
         self.running: dict[str, JobRun] = {}
         self.ended: dict[str, JobRecord] = {}
         self._term = term
         self._former_records = former_records
-        self._forget = forget
-        self._set_by_person = set_by_person
+        self._forget, self._set_by_person, self._run_type = forget, set_by_person, run_type
         self._holders: dict[str, SlotHolding] = {}
         self.queue = JobQueue(term.mesh, self._holders, self.ended, term.queue_rules)
         self.reservations = ReservationBook(
@@ -268,7 +268,7 @@ class JobRuns:
         return store.record
 
     def _new_run(self, store: JobStore, gateway: str, parked: Parked | None = None) -> JobRun:
-        run = JobRun(self._term, self.queue, store, gateway, parked)
+        run = self._run_type(store.record)(self._term, self.queue, store, gateway, parked)
         run.actions.on_set = run.training.rebalancing.on_set = partial(self._set_by_person, run.name)
         return run
 
@@ -338,10 +338,9 @@ class JobRuns:
                 self.arrays.take(record)
                 self.queue.job_ended(record)
                 return
+            found = f"term {self._term.candidate.term}: found {record.state}"
             try:
-                await self._start(
-                    record, revision, "", f"term {self._term.candidate.term}: found {record.state}"
-                )
+                await self._start(record, revision, "", found)
                 return
             except (Fenced, Unavailable) as error:
                 log.info("job not taken over yet", job=record.job, reason=error.text)
@@ -460,8 +459,7 @@ class JobRuns:
 
     def _unended(self, job: str) -> JobRun:
         """The job's run; it may wait, but has no end yet."""
-        run = self.running.get(job)
-        record = self.ended.get(job) if run is None else run.job.store.record
+        run, record = self.running.get(job), self.record(job)
         if record is None:
             raise NotFound(unknown(job))
         if run is None or record.state in ENDED:  # users hear of that before its run is over
@@ -473,9 +471,7 @@ class JobRuns:
     async def query(self, message: JobQuery, envelope: Envelope) -> JobList:
         if message.job is None:
             return JobList(jobs=tuple(self.records()))
-        run = self.running.get(message.job)
-        record = run.job.store.record if run is not None else self.ended.get(message.job)
-        if record is None:
+        if (record := self.record(message.job)) is None:
             raise NotFound(f"no job {message.job}: `dmsc jobs` lists them")
         return JobList(jobs=(record,))
 
@@ -490,6 +486,10 @@ class JobRuns:
             message.job,
             self.reservations.present(time.time()),
         )
+
+    def record(self, job: str) -> JobRecord | None:
+        run = self.running.get(job)
+        return self.ended.get(job) if run is None else run.job.store.record
 
     def records(self) -> list[JobRecord]:
         records = [*self.ended.values(), *(run.job.store.record for run in self.running.values())]

@@ -11,10 +11,9 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 from bus.tasks import cancel
-from entities.orchestrator.job.training import Training
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.retry_limits import Parked
 from schemas.errors import Conflict, Unavailable
@@ -32,6 +31,13 @@ async def written_down(writing: Awaitable[None], within_s: float) -> None:
             await writing
 
 
+class Parkable(Protocol):
+    """What comes to rest when a job is to be parked: its training, or the instances of a service."""
+
+    def park(self, why: str, *, for_room: bool = False) -> bool:
+        """Has it stop soon; '' withdraws that. Returns: it runs."""
+
+
 class Parking:
     """Parks and resumes one run of a job.
 
@@ -44,7 +50,7 @@ class Parking:
     def __init__(
         self,
         job: JobContext,
-        training: Training,
+        training: Parkable,
         interrupt: Callable[[], bool],
         before: Parked | None,
         in_queue: Callable[[], bool],

@@ -19,8 +19,8 @@ from typing import Literal
 
 from entities.orchestrator.job_state.retry_limits import Unrecoverable
 from entities.orchestrator.transaction.takeover_rules import ResumePoint
-from schemas.job import MicrobatchFault
 from schemas.registry import InstanceState, ServiceRecord
+from schemas.setbacks import MicrobatchFault
 from schemas.step import StepDecision
 
 INCARNATIONS = 2

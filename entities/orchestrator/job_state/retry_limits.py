@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from schemas.errors import DmscError
-from schemas.job import StepSetbacks
 from schemas.registry import InstanceState, ServiceRecord
+from schemas.setbacks import StepSetbacks
 
 STEP_ATTEMPTS = 6
 """Attempts of one step before all go back to the checkpoint, whatever breaks them."""

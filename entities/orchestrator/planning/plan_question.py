@@ -12,6 +12,7 @@ from entities.orchestrator.planning.plan_rules import model_digest, open_to
 from entities.orchestrator.planning.shape_choice import any_shape_request
 from entities.orchestrator.planning.task_graph import room_for
 from entities.planner.plan_request import NoPlan, PlanAnswer, PlanRequest
+from schemas.accounts import PRICE_LABEL
 from schemas.cluster import NodeStatus
 from schemas.errors import BadJob
 from schemas.job import JobSpec
@@ -131,7 +132,9 @@ def told(
     """The plan in the words of the mesh: stages, slots, time and price."""
     node_of = {node.sid: node for node in nodes}
     prices = {
-        (node.sid, slot.index): slot.labels.get("price") for node in node_of.values() for slot in node.slots
+        (node.sid, slot.index): slot.labels.get(PRICE_LABEL)
+        for node in node_of.values()
+        for slot in node.slots
     }
     stages = []
     for number, (first, last) in enumerate(answer.cuts):

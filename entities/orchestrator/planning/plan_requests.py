@@ -82,7 +82,10 @@ def request_for(
             PlanLayer(
                 name=layer.name,
                 work_ms=(layer.forward_ms + layer.backward_ms) * measured_at,
-                state_bytes=memory.state,
+                # of a service each stage has the whole cache, whatever layers it has
+                state_bytes=memory.state
+                - memory.cache
+                + memory.cache * parallel.stages // len(topology.layers),
                 activation_bytes=layer.activation_bytes,
                 sums_bytes=exchanged * (layer.parameters - layer.frozen),
                 output_bytes=layer.output_bytes,

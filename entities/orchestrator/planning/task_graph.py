@@ -241,6 +241,8 @@ def making_units(job: str, spec: JobSpec, topology: ModelTopology, *, data_repli
 
     What the last of them gives is what stage 0 takes.
     """
+    if spec.serve is not None:
+        return []  # what it is asked comes from gateways
     chain = spec.data.preprocess
     boundaries = (*topology.records, topology.batch) if chain else (topology.batch,)
     units = [

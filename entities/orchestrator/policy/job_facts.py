@@ -30,13 +30,14 @@ def facts_of(runs: Mapping[str, JobRun], mesh: MeshView) -> dict[str, JobFacts]:
 
 
 def job_facts(run: JobRun, mesh: MeshView, waiting: Collection[str] | None = None) -> JobFacts | None:
-    """The present facts; None while the job has no instances.
+    """The present facts; None while the job has no instances, and of a version of a service.
 
     `waiting`: all jobs that wait for slots, which an order of the queue is compared with; None: not known.
     """
     job = run.job
     policy, record = job.policies.policy, job.store.record
-    if policy is None or policy.ended or job.instances.deployed is None:
+    serves = job.spec.serve is not None  # modules suggest changes of training
+    if serves or policy is None or policy.ended or job.instances.deployed is None:
         return None
     within, replicas = job.spec.parallel.replica_range, run.holding.replicas
     limits = record.budget_in_force.limits()

@@ -172,6 +172,8 @@ class JobQueue:
         """Slots that are kept for a time, as the core sees them."""
         self.array_done: Callable[[str], bool | None] = lambda array: None
         """Whether all members of an array are done; None: not certain yet."""
+        self.used_up: Callable[[JobRecord], str] = lambda record: ""
+        """Why a job's budget does not let it run; empty: it does."""
         self._suggested: dict[str, int] = {}
         self._entered = asyncio.Event()
         self._holds: Mapping[str, Hold] = {}

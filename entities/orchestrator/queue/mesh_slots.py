@@ -422,7 +422,7 @@ def work_left_s(record: JobRecord, spec: JobSpec, step: int, request: JobRequest
     By the speed of the last step, with as many replicas as it has, or had; until there is one, by the
     forecast of the job's plan (ADR-0077).
     """
-    if spec.ends_with_feed:
+    if spec.ends_with_feed or spec.serve is not None:
         return None
     steps_left = max(0, record.last_step - step)
     if (step_s := last_step_s(record, spec)) is not None:

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 from entities.orchestrator.job_state.retry_limits import Parked
 from schemas.errors import BadData, BadModel, DmscError, GradientRefused, MicrobatchFailed
-from schemas.job import CodeFailure
 from schemas.job_file.recovery import RecoverySpec
 from schemas.registry import InstanceState, ServiceRecord
+from schemas.setbacks import CodeFailure
 
 OWN_CODE = frozenset(
     error.code for error in (MicrobatchFailed, GradientRefused, BadModel, BadData, DmscError)

@@ -68,7 +68,8 @@ class Replacement:
                 await self.end(lost)
             await self._find_room(unit)
             try:
-                (started,) = await self._job.instances.start([unit], joins=True)
+                joins = self._job.spec.serve is None  # there is no step that it could come too early for
+                (started,) = await self._job.instances.start([unit], joins=joins)
                 if self.node_of(sid) not in self._avoided():
                     self.stay(sid)
                     self._wishes.pop(sid, None)

@@ -68,6 +68,13 @@ UNHEARD = {
     "learnt state",
     "fault question",
     "module drift",
+    "generation",
+    "model service",
+    "rows needed",
+    "wave tokens",
+    "slot report",
+    "account slice",
+    "account position",
 }
 """For people, functional modules and data instances that stream from a store, none of which are here; and
 keys that are read, not watched."""

@@ -76,6 +76,24 @@ def test_two_kills_fire_and_the_weights_are_the_same(
     assert all(one["allow"] and one["kind"] == "act" for one in acts)
 
 
+def test_the_accounts_of_runs_with_kills_close_and_say_what_the_report_says(
+    mesh: Mesh, two_kills: tuple[Path, dict[str, Any]]
+) -> None:
+    found = two_kills[1]
+    statement = json.loads(mesh.printed("cost", "--json"))
+    lines = {line["name"]: line for line in statement["lines"]}
+    line, clean = lines[found["job"]], lines[found["clean"]["job"]]
+    assert line["recomputed_units"] / line["units"] == pytest.approx(found["waste"]["fraction"])
+    assert clean["recomputed_units"] == 0
+    for each in (line, clean):
+        kinds = each["busy_s"] + each["waiting_s"] + each["recomputed_s"]
+        assert 0 < each["busy_s"] < kinds == pytest.approx(each["held_s"])
+        assert each["kwh"] > 0
+        assert each["measured"] == 0
+    assert abs(statement["unaccounted_s"]) < 0.01 * statement["offered_s"]
+    assert "of them in no account" in mesh.printed("cost", "--by", "user")
+
+
 def test_a_running_job_by_its_id_compared_with_a_finished_one(
     mesh: Mesh, tmp_path: Path, two_kills: tuple[Path, dict[str, Any]]
 ) -> None:

@@ -19,6 +19,7 @@ from bus.server.embedded import EmbeddedServer
 from bus.subject_row import Subject
 from bus.wire import codec
 from schemas.access import Revocation, StoredUser
+from schemas.accounts import AccountPosition, AccountRow, AccountSlice, BudgetState, BudgetUse
 from schemas.automation import Automation, MeshAutomation
 from schemas.cluster import Cordon
 from schemas.data_set.build_file import DataBuildSpec
@@ -35,6 +36,7 @@ from schemas.policy import ModuleRecord
 from schemas.queue import ReservationSpec, SlotsReserved
 from schemas.secrets import StoredSecret
 from schemas.signals import Role
+from schemas.tariff import BudgetRule
 from schemas.unreadable import UnreadableValue
 from tests.integration.mesh.conftest import padded, tiny_job
 from tests.integration.mesh.expected_weights import check_weights_at
@@ -117,6 +119,12 @@ async def seed(client: Witness) -> None:
     spec = ReservationSpec(name="tonight", slots=1, start_at=now + 3600.0, end_at=now + 7200.0)
     reserved = SlotsReserved(spec=spec, by="ada", at=now)
     await bus.bucket(subjects.RESERVATION).put(reserved, reservation="tonight")
+    used = AccountSlice(start=0, rows=(AccountRow(payer_kind="job", payer="j", held_s=1.0),))
+    await bus.bucket(subjects.ACCOUNT_SLICE).put(used, start="0")
+    await bus.bucket(subjects.ACCOUNT_POSITION).put(AccountPosition(), part="node", name="away")
+    budget = BudgetRule(user="uma", cost=1.0)
+    state = BudgetState(use=BudgetUse(budget=budget, since=0.0), at=now)
+    await bus.bucket(subjects.BUDGET_STATE).put(state, budget="b1")
     await seed_data(client, now)
 
 

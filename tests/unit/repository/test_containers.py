@@ -33,7 +33,7 @@ def test_every_entity_is_a_service_of_its_own_in_two_clusters() -> None:
         if command[0] == "run" and "--cluster" not in command
     }
     assert alone.pop("tracer") == "tracer"
-    assert set(alone) == {"service-registry", "authorizer", "orchestrator", "broker"}
+    assert set(alone) == {"service-registry", "authorizer", "orchestrator", "broker", "accountant"}
     for cluster in "ab":
         beside = [command[:2] for command in COMMANDS.values() if cluster in command]
         assert sorted(command[-1] if command[0] == "run" else command[0] for command in beside) == [

@@ -24,7 +24,7 @@ from entities.gateway.http.admission.load import HttpLoad
 from entities.gateway.http.api_document import PATH as DOCS
 from entities.gateway.http.config import HttpConfig
 from entities.gateway.http.metrics import HttpMetrics
-from entities.gateway.http.problems import problem_response, status_of
+from entities.gateway.http.problems import OPENAI, problem_response, status_of
 from entities.gateway.http.rate_limit import Buckets, RateGrant
 from entities.gateway.http.request_facts import HEADERS, RequestFacts, caller_correlation
 from entities.gateway.operations.access_client import AccessClient
@@ -79,7 +79,8 @@ class RequestAdmission:
         if scope["path"] not in PROBES and (reason := self._load.too_much(now)):
             self._load.shed(reason, now)
             self._metrics.shed()
-            await _BUSY(scope, receive, send)
+            busy = _BUSY_OPENAI if scope["path"].startswith(OPENAI) else _BUSY
+            await busy(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
         caller_id, span = caller_correlation(headers)
@@ -108,17 +109,21 @@ class RequestAdmission:
             buckets = self._user_buckets if user is not None or is_page else self._address_buckets
             grant = buckets.take(facts.identity, time.monotonic())
             response.extra += grant.headers()
-            refusal = self._limit_refusal(grant) or _repeated_header(scope)
+            refusal = self._limit_refusal(grant, scope["path"]) or _repeated_header(scope)
             if refusal is not None:
                 await refusal(scope, receive, response)
                 return
             await self._load.turn()
         scope["dmsc"] = response.facts = facts
         response.load = self._load
+        facts.leave = response.leave
         self._load.enter()
         try:
             if has_body(headers) and not is_probe:
-                if user is None and (refusal := await self._unknown_user_refusal(token)) is not None:
+                if (
+                    user is None
+                    and (refusal := await self._unknown_user_refusal(token, scope["path"])) is not None
+                ):
                     await refusal(scope, receive, response)
                     return
                 receive = self._stalling(receive, self._access.user_of(token) or facts.identity)
@@ -126,17 +131,17 @@ class RequestAdmission:
         finally:
             response.leave()
 
-    async def _unknown_user_refusal(self, token: str) -> JSONResponse | None:
+    async def _unknown_user_refusal(self, token: str, path: str) -> JSONResponse | None:
         """Why the body of an unknown user is not read; None if it is to be read."""
         if not token:
-            return _refusal(HTTPStatus.UNAUTHORIZED, NO_TOKEN, Refused.code)
+            return _refusal(path, HTTPStatus.UNAUTHORIZED, NO_TOKEN, Refused.code)
         try:
             await self._access.check(token, "self.read", "self")
         except Refused as error:
             if not error.fields.get("user"):
-                return _refusal(HTTPStatus.UNAUTHORIZED, error.text, error.code)
+                return _refusal(path, HTTPStatus.UNAUTHORIZED, error.text, error.code)
         except DmscError as error:
-            return _refusal(status_of(error), error.text, error.code, 1.0)
+            return _refusal(path, status_of(error), error.text, error.code, 1.0)
         return None
 
     def _stalling(self, receive: Receive, identity: str) -> Receive:
@@ -177,18 +182,18 @@ class RequestAdmission:
             ms=round(1e3 * (time.monotonic() - begun), 1),
         )
 
-    def _limit_refusal(self, grant: RateGrant) -> JSONResponse | None:
+    def _limit_refusal(self, grant: RateGrant, path: str) -> JSONResponse | None:
         load = self._load
         if load.draining:
             load.refused["draining"] += 1
             text = "this gateway stops; ask another one"
-            return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, text, Overloaded.code, 1.0)
+            return _refusal(path, HTTPStatus.SERVICE_UNAVAILABLE, text, Overloaded.code, 1.0)
         if not grant.allowed:
             load.refused["rate"] += 1
             text = (
                 f"more requests than {grant.limit} at once; Retry-After and RateLimit-Reset say when to go on"
             )
-            return _refusal(HTTPStatus.TOO_MANY_REQUESTS, text, RateLimited.code)
+            return _refusal(path, HTTPStatus.TOO_MANY_REQUESTS, text, RateLimited.code)
         return None
 
 
@@ -233,14 +238,15 @@ def _repeated_header(scope: Scope) -> JSONResponse | None:
     for name in names:
         if names.count(name) > 1:
             text = f"the header {name.decode()} stands there {names.count(name)} times; send it once"
-            return _refusal(HTTPStatus.BAD_REQUEST, text, BadInput.code)
+            return _refusal(scope["path"], HTTPStatus.BAD_REQUEST, text, BadInput.code)
     return None
 
 
-def _refusal(status: HTTPStatus, text: str, code: str, retry_after_s: float = 0.0) -> JSONResponse:
+def _refusal(path: str, status: HTTPStatus, text: str, code: str, retry_after_s: float = 0.0) -> JSONResponse:
     """A refusal. `retry_after_s` 0: without `Retry-After`, or `RateGrant.headers` has it."""
     retryable = status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-    return problem_response(status, text, code, retry_after_s=retry_after_s, retryable=retryable)
+    return problem_response(status, text, code, path=path, retry_after_s=retry_after_s, retryable=retryable)
 
 
-_BUSY = _refusal(HTTPStatus.SERVICE_UNAVAILABLE, BUSY, Overloaded.code, 1.0)
+_BUSY = _refusal("", HTTPStatus.SERVICE_UNAVAILABLE, BUSY, Overloaded.code, 1.0)
+_BUSY_OPENAI = _refusal(OPENAI[0], HTTPStatus.SERVICE_UNAVAILABLE, BUSY, Overloaded.code, 1.0)

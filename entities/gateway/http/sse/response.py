@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractContextManager, aclosing
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import Response
@@ -47,9 +48,17 @@ class EventStream(Response):
         allowed: Allowed,
         pieces: AsyncGenerator[bytes, None],
         status_code: int = 200,  # FastAPI reads it here for the OpenAPI document
+        *,
+        own_headers: Mapping[str, str] = MappingProxyType({}),
+        over: Callable[[], None] = lambda: None,
     ) -> None:
-        """`allowed` takes a callback, and calls it with the reason once the client's permission ends."""
+        """`allowed` takes a callback, and calls it with the reason once the client's permission ends.
+
+        `over` is called once nobody reads any more, also where no piece was read.
+        """
         super().__init__(status_code=status_code)
+        self._own_headers = [(name.encode(), value.encode()) for name, value in own_headers.items()]
+        self._over = over
         self._facts = facts
         self._allowed = allowed
         self._pieces = pieces
@@ -64,10 +73,12 @@ class EventStream(Response):
             if not refused.done():
                 refused.set_result(why)
 
-        disconnect = asyncio.create_task(_wait_disconnect(receive))
+        disconnect = asyncio.create_task(wait_disconnect(receive))
         sending: asyncio.Task[None] | None = None
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            await send(
+                {"type": "http.response.start", "status": 200, "headers": [*HEADERS, *self._own_headers]}
+            )
             with self._allowed(refuse):
                 sending = asyncio.create_task(self._send(send), name=f"events {scope['path']}")
                 outcomes: set[asyncio.Future[Any]] = {sending, disconnect, refused}
@@ -79,6 +90,7 @@ class EventStream(Response):
         finally:
             self._room.__exit__(None, None, None)
             failure = None if sending is None else await _finish(sending)
+            self._over()
             await _finish(disconnect)
         if failure is not None and not isinstance(failure, OSError):
             raise failure
@@ -101,6 +113,7 @@ async def _finish(task: asyncio.Task[None]) -> Exception | None:
     return outcome if isinstance(outcome, Exception) else None
 
 
-async def _wait_disconnect(receive: Receive) -> None:
+async def wait_disconnect(receive: Receive) -> None:
+    """Returns once the client has gone. The request's body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass

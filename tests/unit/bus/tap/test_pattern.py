@@ -33,7 +33,7 @@ def test_short_forms_are_completed_and_full_ones_pass(typed, full):
         ("signals.>", "no subject matches 'signals.>'; close ones: signal"),
         ("signal.qos.raport.x", "close ones: .*signal.qos.report"),
         ("policy.sugestion.*", "close ones: .*policy.suggestion"),
-        ("xyzzy.>", "domains are: access, audit, broker, cluster, data"),
+        ("xyzzy.>", "domains are: access, account, audit, broker, cluster"),
         ("$KV.route.>", r"close ones: .*\$KV.routes"),
         ("signal.advertisement.more", "no subject matches"),
         ("dmsc.v2.>", "no subject matches"),

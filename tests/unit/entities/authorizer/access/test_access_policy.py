@@ -32,6 +32,7 @@ RESEARCH = LOOKS | {"job.submit", "plan.make", "dataset.read", "dataset.write", 
 RESEARCH |= {"feed.read", "feed.write"}
 BRINGS = {"code.write", "code.run"}
 QUIET = RESEARCH | {"tap.private", "audit.read", "user.list", "observation.write", "artifact.read"}
+QUIET |= {"account.read"}
 PRIVILEGED = {
     "job.cancel",
     "job.change",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -57,9 +58,15 @@ async def test_a_stage_says_what_it_is(stage: int) -> None:
     assert found.limits(given, given.spec.serve).chunk_rows == 64
 
 
-async def test_a_model_that_gives_no_logits_answers_with_tensors() -> None:
-    model = {"factory": "torch.nn:Linear", "args": {"in_features": 6, "out_features": 3}}
-    given = order(model=model, layers=1)
+async def test_a_model_that_gives_no_logits_answers_with_tensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "users_scores.py").write_text(
+        "from torch import nn\ndef scores(): return nn.Sequential(nn.Linear(6, 16), nn.Linear(16, 3))\n"
+    )
+    given = order(model={"factory": "users_scores:scores"}, layers=2)
     example = TensorSchema(name="inputs", shape=(6,), dtype="float32")
     found = await loaded(given.model_copy(update={"batch": (example,)}))
     assert (found.kind, found.exact, found.because) == ("predict", True, "")

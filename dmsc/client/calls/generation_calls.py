@@ -1,0 +1,138 @@
+"""Requests to model services: answers token by token or whole, and tensors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from dmsc.client.gateway_requests import Gateways
+from schemas.services.completion import (
+    Completion,
+    ServedModel,
+    ServedModels,
+    TextChoice,
+    TextLogprobs,
+)
+
+GOES_ON = "/v1/generations/{id}/events"
+HEADER = "dmsc-generation"
+
+
+class GenerationCalls:
+    """A part of `AsyncClient`. OpenAI's own client works at the same gateways, for chats too."""
+
+    _gateways: Gateways
+
+    async def models(self) -> list[ServedModel]:
+        """The model services, and each version of them as SERVICE@VERSION."""
+        return list((await self._gateways.ask_for(ServedModels, "GET", "/v1/models")).data)
+
+    async def ask(
+        self,
+        model: str,
+        prompt: str | Sequence[int],
+        *,
+        tokens: int = 64,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
+        logprobs: int | None = None,
+        digests: bool = False,
+    ) -> AsyncGenerator[Completion, None]:
+        """Yield an answer's pieces as they come, each once, whichever gateways and instances die meanwhile.
+
+        Args:
+            model: A service, or one version of it as SERVICE@VERSION.
+            prompt: A text, or tokens.
+            tokens: The most tokens of the answer.
+            temperature: 0 gives the likeliest tokens; above 0 they are drawn, by `seed` if there is one.
+            top_p: Draw from the likeliest tokens that have this probability together.
+            stop: Texts that end the answer.
+            logprobs: How many of the likeliest tokens to tell at each place.
+            digests: Tell a digest of the logits of each token.
+
+        Raises:
+            NotFound: there is no such service or version.
+            BadInput: the prompt and the answer are longer than the model's context.
+        """
+        body: dict[str, Any] = {
+            "model": model,
+            "prompt": prompt if isinstance(prompt, str) else list(prompt),
+            "max_tokens": tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+            "seed": seed,
+            "stop": list(stop) or None,
+            "logprobs": logprobs,
+            "digests": digests,
+            "stream": True,
+        }
+        async with aclosing(self._gateways.answer("/v1/completions", body, GOES_ON, HEADER)) as pieces:
+            async for data in pieces:
+                yield Completion.model_validate_json(data)
+
+    async def complete(
+        self,
+        model: str,
+        prompt: str | Sequence[int],
+        *,
+        tokens: int = 64,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
+        logprobs: int | None = None,
+        digests: bool = False,
+    ) -> Completion:
+        """The whole answer; see `ask`."""
+        asked = self.ask(
+            model,
+            prompt,
+            tokens=tokens,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            stop=stop,
+            logprobs=logprobs,
+            digests=digests,
+        )
+        return joined([piece async for piece in asked])
+
+    async def predict(self, model: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The outputs of a model for named inputs, by name.
+
+        `inputs`: nested lists of numbers, or mappings with dtype, shape and data (base64).
+        """
+        body = {"model": model, "inputs": dict(inputs)}
+        answer = await self._gateways.ask("POST", "/v1/predict", body)
+        return {
+            name: value["data"] if value.get("values") is None else value["values"]
+            for name, value in answer["outputs"].items()
+        }
+
+
+def joined(pieces: Sequence[Completion]) -> Completion:
+    """The answer that these pieces make."""
+    choices = [piece.choices[0] for piece in pieces]
+    told = [choice.logprobs for choice in choices if choice.logprobs is not None]
+    logprobs = None
+    if told:
+        rivals = [each.top_logprobs for each in told if each.top_logprobs is not None]
+        logprobs = TextLogprobs(
+            tokens=tuple(token for each in told for token in each.tokens),
+            token_logprobs=tuple(value for each in told for value in each.token_logprobs),
+            top_logprobs=tuple(value for each in rivals for value in each) if rivals else None,
+            text_offset=tuple(value for each in told for value in each.text_offset),
+        )
+    last = pieces[-1]
+    choice = TextChoice(
+        index=0,
+        text="".join(choice.text for choice in choices),
+        logprobs=logprobs,
+        finish_reason=choices[-1].finish_reason,
+    )
+    digests = [digest for piece in pieces for digest in piece.dmsc.digests or ()]
+    served = last.dmsc.model_copy(update={"digests": tuple(digests) or None})
+    return last.model_copy(update={"choices": (choice,), "dmsc": served})

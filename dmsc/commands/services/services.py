@@ -1,0 +1,189 @@
+"""`dmsc service list|show|traffic|promote|rollback|shadow|scale|stop`: services and who answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from dmsc.console.command_app import CommandApp, argument, option
+from dmsc.console.exit_codes import bad_input
+from dmsc.console.option_groups import GatewayQuery
+
+if TYPE_CHECKING:
+    from schemas.services.model_service import ModelService, ServedVersion
+
+app = CommandApp(help="Model services: their versions, their traffic, their end.", no_args_is_help=True)
+
+ServiceArgument = Annotated[str, argument("SERVICE", "The service, as `dmsc service list` shows it.")]
+VersionArgument = Annotated[str, argument("VERSION", "A version of it, as `dmsc service show` shows it.")]
+WhyOption = Annotated[str, option("--why TEXT", "Is recorded with the change.")]
+COLUMNS = ("version", "state", "traffic", "job", "kind", "replicas", "exact", "weights", "reason")
+
+
+def list_(mesh: GatewayQuery = GatewayQuery()) -> None:
+    """List the model services of the mesh, with the share of traffic of each version.
+
+    Example: dmsc service list
+    """
+    found = mesh.ask(lambda client: client.services())
+    rows = [
+        (
+            each.service,
+            each.state.value,
+            _traffic(each),
+            str(len(each.versions)),
+            each.stable or "",
+            each.user,
+        )
+        for each in found
+    ]
+    columns = ("service", "state", "traffic", "versions", "stable", "user")
+    mesh.show_table({"services": found}, columns, rows)
+
+
+@app.command()
+def show(
+    service: ServiceArgument,
+    history: Annotated[bool, option("--history", "The changes of its traffic instead, newest last.")] = False,
+    mesh: GatewayQuery = GatewayQuery(),
+) -> None:
+    """Show a service's versions: their states, jobs, replicas, and shares of the traffic.
+
+    Example: dmsc service show chat
+    """
+    from time import localtime, strftime
+
+    found = mesh.ask(lambda client: client.service(service))
+    if history:
+        rows = [
+            (strftime("%Y-%m-%d %H:%M:%S", localtime(each.at)), _shares(each.weights), each.by, each.why)
+            for each in found.history
+        ]
+        mesh.show_table(found, ("at", "traffic", "by", "why"), rows)
+        return
+    mesh.show_table(found, COLUMNS, [_row(found, each) for each in found.versions])
+
+
+@app.command()
+def traffic(
+    service: ServiceArgument,
+    shares: Annotated[
+        tuple[str, ...], argument("VERSION=PERCENT…", "The share of each, 100 in all: v1=95 v2=5.")
+    ],
+    why: WhyOption = "",
+    mesh: GatewayQuery = GatewayQuery(),
+) -> None:
+    """Share a service's traffic among versions that are ready, to a hundredth of a percent.
+
+    Who asked one version stays with it as long as its share does not fall.
+
+    Example: dmsc service traffic chat v1=95 v2=5
+    """
+    weights = {}
+    for share in shares:
+        version, equals, percent = share.partition("=")
+        try:
+            weights[version] = round(float(percent.removesuffix("%")) * 100)
+        except ValueError:
+            equals = ""
+        if not equals or not version:
+            raise bad_input(f"{share}: write VERSION=PERCENT, such as v2=5")
+    _say(mesh, mesh.ask(lambda client: client.set_traffic(service, weights, why=why)))
+
+
+@app.command()
+def promote(
+    service: ServiceArgument,
+    version: VersionArgument,
+    why: WhyOption = "",
+    mesh: GatewayQuery = GatewayQuery(),
+) -> None:
+    """Give a version all traffic at once; the former one stays, for `dmsc service rollback`.
+
+    Example: dmsc service promote chat v2
+    """
+    _say(mesh, mesh.ask(lambda client: client.promote_version(service, version, why=why)))
+
+
+@app.command()
+def rollback(service: ServiceArgument, why: WhyOption = "", mesh: GatewayQuery = GatewayQuery()) -> None:
+    """Give all traffic back to the stable version.
+
+    Example: dmsc service rollback chat --why 'answers in capitals'
+    """
+    _say(mesh, mesh.ask(lambda client: client.roll_back_service(service, why=why)))
+
+
+@app.command()
+def shadow(
+    service: ServiceArgument,
+    version: VersionArgument,
+    off: Annotated[bool, option("--off", "It answers no copies any more.")] = False,
+    why: WhyOption = "",
+    mesh: GatewayQuery = GatewayQuery(),
+) -> None:
+    """Have a version answer copies of requests, so that it is measured; nobody gets its answers.
+
+    Example: dmsc service shadow chat v2
+    """
+    _say(mesh, mesh.ask(lambda client: client.shadow_version(service, version, shadow=not off, why=why)))
+
+
+@app.command()
+def scale(
+    service: ServiceArgument,
+    version: VersionArgument,
+    replicas: Annotated[int, argument("REPLICAS", "Of each stage; 0: it gives its slots back.", min=0)],
+    why: WhyOption = "",
+    mesh: GatewayQuery = GatewayQuery(),
+) -> None:
+    """Set the number of replicas of each stage of a version.
+
+    Example: dmsc service scale chat v1 3
+    """
+    _say(mesh, mesh.ask(lambda client: client.scale_version(service, version, replicas, why=why)))
+
+
+@app.command()
+def stop(
+    service: ServiceArgument,
+    version: Annotated[str | None, argument("[VERSION]", "Only this version; it gets no traffic.")] = None,
+    why: WhyOption = "",
+    mesh: GatewayQuery = GatewayQuery(),
+) -> None:
+    """Stop a service with all its versions, or one of them; the slots are free.
+
+    Example: dmsc service stop chat v1
+    """
+    _say(mesh, mesh.ask(lambda client: client.stop_service(service, version, why=why)))
+
+
+def _say(mesh: GatewayQuery, service: ModelService) -> None:
+    shadow = f"; in shadow: {', '.join(service.shadow)}" if service.shadow else ""
+    mesh.show(service, f"service {service.service} {service.state.value}: {_traffic(service)}{shadow}")
+
+
+def _traffic(service: ModelService) -> str:
+    return _shares(service.weights) or "no version is ready"
+
+
+def _shares(weights: dict[str, int]) -> str:
+    return ", ".join(f"{version} {weight / 100:g} %" for version, weight in weights.items())
+
+
+def _row(service: ModelService, version: ServedVersion) -> tuple[str, ...]:
+    share = service.weights.get(version.version)
+    marks = [f"{share / 100:g} %"] if share else []
+    marks += ["shadow"] if version.version in service.shadow else []
+    marks += ["stable"] if version.version == service.stable else []
+    exact = {True: "yes", False: f"no: {version.inexact_because}", None: ""}[version.exact]
+    return (
+        version.version,
+        version.state.value,
+        ", ".join(marks),
+        version.job,
+        version.kind or "",
+        " ".join(map(str, version.replicas)),
+        exact,
+        version.sha256[:12] or version.weights,
+        version.reason,
+    )

@@ -1,0 +1,158 @@
+"""`dmsc serve`: deploy a version of a service, and wait until it is ready."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from dmsc.console.command_app import argument, option
+from dmsc.console.exit_codes import bad_input
+from dmsc.console.option_groups import GatewayQuery
+from dmsc.console.options import print_text
+from dmsc.console.running import leave, run_async
+
+if TYPE_CHECKING:
+    from dmsc.client.async_client import AsyncClient
+    from dmsc.console.exit_codes import ExitCode
+    from schemas.job import JobRecord
+    from schemas.services.model_service import ModelService, ServedVersion
+
+LOOK_S = 0.3
+"""Pause between two looks at a version that starts."""
+OF_TOKENS = ("bytes", "text", "chat", "tokens", "dataset")
+
+
+def serve(
+    file: Annotated[
+        str, argument("FILE.yaml|JOB", "A file with `serve`, or a job that has ended: what it has trained.")
+    ],
+    set_: Annotated[
+        list[str] | None,
+        option("--set KEY=VALUE", "Override a key of the file, e.g. serve.version=v2; repeatable."),
+    ] = None,
+    service: Annotated[str | None, option("--service NAME", "Name of the service.")] = None,
+    version: Annotated[str | None, option("--version NAME", "Name of the version (v1).")] = None,
+    code: Annotated[
+        Path | None, option("--code DIR", "Send the modules of this folder along (`code` of its file).")
+    ] = None,
+    detach: Annotated[
+        bool, option("--detach -d", "Only deploy; `dmsc service show NAME` says how it gets on.")
+    ] = False,
+    mesh: GatewayQuery = GatewayQuery(),
+) -> None:
+    """Deploy a version of a model service, and wait until it is ready.
+
+    The service comes to be with its first version, which gets all requests once it is ready; each later one
+    gets none until `dmsc service traffic` or `promote`. Ctrl-C only stops waiting; `dmsc service stop` ends
+    it. The exit code is 1 if the version is refused.
+
+    Example: dmsc serve j1a2b3 --service chat
+    """
+    made, exit_code = run_async(_serve(file, set_ or [], service, version, code, detach, mesh))
+    if mesh.json:
+        print(made.model_dump_json())
+    elif detach:
+        print_text(
+            f"service {made.service} {made.state.value}; how it gets on: dmsc service show {made.service}"
+        )
+    leave(exit_code)
+
+
+async def _serve(
+    file: str,
+    overrides: list[str],
+    service: str | None,
+    version: str | None,
+    code: Path | None,
+    detach: bool,
+    mesh: GatewayQuery,
+) -> tuple[ModelService, ExitCode]:
+    from dmsc.client.job_file import load_job, with_code
+    from dmsc.console.exit_codes import ExitCode
+    from schemas.job import JobSpec
+
+    overrides = [
+        *([f"serve.service={service}"] if service else []),
+        *([f"serve.version={version}"] if version else []),
+        *overrides,
+    ]
+    async with mesh.client() as client:
+        if _is_file(file):
+            spec = load_job(Path(file), overrides)
+        else:
+            spec = JobSpec.model_validate(_document(await client.job(file), overrides))
+        if code is not None:
+            spec = with_code(spec, code)
+        if spec.serve is None:
+            raise bad_input(f"{file}: has no `serve`: give --service NAME, or name the service in the file")
+        made = await client.deploy(spec)
+        if detach:
+            return made, ExitCode.OK
+        return await _until_ready(client, made, spec.serve.version, mesh)
+
+
+def _is_file(text: str) -> bool:
+    return Path(text).exists() or text.endswith((".yaml", ".yml", ".json"))
+
+
+def _document(record: JobRecord, overrides: list[str]) -> dict[str, Any]:
+    """The file that serves what a job has trained: its model, its code, and its weights."""
+    from dmsc.client.job_file import apply_override
+
+    spec = record.spec.model_dump(mode="json")
+    training = {key: spec["training"][key] for key in ("precision", "compute_threads", "seed")}
+    document = {
+        "name": record.spec.name,
+        "model": spec["model"],
+        "code": spec["code"],
+        "requires": spec["requires"],
+        "training": training,
+        "parallel": {"stages": record.spec.parallel.stages},
+        "initial_weights": f"job:{record.job}",
+        "serve": {"service": record.spec.name.lower()},
+    }
+    if record.spec.data.kind not in OF_TOKENS:
+        document["data"] = spec["data"]  # a sample of it says what the model takes
+    for override in overrides:
+        apply_override(document, override)
+    return document
+
+
+async def _until_ready(
+    client: AsyncClient, made: ModelService, name: str, mesh: GatewayQuery
+) -> tuple[ModelService, ExitCode]:
+    """Says on standard error how the version gets on, until it is ready or refused."""
+    import asyncio
+    import sys
+
+    from dmsc.console.exit_codes import ExitCode
+    from schemas.services.model_service import VersionState
+
+    said, ends = "", (VersionState.READY, VersionState.REFUSED, VersionState.RETIRED)
+    while True:
+        found = made.version(name)
+        if found is not None:
+            text = f"{found.state}: {found.reason}" if found.reason else str(found.state)
+            if text != said and not mesh.json:
+                print(f"{made.service} {name} {text}", file=sys.stderr)
+            said = text
+            if found.state in ends:
+                break
+        await asyncio.sleep(LOOK_S)
+        made = await client.service(made.service)
+    if found.state is not VersionState.READY:
+        return made, ExitCode.FAILED
+    if not mesh.json:
+        print_text(described(made, found))
+    return made, ExitCode.OK
+
+
+def described(service: ModelService, version: ServedVersion) -> str:
+    """A version that is ready, in one line."""
+    share = service.weights.get(version.version, 0) / 100
+    exact = "exact" if version.exact else f"not exact: {version.inexact_because}"
+    kind = version.kind or "unknown kind"
+    return (
+        f"service {service.service}, version {version.version}: {kind}, replicas "
+        f"{', '.join(map(str, version.replicas))}, {exact}; gets {share:g} % of the traffic"
+    )

@@ -1,0 +1,324 @@
+"""What services are asked: models, completions, predictions, and going on with an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bus import subjects
+from bus.connection import Bus
+from entities.gateway.generation.path_choice import choose_path
+from entities.gateway.generation.prompts import Prompts, of_chat, of_completion
+from entities.gateway.generation.service_book import ServiceBook
+from entities.gateway.generation.session import Session
+from entities.gateway.generation.session_keeper import SessionKeeper
+from entities.gateway.generation.session_machine import ChoosePath
+from entities.gateway.generation.token_rates import TokenBuckets, TokenRate
+from entities.tokens.byte_tokens import Tokenizer
+from schemas.errors import BadInput, NotFound, RateLimited, Unavailable
+from schemas.services.completion import MOST_CHOICES, ChatBody, CompletionBody, SampledBody, ServedModel
+from schemas.services.generation import Generation, Sampling
+from schemas.services.model_service import ModelService, ServedVersion
+from schemas.services.prediction import NamedTensor, Predict, Predicted
+from schemas.signals import AccessDecision
+
+USE = "service.use"
+_SEED = 1 << 63
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationConfig:
+    """`predict_s`: how long a prediction may take.
+
+    `chat_tokens`: most tokens of a chat's answer whose request names no number.
+    """
+
+    predict_s: float = 60.0
+    chat_tokens: int = 4_096
+    rate: TokenRate = field(default_factory=TokenRate)
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """A request that is being answered: a session for each answer, `choices` per prompt, in order."""
+
+    service: ModelService
+    version: ServedVersion
+    tokenizer: Tokenizer
+    sessions: tuple[Session, ...]
+
+    @property
+    def first(self) -> Generation:
+        return self.sessions[0].generation
+
+    def cancel(self) -> None:
+        """Its client is gone, or has all that it wants. Sessions that are over stay as they are."""
+        for session in self.sessions:
+            session.cancel()
+
+
+class GenerationOperations:
+    """What the HTTP routes call. The bearer's right to `service.use` was checked before."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        gateway: str,
+        book: ServiceBook,
+        keeper: SessionKeeper,
+        prompts: Prompts,
+        config: GenerationConfig = GenerationConfig(),
+    ) -> None:
+        self.book = book
+        self.keeper = keeper
+        self._bus = bus
+        self._gateway = gateway
+        self._prompts = prompts
+        self._config = config
+        self._rates = TokenBuckets(config.rate)
+
+    def models(self) -> tuple[ServedModel, ...]:
+        """Each service, and each of its versions."""
+        found: list[ServedModel] = []
+        for service in self.book.living():
+            made = int(service.created_at)
+            found.append(ServedModel(id=service.service, created=made, owned_by=service.user))
+            found += [
+                ServedModel(
+                    id=f"{service.service}@{each.version}", created=int(each.since), owned_by=service.user
+                )
+                for each in service.versions
+            ]
+        return tuple(found)
+
+    def model(self, name: str) -> ServedModel:
+        """One of `models`. Raises `NotFound` with the names that there are."""
+        found = next((each for each in self.models() if each.id == name), None)
+        if found is None:
+            self.book.version(name, "")
+            raise NotFound(f"the model {name!r} does not exist", reason="model_not_found", param="model")
+        return found
+
+    async def complete(self, body: CompletionBody, access: AccessDecision, key: str | None) -> Answering:
+        """Begins the answers to a completion. `key`: the request's idempotency key."""
+        service, version = self._version(body, access, key)
+        tokenizer = await self._prompts.tokenizer(version)
+        prompts = await of_completion(body, tokenizer, version.vocabulary)
+        if len(prompts) * body.n > MOST_CHOICES:
+            raise BadInput(
+                f"n: {len(prompts)} prompts times {body.n} are more than {MOST_CHOICES} answers", param="n"
+            )
+        sampling = self._sampling(body, access, key, tokenizer, body.logprobs)
+        template = self._generation(body, access, service, version, sampling, body.max_tokens)
+        return await self._begin(service, version, tokenizer, template, prompts, body.n)
+
+    async def chat(self, body: ChatBody, access: AccessDecision, key: str | None) -> Answering:
+        """Begins the answers to a conversation."""
+        service, version = self._version(body, access, key)
+        tokenizer = await self._prompts.tokenizer(version)
+        prompt = await of_chat(body, tokenizer, version.vocabulary)
+        likeliest = (body.top_logprobs or 0) if body.logprobs else None
+        sampling = self._sampling(body, access, key, tokenizer, likeliest)
+        most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        if most is None:
+            room = version.context - len(prompt) if version.context else self._config.chat_tokens
+            most = max(1, min(room, self._config.chat_tokens))
+        template = self._generation(body, access, service, version, sampling, most).model_copy(
+            update={"shape": "chat"}
+        )
+        return await self._begin(service, version, tokenizer, template, (prompt,), body.n)
+
+    async def resume(self, id: str, access: AccessDecision) -> Answering:
+        """Goes on with an answer that another gateway, or another connection, began.
+
+        Raises:
+            NotFound: there is none of this user, or not any more.
+        """
+        session = await self.keeper.take_over(id, lambda generation: generation.user == access.user)
+        generation = session.generation
+        service = self.book.get(generation.service)
+        version = None if service is None else service.version(generation.version)
+        if service is None or version is None:
+            session.cancel()
+            raise NotFound(f"{generation.service}@{generation.version} is no longer there")
+        tokenizer = await self._prompts.tokenizer(version)
+        return Answering(service, version, tokenizer, (session,))
+
+    async def predict(
+        self, model: str, inputs: Sequence[NamedTensor], access: AccessDecision, key: str | None
+    ) -> tuple[ServedVersion, Predicted]:
+        """What a model gives for these tensors.
+
+        Raises:
+            BadInput: the service generates tokens.
+            Unavailable: a stage has nobody, or the answer did not come in time.
+        """
+        service, version = self.book.version(model, key or secrets.token_hex(8))
+        if version.kind == "generate":
+            raise BadInput(f"{model} generates tokens; ask it at /v1/completions", param="model")
+        generation = Generation(
+            id=secrets.token_hex(16),
+            service=service.service,
+            version=version.version,
+            job=version.job,
+            user=access.user,
+            writer=self._gateway,
+            session=0,
+            most_tokens=0,
+        )
+        path = choose_path(
+            self.keeper.ports.stages(generation),
+            ChoosePath(frozenset(), ()),
+            self.keeper.ports.loads,
+            generation.id,
+        )
+        if isinstance(path, str):
+            raise Unavailable(path, retry_after_s=1.0)
+        answer = await self._bus.command(
+            subjects.PREDICT,
+            Predict(job=version.job, generation=generation.id, path=path, inputs=tuple(inputs)),
+            deadline_s=self._config.predict_s,
+            job=version.job,
+            sid=path[0].sid,
+        )
+        self.keeper.ports.said(path[0].sid, answer.load)
+        return version, answer
+
+    # --- parts ----------------------------------------------------------------------------------------------
+    def _version(
+        self, body: SampledBody, access: AccessDecision, key: str | None
+    ) -> tuple[ModelService, ServedVersion]:
+        wait_s = self._rates.wait_s(access.user, time.monotonic())
+        if wait_s > 0:
+            raise RateLimited(
+                f"{access.user} has had more tokens than {self._config.rate.per_s:g} a second allow",
+                retry_after_s=wait_s,
+            )
+        sticky = f"{access.user}/{body.user}" if body.user else (key or secrets.token_hex(8))
+        service, version = self.book.version(body.model, sticky)
+        if version.kind == "predict":
+            raise BadInput(f"{body.model} takes tensors; ask it at /v1/predict", param="model")
+        return service, version
+
+    def _sampling(
+        self,
+        body: SampledBody,
+        access: AccessDecision,
+        key: str | None,
+        tokenizer: Tokenizer,
+        likeliest: int | None,
+    ) -> Sampling:
+        if body.seed is not None:
+            seed = body.seed % _SEED
+        elif key is not None:  # a repetition of the request gets the same answer
+            seed = int.from_bytes(hashlib.sha256(f"{access.user}\0{key}".encode()).digest()[:8]) % _SEED
+        else:
+            seed = secrets.randbits(62) if body.temperature else 0
+        return Sampling(
+            temperature=body.temperature,
+            top_p=body.top_p,
+            top_k=body.top_k,
+            seed=seed,
+            logprobs=likeliest,
+            digests=body.digests,
+            stop_tokens=tokenizer.stop_tokens,
+        )
+
+    def _generation(
+        self,
+        body: SampledBody,
+        access: AccessDecision,
+        service: ModelService,
+        version: ServedVersion,
+        sampling: Sampling,
+        most_tokens: int,
+    ) -> Generation:
+        """All of a request's generations but their ids, prompts and draws."""
+        return Generation(
+            id="none",
+            service=service.service,
+            version=version.version,
+            job=version.job,
+            user=access.user,
+            tenant=service.tenant,
+            writer=self._gateway,
+            session=0,
+            most_tokens=most_tokens,
+            sampling=sampling,
+            stop=body.stops,
+            model=body.model,
+            usage=body.include_usage,
+            began=time.time(),
+        )
+
+    async def _begin(
+        self,
+        service: ModelService,
+        version: ServedVersion,
+        tokenizer: Tokenizer,
+        template: Generation,
+        prompts: Sequence[tuple[int, ...]],
+        choices: int,
+    ) -> Answering:
+        for prompt in prompts:
+            _check_length(len(prompt), template.most_tokens, version)
+        generations = [
+            template.model_copy(
+                update={
+                    "id": secrets.token_hex(16),
+                    "session": secrets.randbits(62),
+                    "prompt": prompt,
+                    "sampling": template.sampling.model_copy(update={"draw": str(choice)}),
+                }
+            )
+            for prompt in prompts
+            for choice in range(choices)
+        ]
+        now = time.monotonic()
+        self._rates.charge(template.user, sum(len(each.prompt) for each in generations), now)
+        begun = await _all_or_cancelled([self.keeper.begin(each) for each in generations])
+        sessions = tuple(each for each in begun if isinstance(each, Session))
+        answering = Answering(service, version, tokenizer, sessions)
+        try:
+            for each in begun:
+                if isinstance(each, BaseException):
+                    raise each
+            for session in sessions:
+                await session.started()
+        except BaseException:
+            answering.cancel()
+            raise
+        for session in sessions:
+            session.on_end(lambda tokens: self._rates.charge(template.user, tokens, time.monotonic()))
+        return answering
+
+
+async def _all_or_cancelled(work: list[Coroutine[Any, Any, Session]]) -> list[Session | BaseException]:
+    """The sessions that begin. If the client leaves meanwhile, they begin all the same, and then end."""
+    begun = asyncio.gather(*work, return_exceptions=True)
+    try:
+        return await asyncio.shield(begun)
+    except asyncio.CancelledError:
+        begun.add_done_callback(_cancel_each)
+        raise
+
+
+def _cancel_each(begun: asyncio.Future[list[Session | BaseException]]) -> None:
+    for session in () if begun.cancelled() else begun.result():
+        if isinstance(session, Session):
+            session.cancel()
+
+
+def _check_length(prompt: int, answer: int, version: ServedVersion) -> None:
+    if version.context and prompt + answer > version.context:
+        raise BadInput(
+            f"this model's context is {version.context} tokens, and {prompt + answer} are asked for "
+            f"({prompt} in the prompt, {answer} for the answer); shorten one of them",
+            reason="context_length_exceeded",
+            param="prompt",
+        )

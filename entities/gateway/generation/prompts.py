@@ -1,0 +1,105 @@
+"""A request's prompt as tokens: the version's tokenizer, read once, and used outside of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import ParamSpec, TypeVar
+
+from entities.tokens.byte_tokens import Tokenizer, Utf8Tokenizer
+from schemas.errors import BadInput, Unavailable
+from schemas.job import JobRecord
+from schemas.services.completion import ChatBody, CompletionBody
+from schemas.services.model_service import ServedVersion
+from schemas.services.serve_spec import ServeSpec
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+INLINE_CHARACTERS = 2_000
+"""Texts up to this length are encoded at once: a thread costs more than they do."""
+
+TokenizerOf = Callable[[JobRecord, ServeSpec], Awaitable[Tokenizer]]
+"""Reads the tokenizer that a version names. Raises `BadInput` in one line if it can't be had."""
+
+
+class Prompts:
+    """Tokenizers by the job of a version, the least recently used ones dropped."""
+
+    def __init__(
+        self,
+        job: Callable[[str], JobRecord | None],
+        tokenizer_of: TokenizerOf,
+        most: int = 64,
+    ) -> None:
+        self._job = job
+        self._tokenizer_of = tokenizer_of
+        self._most = most
+        self._reading: OrderedDict[str, asyncio.Task[Tokenizer]] = OrderedDict()
+
+    async def tokenizer(self, version: ServedVersion) -> Tokenizer:
+        """The version's tokenizer.
+
+        Raises:
+            Unavailable: this gateway does not know the version's job yet.
+            BadInput: it can't be read, or does not fit the model's vocabulary.
+        """
+        task = self._reading.get(version.job)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            record = self._job(version.job)
+            if record is None or record.spec.serve is None:
+                raise Unavailable(f"the job {version.job} of {version.version} is not known here yet")
+            work = self._tokenizer_of(record, record.spec.serve)
+            task = self._reading[version.job] = asyncio.ensure_future(work)
+            while len(self._reading) > self._most:
+                self._reading.popitem(last=False)
+        self._reading.move_to_end(version.job)
+        tokenizer = await asyncio.shield(task)
+        if 0 < version.vocabulary < tokenizer.vocabulary and not isinstance(tokenizer, Utf8Tokenizer):
+            raise BadInput(
+                f"{version.version}: its tokenizer has {tokenizer.vocabulary} tokens and the model "
+                f"{version.vocabulary}; deploy it with the tokenizer that it was trained with"
+            )
+        return tokenizer
+
+
+async def of_completion(
+    body: CompletionBody, tokenizer: Tokenizer, vocabulary: int
+) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each prompt. Raises `BadInput` if one is empty, or has a token that the model has not."""
+    prompts: list[tuple[int, ...]] = []
+    for prompt in body.prompts:
+        if isinstance(prompt, str):
+            tokens = await _beside_the_loop(len(prompt), tokenizer.encode, prompt)
+        else:
+            tokens = prompt
+        prompts.append(_checked(tokens, vocabulary, "prompt"))
+    return tuple(prompts)
+
+
+async def of_chat(body: ChatBody, tokenizer: Tokenizer, vocabulary: int) -> tuple[int, ...]:
+    """The tokens of a conversation, by the version's template. Raises `BadInput` as `of_completion` does."""
+    messages = [(message.role, message.text) for message in body.messages]
+    tokens = await _beside_the_loop(_characters(messages), tokenizer.chat, messages)
+    return _checked(tokens, vocabulary, "messages")
+
+
+def _characters(messages: Iterable[tuple[str, str]]) -> int:
+    return sum(len(text) for _, text in messages)
+
+
+def _checked(tokens: Sequence[int], vocabulary: int, param: str) -> tuple[int, ...]:
+    if not tokens:
+        raise BadInput(f"{param}: it has no tokens; give a text", param=param)
+    if vocabulary and (worst := max(tokens)) >= vocabulary:
+        raise BadInput(
+            f"{param}: token {worst} is beyond the model's vocabulary of {vocabulary}", param=param
+        )
+    return tuple(tokens)
+
+
+async def _beside_the_loop(characters: int, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+    if characters <= INLINE_CHARACTERS:
+        return work(*args, **named)
+    return await asyncio.to_thread(work, *args, **named)

@@ -1,0 +1,235 @@
+"""What an order, or a change of its versions' states, makes of a service's record. Pure (ADR-0142).
+
+Weights are ten-thousandths of the traffic; their sum is 10,000, or the map is empty: nothing is ready yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from entities.orchestrator.services.version_state import OVER
+from schemas.errors import BadInput, Conflict, NotFound
+from schemas.services.model_service import (
+    WHOLE,
+    ModelService,
+    OrderService,
+    ServedVersion,
+    ServiceState,
+    TrafficChange,
+    VersionState,
+)
+
+MOST_CHANGES = 64
+"""Changes of traffic that a record keeps: the latest."""
+MOST_OVER = 32
+"""Versions that are over and stay in a record: the latest."""
+MOST_VERSIONS = 64
+"""Versions of a service that are not over."""
+
+
+def named(service: ModelService, version: str | None) -> ServedVersion:
+    """The version of this name.
+
+    Raises:
+        BadInput: none was named.
+        NotFound: there is none of this name; the text says which there are.
+    """
+    if version is None:
+        raise BadInput("name a version of the service")
+    if (found := service.version(version)) is None:
+        there = ", ".join(each.version for each in service.versions) or "none"
+        raise NotFound(f"service {service.service} has no version {version}; there is {there}")
+    return found
+
+
+def check_new(service: ModelService, version: str) -> None:
+    """Refuses a version of this name if there is one already.
+
+    Raises:
+        Conflict: a version of this name is there, or there are too many.
+    """
+    known = service.version(version)
+    if known is not None and known.state not in OVER:
+        raise Conflict(
+            f"service {service.service} has a version {version}, which is {known.state} (job {known.job}): "
+            "give serve.version another name, or stop that one first"
+        )
+    if len(_living(service)) >= MOST_VERSIONS:
+        raise Conflict(f"service {service.service} has {MOST_VERSIONS} versions: stop some of them")
+
+
+def with_version(service: ModelService, version: ServedVersion) -> ModelService:
+    """The service with one more version, in the place of one of this name that is over.
+
+    Raises:
+        Conflict: see `check_new`.
+    """
+    check_new(service, version.version)
+    others = [each for each in service.versions if each.version != version.version]
+    over = [each for each in others if each.state in OVER]
+    gone = {each.version for each in over[: max(0, len(over) - MOST_OVER)]}
+    kept = tuple(each for each in others if each.version not in gone)
+    return settled(service.model_copy(update={"versions": (*kept, version)}), 0.0)
+
+
+def ordered(service: ModelService, order: OrderService, now: float) -> ModelService:
+    """What an order about traffic makes of the record.
+
+    Raises:
+        BadInput: weights do not add up.
+        NotFound: there is no such version.
+        Conflict: a version that is to answer is not ready; or the record is another one by now.
+    """
+    if order.expected is not None and order.expected != service.revision:
+        raise Conflict(
+            f"service {service.service} was changed meanwhile: it is at revision {service.revision}, not "
+            f"{order.expected}; look again (dmsc service show {service.service})"
+        )
+    match order.action:
+        case "traffic":
+            return _told(service, order, now, weights=_weights(service, order.weights))
+        case "promote":
+            version = _ready(service, order.version)
+            return _told(
+                service,
+                order,
+                now,
+                weights={version.version: WHOLE},
+                stable=_former(service, version.version),
+                shadow=tuple(name for name in service.shadow if name != version.version),
+            )
+        case "rollback":
+            if service.stable is None:
+                raise Conflict(f"service {service.service} has no former version to go back to")
+            back = _ready(service, service.stable)
+            return _told(service, order, now, weights={back.version: WHOLE})
+        case "shadow":
+            version = _ready(service, order.version)
+            if service.weights.get(version.version):
+                raise Conflict(f"version {version.version} gets traffic: a shadow answers copies only")
+            names = dict.fromkeys((*service.shadow, version.version))
+            return _told(service, order, now, shadow=tuple(names))
+        case "unshadow":
+            version = named(service, order.version)
+            left = tuple(name for name in service.shadow if name != version.version)
+            return _told(service, order, now, shadow=left)
+        case _:
+            raise BadInput(f"{order.action} is no change of traffic")
+
+
+def retired(service: ModelService, order: OrderService, now: float) -> ModelService:
+    """The service without one of its versions, or, if none is named, stopped.
+
+    Raises:
+        NotFound: there is no such version.
+        Conflict: it gets traffic, and is not the only one.
+    """
+    leaving = {named(service, order.version).version} if order.version is not None else None
+    if leaving is not None:
+        (name,) = leaving
+        if service.weights.get(name) and len(_living(service)) > 1:
+            raise Conflict(
+                f"version {name} gets {service.weights[name] / 100:g} % of the traffic: move that first "
+                f"(dmsc service traffic {service.service} …), or stop the service"
+            )
+    reason = f"stopped by {order.user}" + (f": {order.why}" if order.why else "")
+    over = {"state": VersionState.RETIRED, "reason": reason, "replicas": ()}
+    versions = tuple(
+        each.model_copy(update=over)
+        if each.state not in OVER and (leaving is None or each.version in leaving)
+        else each
+        for each in service.versions
+    )
+    return settled(service.model_copy(update={"versions": versions}), now, by=order.user, why=reason)
+
+
+def settled(service: ModelService, now: float, *, by: str = "orchestrator", why: str = "") -> ModelService:
+    """The service as its versions' states make it.
+
+    The first version that is ready gets all traffic. One that is over loses its traffic: to the stable
+    version, or else to the others by their shares.
+    """
+    states = {each.version: each.state for each in service.versions}
+    living = {name for name, state in states.items() if state not in OVER}
+    ready = [name for name, state in states.items() if state is VersionState.READY]
+    weights, stable = dict(service.weights), service.stable if service.stable in living else None
+    shadow = tuple(name for name in service.shadow if name in living)
+    lost = [name for name in weights if name not in living]
+    if lost:
+        weights = _without(weights, lost, stable if stable in ready else None)
+    if not weights and ready:
+        weights = {ready[0]: WHOLE}
+        why = why or f"{ready[0]} is the first that is ready"
+    if stable is None and weights:
+        stable = max(weights, key=lambda name: weights[name])
+    if lost:
+        gone = next(each for each in service.versions if each.version == lost[0])
+        why = why or f"{gone.version} is {gone.state}: {gone.reason}"
+    state = ServiceState.STOPPED if not living else ServiceState.DEPLOYING
+    if any(states[name] in (VersionState.READY, VersionState.IMPAIRED) for name in living):
+        state = ServiceState.SERVING
+    after = service.model_copy(
+        update={"state": state, "weights": weights, "stable": stable, "shadow": shadow}
+    )
+    if (weights, shadow) == (service.weights, service.shadow):
+        return after
+    return _noted(after, TrafficChange(at=now, by=by, why=why, weights=weights, shadow=shadow))
+
+
+def _without(weights: Mapping[str, int], lost: list[str], heir: str | None) -> dict[str, int]:
+    """The weights without lost versions: theirs go to `heir`, or to the others by their shares."""
+    left = {name: weight for name, weight in weights.items() if name not in lost and weight}
+    if heir is not None:
+        return {**left, heir: left.get(heir, 0) + WHOLE - sum(left.values())}
+    if not left:
+        return {}
+    whole = sum(left.values())
+    shares = {name: weight * WHOLE // whole for name, weight in left.items()}
+    most = max(shares, key=lambda name: shares[name])
+    return {**shares, most: shares[most] + WHOLE - sum(shares.values())}
+
+
+def _weights(service: ModelService, asked: Mapping[str, int]) -> dict[str, int]:
+    if any(weight < 0 for weight in asked.values()) or sum(asked.values()) != WHOLE:
+        raise BadInput(
+            f"weights are ten-thousandths of the traffic, each at least 0, {WHOLE:,} in all; these add up to "
+            f"{sum(asked.values()):,}"
+        )
+    weights = {name: weight for name, weight in asked.items() if weight}
+    for name in asked:
+        named(service, name)
+    for name in weights:
+        _ready(service, name)
+    return weights
+
+
+def _ready(service: ModelService, version: str | None) -> ServedVersion:
+    found = named(service, version)
+    if found.state is not VersionState.READY:
+        why = f": {found.reason}" if found.reason else ""
+        raise Conflict(f"version {found.version} of {service.service} is {found.state}, not ready{why}")
+    return found
+
+
+def _former(service: ModelService, version: str) -> str | None:
+    """What a rollback goes back to once this version has all traffic: who had most of it before."""
+    heaviest = max(service.weights, key=lambda name: service.weights[name], default=None)
+    return service.stable if heaviest in (None, version) else heaviest
+
+
+def _living(service: ModelService) -> list[ServedVersion]:
+    return [each for each in service.versions if each.state not in OVER]
+
+
+def _told(service: ModelService, order: OrderService, now: float, **changes: Any) -> ModelService:
+    after = service.model_copy(update=changes)
+    if after == service:
+        return service
+    why = order.why or order.action
+    change = TrafficChange(at=now, by=order.user, why=why, weights=after.weights, shadow=after.shadow)
+    return _noted(after, change)
+
+
+def _noted(service: ModelService, change: TrafficChange) -> ModelService:
+    return service.model_copy(update={"history": (*service.history, change)[-MOST_CHANGES:]})

@@ -1,0 +1,239 @@
+"""What devices were used for, by whom, and what that costs (docs/accounts.md).
+
+A payer is a kind and an id, so that services join jobs without a change. Slices hold amounts and no prices:
+those are looked up when a statement is made (ADR-0126).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from schemas.base import Message, Part, Time, Token
+from schemas.tariff import BudgetRule
+
+PRICE_LABEL, CARBON_LABEL = "price", "carbon"
+"""Labels of a slot: money for an hour of it, and g of CO2e for a kWh that it uses."""
+SLICE_S = 900
+"""Seconds of one slice: markets price energy by quarters of an hour."""
+
+PayerKind = Literal["job", "service", "idle"]
+"""Whom a slot's time is charged to; `idle`: to nobody, the mesh's own account."""
+AccountKey = Literal["job", "user", "tenant", "service"]
+"""What the lines of a statement are about."""
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+
+
+class OfferedSlot(Part):
+    """A slot that a node offers, or offered, from `since` to `until`; its labels `price` and `carbon`."""
+
+    slot: int = Field(ge=0)
+    kind: str = Field(max_length=120)
+    since: Time
+    until: Time
+    price: Amount | None = None
+    carbon: Amount | None = None
+
+
+class SlotStretch(Part):
+    """Time of one slot with one holder, or without any.
+
+    `energy_j` is what its device used meanwhile, where that is measured; `sent_bytes` what its instance sent
+    over links. Both count from `began`.
+    """
+
+    slot: int = Field(ge=0)
+    began: Time
+    until: Time
+    payer_kind: PayerKind = "idle"
+    payer: Token | None = None
+    incarnation: Token | None = None
+    energy_j: Amount | None = None
+    sent_bytes: Count = 0
+
+
+class SlotReport(Message, wire="account.slots"):
+    """MIC → accountant: who held which slot, up to `at`.
+
+    Everything counts from a beginning, so that a report that is lost or comes twice changes nothing. What has
+    ended is told again for two minutes.
+    """
+
+    cluster: Token
+    node: Token
+    incarnation: Token
+    number: int = Field(ge=0, description="of the reports of this incarnation")
+    at: Time
+    slots: tuple[OfferedSlot, ...] = Field((), max_length=4096)
+    stretches: tuple[SlotStretch, ...] = Field((), max_length=16384)
+
+
+class AccountRow(Part):
+    """What one payer used in one slice, on one kind of device in one cluster.
+
+    `held_s`: device-seconds. Of them `busy_s` went into work that was new and `recomputed_s` into work that
+    had been done before; the rest waited. `metered_s` are those whose energy, `energy_j`, was measured.
+    `label_price_s` and `label_carbon_s` are the labels of its slots × seconds, over `labelled_s` and
+    `carbon_s`. Of the payer `idle`, `offered_s` is all that the nodes offered.
+    """
+
+    payer_kind: PayerKind
+    payer: str = ""
+    user: str = ""
+    tenant: str = ""
+    cluster: str = ""
+    kind: str = ""
+    held_s: Amount = 0.0
+    busy_s: Amount = 0.0
+    recomputed_s: Amount = 0.0
+    units: Count = 0
+    recomputed_units: Count = 0
+    energy_j: Amount = 0.0
+    metered_s: Amount = 0.0
+    sent_bytes: Amount = 0.0
+    stored_byte_s: Amount = 0.0
+    label_price_s: Amount = 0.0
+    labelled_s: Amount = 0.0
+    label_carbon_s: Amount = 0.0
+    carbon_s: Amount = 0.0
+    offered_s: Amount = 0.0
+
+
+AMOUNTS = tuple(
+    name
+    for name in AccountRow.model_fields
+    if name not in ("payer_kind", "payer", "user", "tenant", "cluster", "kind")
+)
+"""The fields of a row that are added up."""
+
+
+class AccountSlice(Message, wire="account.slice"):
+    """All that was used in one slice of time. In the bucket `accounts`, by its beginning.
+
+    `positions`: up to which message of which stream it is complete, so that none counts twice.
+    """
+
+    start: int = Field(ge=0)
+    rows: tuple[AccountRow, ...] = ()
+    positions: dict[str, int] = {}
+
+
+class CountedStretch(Part):
+    """How far a stretch, or a slot's offer, is in the slices."""
+
+    until: Time
+    energy_j: Amount = 0.0
+    sent_bytes: Count = 0
+    incarnation: str = ""
+    kind: str = ""
+
+
+class CountedNode(Part):
+    """How far a node's reports are in the slices. Keys are `slot/began`."""
+
+    incarnation: str = ""
+    number: int = -1
+    cluster: str = ""
+    at: Time = 0.0
+    floor: Time = Field(0.0, description="nothing before this is counted: an earlier incarnation told of it")
+    offers: dict[str, CountedStretch] = {}
+    stretches: dict[str, CountedStretch] = {}
+
+
+class CountedStep(Part):
+    """The units of one step that were claimed: stage, microbatch, and a mark of each claim."""
+
+    step: int
+    again: bool = False
+    units: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
+
+
+class CountedWork(Part):
+    """How far a job's claims are in the slices: its newest steps. Below `oldest` all was computed once."""
+
+    oldest: int = 0
+    steps: tuple[CountedStep, ...] = ()
+    scored: tuple[CountedStep, ...] = Field((), description="the same of validations")
+
+
+class AccountPosition(Message, wire="account.position"):
+    """How far the accounts are, of the mesh (`book`), a node or a job. In the bucket `account_positions`."""
+
+    positions: dict[str, int] = {}
+    node: CountedNode | None = None
+    work: CountedWork | None = None
+
+
+class AccountQuery(Message, wire="account.query"):
+    """MG → accountant: what was used and what did it cost, from `since` to `until`? `user`: theirs alone."""
+
+    by: AccountKey = "job"
+    since: Time
+    until: Time
+    user: str | None = Field(None, max_length=120)
+
+
+class AccountLine(Part):
+    """What one job, user, tenant or service used and costs. `price` and `g_co2e` are null where unknown.
+
+    `measured` is the share of its device-seconds whose energy was measured; the rest is modelled.
+    """
+
+    name: str
+    user: str = ""
+    tenant: str = ""
+    held_s: float
+    busy_s: float
+    waiting_s: float
+    recomputed_s: float
+    units: int
+    recomputed_units: int
+    kwh: float
+    measured: float = Field(ge=0, le=1)
+    price: float | None = None
+    g_co2e: float | None = None
+    stored_gib_h: float = 0.0
+    sent_gib: float = 0.0
+
+
+class BudgetUse(Part):
+    """How much of a budget is used. `share` is that of the limit that is used up most."""
+
+    budget: BudgetRule
+    since: Time
+    used: dict[str, float] = {}
+    share: Amount = 0.0
+    state: Literal["within", "near", "used up"] = "within"
+    why: str = ""
+
+
+class BudgetState(Message, wire="account.budget"):
+    """Accountant → SMO: a budget and its use. In the bucket `budgets`; one that is used up may hold jobs."""
+
+    use: BudgetUse
+    at: Time
+
+
+class AccountStatement(Message, wire="account.statement"):
+    """What was used in a period, by whom, and what it costs.
+
+    `offered_s` is the capacity of all slots. `unaccounted_s` is what of it is in no line and not idle; it is
+    near 0, or the accounts do not close. With `only`, the lines are those of one user, and no capacity is
+    told.
+    """
+
+    by: AccountKey
+    since: Time
+    until: Time
+    counted_until: Time = 0.0
+    currency: str = ""
+    only: str | None = None
+    lines: tuple[AccountLine, ...] = ()
+    total: AccountLine
+    idle: AccountLine | None = None
+    offered_s: float = 0.0
+    unaccounted_s: float = 0.0
+    budgets: tuple[BudgetUse, ...] = ()
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,199 @@
+"""Instances that serve without a model: their tokens are a pure function of prompt, seed and position."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from bus import subjects
+from bus.connection import Bus
+from bus.mesh.registration import RegistrationClient
+from bus.messaging.handlers import Subscription
+from bus.tasks import TaskSet
+from schemas.envelope import Envelope
+from schemas.errors import Ack
+from schemas.job import JobRecord, JobState
+from schemas.registry import InstanceState
+from schemas.services.generation import (
+    BindSession,
+    EndSession,
+    GeneratedToken,
+    SessionBound,
+    SessionLoad,
+    WaveTokens,
+)
+from schemas.services.model_service import ModelService, ServedVersion, ServiceState, VersionState
+from schemas.services.prediction import NamedTensor, Predict, Predicted
+from schemas.services.serve_spec import ServeSpec
+from schemas.step import Member
+from tests.builders.jobs import spec
+from tests.builders.records import instance
+
+Gate = Callable[[int], Awaitable[None]]
+
+
+def token_at(message: BindSession, position: int) -> int:
+    """A letter, or a blank."""
+    prompt = message.tokens[: message.prompt_tokens]
+    drawn = message.sampling.seed + len(message.sampling.draw) if message.sampling.temperature else 0
+    number = (sum((place + 1) * token for place, token in enumerate(prompt)) + 7 * position + drawn) % 27
+    return 32 if number == 26 else 97 + number
+
+
+def answer_to(prompt: str, tokens: int, *, seed: int = 0) -> str:
+    """The answer at temperature 0, or what `seed` draws."""
+    data = tuple(prompt.encode())
+    total = sum((place + 1) * token for place, token in enumerate(data))
+    numbers = [(total + 7 * position + seed) % 27 for position in range(len(data), len(data) + tokens)]
+    return "".join(" " if number == 26 else chr(97 + number) for number in numbers)
+
+
+class StandInInstance:
+    """One instance. The last stage's makes the tokens, one per turn of the loop, or as `gate` permits."""
+
+    def __init__(self, bus: Bus, sid: str, stages: int, *, rows: int = 1000, most_sessions: int = 64) -> None:
+        self.bus = bus
+        self.sid = sid
+        self.job, self.stage = sid.rsplit("-", 2)[0], int(sid.rsplit("-", 2)[1][1:])
+        self.is_last = self.stage == stages - 1
+        self.gate: Gate | None = None
+        self.lost_positions: set[int] = set()
+        self.bound: dict[int, BindSession] = {}
+        self.ended: list[EndSession] = []
+        self.binds = 0
+        self.load = SessionLoad(most_sessions=most_sessions, free_rows=rows, rows=rows, wave_ms=1.0)
+        self._known: dict[int, list[int]] = {}
+        self._tasks = TaskSet()
+        self._subscriptions: list[Subscription] = []
+        self._registered: RegistrationClient | None = None
+
+    @property
+    def member(self) -> Member:
+        return Member.of(self.sid, self.bus.sender.incarnation)
+
+    async def start(self) -> None:
+        names = {"job": self.job, "sid": self.sid}
+        self._subscriptions = [
+            await self.bus.serve(subjects.BIND_SESSION, self._bind, **names),
+            await self.bus.serve(subjects.END_SESSION, self._end, **names),
+            await self.bus.serve(subjects.PREDICT, self._predict, **names),
+        ]
+        record = instance(self.sid, incarnation=self.bus.sender.incarnation, state=InstanceState.ACTIVE)
+        self._registered = RegistrationClient(self.bus, record)
+        await self._registered.__aenter__()
+
+    async def kill(self) -> None:
+        """It answers nobody any more, and the registry learns of it."""
+        await self._tasks.close()
+        for subscription in self._subscriptions:
+            await subscription.stop(drain=False)
+        if self._registered is not None:
+            await self._registered.__aexit__(None, None, None)
+            self._registered = None
+
+    async def _bind(self, message: BindSession, envelope: Envelope) -> SessionBound:
+        self.binds += 1
+        former = self.bound.get(message.session)
+        if former is not None and (former.fence, former.attempt) > (message.fence, message.attempt):
+            return SessionBound(session=message.session, outcome="fenced")
+        if len(self.bound) >= self.load.most_sessions and former is None:
+            return SessionBound(session=message.session, outcome="full", load=self.load)
+        if message.prompt_tokens + message.most_tokens > self.load.rows:
+            text = (
+                f"{message.prompt_tokens + message.most_tokens} tokens; the cache has {self.load.rows} rows"
+            )
+            return SessionBound(session=message.session, outcome="too_long", text=text)
+        self.bound[message.session] = message
+        told = list(message.tokens[message.prompt_tokens :])
+        if self.is_last and len(told) >= len(self._known.get(message.session, ())):
+            self._known[message.session] = told
+        is_new = former is None or (former.fence, former.attempt) != (message.fence, message.attempt)
+        if self.is_last and is_new:
+            self._tasks.create(self._generate(message))
+        known = tuple(self._known.get(message.session, ()))
+        return SessionBound(session=message.session, outcome="bound", tokens=known, load=self.load)
+
+    async def _generate(self, message: BindSession) -> None:
+        known = self._known[message.session]
+        end = message.prompt_tokens + message.most_tokens
+        for position in range(message.prompt_tokens + len(known), end):
+            if self.bound.get(message.session) is not message:
+                return
+            if self.gate is not None:
+                await self.gate(position - message.prompt_tokens)
+            token = GeneratedToken(
+                session=message.session,
+                fence=message.fence,
+                position=position,
+                token=token_at(message, position),
+                logprob=-0.5,
+                likeliest=((token_at(message, position), -0.5), (97, -1.5)),
+                ends="length" if position == end - 1 else "",
+            )
+            known.append(token.token)
+            if position - message.prompt_tokens in self.lost_positions:
+                self.lost_positions.discard(position - message.prompt_tokens)
+                continue
+            wave = WaveTokens(
+                job=self.job, member=self.member, wave=position, tokens=(token,), load=self.load
+            )
+            await self.bus.publish(subjects.WAVE_TOKENS, wave, job=self.job, sid=self.sid)
+            await asyncio.sleep(0)
+
+    async def _end(self, message: EndSession, envelope: Envelope) -> Ack:
+        self.ended.append(message)
+        bound = self.bound.get(message.session)
+        if bound is not None and bound.fence <= message.fence:
+            del self.bound[message.session]
+            self._known.pop(message.session, None)
+        return Ack()
+
+    async def _predict(self, message: Predict, envelope: Envelope) -> Predicted:
+        outputs = tuple(
+            NamedTensor(name=f"{each.name}_again", dtype=each.dtype, shape=each.shape, data=each.data)
+            for each in message.inputs
+        )
+        return Predicted(generation=message.generation, outputs=outputs, exact=True)
+
+
+async def deploy(
+    bus: Bus,
+    service: str = "letters",
+    *,
+    job: str = "serve1",
+    version: str = "v1",
+    stages: int = 2,
+    **more: object,
+) -> ModelService:
+    """Writes the records of a service with one version, as an orchestrator does."""
+    serve = ServeSpec(service=service, version=version)
+    record = JobRecord(
+        job=job,
+        spec=spec().model_copy(update={"serve": serve}),
+        state=JobState.RUNNING,
+        user="ruth",
+        submitted_at=1.0,
+        changed_at=1.0,
+    )
+    await bus.bucket(subjects.JOB_RECORD).put(record, job=job)
+    fields = {"kind": "generate", "context": 200, "vocabulary": 256, "exact": True} | more
+    served = ServedVersion.model_validate(
+        {
+            "version": version,
+            "job": job,
+            "weights": "bus://artifacts/x",
+            "stages": stages,
+            "state": VersionState.READY,
+            **fields,
+        }
+    )
+    made = ModelService(
+        service=service,
+        user="ruth",
+        state=ServiceState.SERVING,
+        versions=(served,),
+        weights={version: 10_000},
+        stable=version,
+    )
+    await bus.bucket(subjects.MODEL_SERVICE).put(made, service=service)
+    return made

@@ -1,0 +1,340 @@
+"""The doors of model services: answers, streams, refusals; lost owners, messages, gateways (ADR-0146)."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from bus import subjects
+from bus.connection import Bus
+from entities.gateway import Gateway, GatewayConfig
+from schemas.envelope import EntityKind
+from schemas.services.generation import Generation
+from tests.integration.entities.conftest import Dial, Start, bearer
+from tests.integration.entities.serving_stand_in import StandInInstance, answer_to, deploy
+from tests.patience import PATIENCE_S
+from tests.waiting import eventually
+
+RUTH = bearer("ruth")
+
+
+class Served:
+    """A service of two stages with two instances each, behind a gateway."""
+
+    def __init__(self, bus: Bus, instances: dict[str, StandInInstance]) -> None:
+        self.bus = bus
+        self.instances = instances
+
+    @property
+    def last(self) -> list[StandInInstance]:
+        return [each for each in self.instances.values() if each.is_last]
+
+    def gate(self, gate: Callable[[int], Awaitable[None]] | None) -> None:
+        for each in self.last:
+            each.gate = gate
+
+    @property
+    def working(self) -> list[StandInInstance]:
+        """Instances that have a session now."""
+        return [each for each in self.instances.values() if each.bound]
+
+    async def records(self) -> list[Generation]:
+        return [entry.message for entry in await self.bus.bucket(subjects.GENERATION).entries()]
+
+
+@pytest.fixture
+async def served(dial: Dial, gateway: Gateway) -> AsyncIterator[Served]:
+    bus = await dial("orchestrator-records", EntityKind.ORCHESTRATOR)
+    instances = {}
+    for stage in range(2):
+        for replica in range(2):
+            sid = f"serve1-s{stage}-r{replica}"
+            instances[sid] = StandInInstance(await dial(sid, EntityKind.INSTANCE), sid, 2)
+            await instances[sid].start()
+    await deploy(bus)
+    view, book = gateway.follower.view, gateway.generations.book
+    await eventually(lambda: all(len(view.active(job="serve1", stage=stage)) == 2 for stage in range(2)))
+    await eventually(lambda: book.get("letters") is not None and gateway.jobs.cache.get("serve1") is not None)
+    yield Served(bus, instances)
+    for each in instances.values():
+        await each.kill()
+
+
+async def complete(http: httpx.AsyncClient, prompt: str = "abc", **more: Any) -> httpx.Response:
+    body = {"model": "letters", "prompt": prompt, "max_tokens": 8, "temperature": 0} | more
+    return await http.post("/v1/completions", json=body, headers=RUTH)
+
+
+class EventReader:
+    """An open stream, read event by event: pairs of id and data."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.headers = response.headers
+        self._lines = response.aiter_lines()
+
+    async def __aiter__(self) -> AsyncIterator[tuple[str, Any]]:
+        number, data = "", ""
+        async for line in self._lines:
+            if line.startswith("id: "):
+                number = line[4:]
+            elif line.startswith("data: "):
+                data = line[6:]
+            elif not line and data:
+                yield number, data if data == "[DONE]" else json.loads(data)
+                number, data = "", ""
+
+
+async def test_answers_in_the_shapes_of_openai(served: Served, http: httpx.AsyncClient) -> None:
+    listed = (await http.get("/v1/models", headers=RUTH)).json()
+    assert [each["id"] for each in listed["data"]] == ["letters", "letters@v1"]
+    assert (await http.get("/v1/models/letters", headers=RUTH)).json()["object"] == "model"
+
+    response = await complete(http)
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (answer_to("abc", 8), "length")
+    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 8, "total_tokens": 11}
+    assert response.headers["dmsc-answered-by"] == "letters@v1"
+    assert answer["dmsc"]["exact"] is True
+
+    # Several prompts, a stop, log-probabilities, a pinned version.
+    whole = answer_to("abc", 8)
+    answer = (
+        await complete(http, ["abc", "abd"], n=2, model="letters@v1", logprobs=2, stop=whole[3:5])
+    ).json()
+    assert [each["text"] for each in answer["choices"]][:2] == [whole[:3]] * 2
+    assert [each["index"] for each in answer["choices"]] == [0, 1, 2, 3]
+    told = answer["choices"][0]["logprobs"]
+    assert told["token_logprobs"][0] == -0.5
+    assert len(told["top_logprobs"][0]) in (1, 2)
+    assert answer["choices"][0]["finish_reason"] == "stop"
+
+    # A seed gives the same draws again, and so does an idempotency key.
+    drawn = [(await complete(http, temperature=1, seed=7)).json()["choices"][0]["text"] for _ in range(2)]
+    assert drawn == [answer_to("abc", 8, seed=8)] * 2
+    keyed = RUTH | {"Idempotency-Key": "once"}
+    body = {"model": "letters", "prompt": "abc", "max_tokens": 8}
+    texts = [
+        (await http.post("/v1/completions", json=body, headers=keyed)).json()["choices"][0]["text"]
+        for _ in range(2)
+    ]
+    assert texts[0] == texts[1]
+
+    chat = {
+        "model": "letters",
+        "messages": [{"role": "user", "content": "abc"}],
+        "max_completion_tokens": 5,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": 1,
+    }
+    answer = (await http.post("/v1/chat/completions", json=chat, headers=RUTH)).json()
+    message = answer["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": answer_to("user: abc\nassistant:", 5), "refusal": None}
+    assert len(answer["choices"][0]["logprobs"]["content"]) == 5
+    # Nobody works for a session any more.
+    await eventually(lambda: not served.working)
+
+
+async def test_streams_end_with_done_and_usage(served: Served, http: httpx.AsyncClient) -> None:
+    body = {
+        "model": "letters",
+        "prompt": "abc",
+        "max_tokens": 6,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    async with http.stream("POST", "/v1/completions", json=body, headers=RUTH) as response:
+        events = [event async for event in EventReader(response)]
+        assert response.headers["dmsc-generation"]
+    assert [number for number, _ in events] == ["1", "2", "3", "4", "5", "6", "", ""]
+    assert "".join(data["choices"][0]["text"] for _, data in events[:6]) == answer_to("abc", 6)
+    assert events[6][1]["usage"]["completion_tokens"] == 6
+    assert events[7][1] == "[DONE]"
+
+    chat = body | {"messages": [{"role": "user", "content": "abc"}], "n": 2}
+    del chat["prompt"]
+    async with http.stream("POST", "/v1/chat/completions", json=chat, headers=RUTH) as response:
+        events = [event async for event in EventReader(response)]
+    deltas = [choice for _, data in events[:-1] for choice in data["choices"]]
+    for index in range(2):
+        texts = [each["delta"]["content"] for each in deltas if each["index"] == index]
+        assert "".join(texts) == answer_to("user: abc\nassistant:", 6)
+    assert {each["finish_reason"] for each in deltas} == {None, "length"}
+
+
+async def test_lost_owners_and_messages_cost_no_token(served: Served, http: httpx.AsyncClient) -> None:
+    reached, go = asyncio.Event(), asyncio.Event()
+
+    async def gate(number: int) -> None:
+        if number == 4:
+            reached.set()
+            await go.wait()
+
+    served.gate(gate)
+    for each in served.last:
+        each.lost_positions = {2}
+    asked = asyncio.create_task(complete(http))
+    await reached.wait()
+    victims = served.working
+    assert {each.is_last for each in victims} == {True, False}
+    served.gate(None)
+    for victim in victims:  # neighbours, at once
+        await victim.kill()
+    go.set()
+    response = await asked
+    assert response.json()["choices"][0]["text"] == answer_to("abc", 8)
+    others = [each for each in served.instances.values() if each not in victims]
+    assert all(each.binds for each in others), "the others took the session"
+
+
+async def test_a_client_that_leaves_ends_its_session(served: Served, http: httpx.AsyncClient) -> None:
+    reached, go = asyncio.Event(), asyncio.Event()
+
+    async def gate(number: int) -> None:
+        if number == 3:
+            reached.set()
+            await go.wait()
+
+    served.gate(gate)
+    for stream in (False, True):
+        reached.clear()
+        asked = asyncio.create_task(complete(http, stream=stream))
+        await reached.wait()
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        await eventually(lambda: not served.working)
+    assert {record.ended for record in await served.records()} == {"cancelled"}
+    go.set()
+
+
+async def test_another_gateway_goes_on_with_a_stream(
+    served: Served, http: httpx.AsyncClient, gateway: Gateway, dial: Dial, start: Start
+) -> None:
+    other = Gateway(
+        await dial("gateway-west", EntityKind.GATEWAY), GatewayConfig(cluster="west", http_port=0)
+    )
+    await start(other)
+    assert other.url is not None
+    await eventually(lambda: other.generations.book.get("letters") and other.jobs.cache.get("serve1"))
+    reached, go = asyncio.Event(), asyncio.Event()
+
+    async def gate(number: int) -> None:
+        if number == 4:
+            reached.set()
+            await go.wait()
+
+    served.gate(gate)
+    body = {
+        "model": "letters",
+        "prompt": "abc",
+        "max_tokens": 8,
+        "temperature": 0,
+        "stream": True,
+        "logprobs": 1,
+    }
+    async with http.stream("POST", "/v1/completions", json=body, headers=RUTH) as response:
+        events = aiter(EventReader(response))
+        seen = [await anext(events) for _ in range(3)]
+        await reached.wait()
+        id = response.headers["dmsc-generation"]
+        async with httpx.AsyncClient(base_url=other.url, timeout=PATIENCE_S, trust_env=False) as west:
+            # Somebody else's answer is nobody's business.
+            stranger = await west.get(f"/v1/generations/{id}/events", headers=bearer("rob"))
+            assert stranger.status_code == 404
+            headers = RUTH | {"Last-Event-ID": "2"}
+            async with west.stream("GET", f"/v1/generations/{id}/events", headers=headers) as rest:
+                assert rest.status_code == 200
+                following = asyncio.create_task(_all(EventReader(rest)))
+                (record,) = await served.records()
+                assert (record.writer, record.fence) == ("gateway-west", 2)
+                served.gate(None)
+                go.set()
+                later = await following
+        former = [event async for event in events]  # its gateway learns of the fence, and stops
+    assert [number for number, _ in seen] == ["1", "2", "3"]
+    assert former[-1:] != [("", "[DONE]")]
+    assert [number for number, _ in later] == ["3", "4", "5", "6", "7", "8", ""]
+    text = "".join(data["choices"][0]["text"] for _, data in [*seen[:2], *later[:-1]])
+    assert text == answer_to("abc", 8)
+    assert all(data["choices"][0]["logprobs"]["token_logprobs"] == [-0.5] for _, data in later[:-1])
+
+
+async def _all(events: EventReader) -> list[tuple[str, Any]]:
+    return [event async for event in events]
+
+
+REFUSALS: tuple[tuple[dict[str, Any], int, str, str], ...] = (
+    ({"model": "nobody"}, 404, "model_not_found", "letters"),
+    ({"model": "letters@v9"}, 404, "model_not_found", "letters@v1"),
+    ({"max_tokens": 500}, 400, "context_length_exceeded", "200"),
+    ({"tools": [{"type": "function"}]}, 400, "unsupported_parameter", "tool calls"),
+    ({"response_format": {"type": "json_object"}}, 400, "unsupported_parameter", "JSON mode"),
+    ({"frequency_penalty": 0.5}, 400, "unsupported_parameter", "frequency_penalty"),
+    ({"temprature": 1}, 400, "unknown_parameter", "temprature"),
+    ({"temperature": -1}, 400, "invalid_value", "temperature"),
+    ({"prompt": ""}, 400, "bad_input", "prompt"),
+    ({"prompt": [256]}, 400, "bad_input", "256"),
+    ({"n": 17}, 400, "invalid_value", "n"),
+)
+"""A change of a request, its status and code, and words of its message."""
+
+
+async def test_refusals_name_what_is_wrong(served: Served, http: httpx.AsyncClient) -> None:
+    for change, status, code, words in REFUSALS:
+        response = await complete(http, **change)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (status, code), response.text
+        assert words in error["message"]
+        assert set(error) == {"message", "type", "param", "code"}
+    for headers, status in (({}, 401), (bearer("nobody"), 401), (bearer("vera"), 403)):
+        body = {"model": "letters", "prompt": "abc"}
+        response = await http.post("/v1/completions", json=body, headers=headers)
+        assert response.status_code == status
+        assert response.json()["error"]["message"]
+    response = await http.post("/v1/completions", content=b"{", headers=RUTH)
+    assert response.status_code == 400
+    assert "JSON" in response.json()["error"]["message"]
+    # What asks for nothing is no reason to refuse.
+    neutral = {"frequency_penalty": 0, "logit_bias": None, "store": False, "best_of": 1}
+    assert (await complete(http, **neutral)).status_code == 200
+    for each in served.last:
+        each.load = each.load.model_copy(update={"most_sessions": 0})
+    response = await complete(http)
+    assert response.status_code == 429
+    assert int(response.headers["retry-after"]) >= 1
+    assert response.json()["error"]["type"] == "rate_limit_error"
+
+
+async def test_tensors_in_and_out(served: Served, http: httpx.AsyncClient) -> None:
+    await deploy(served.bus, "tensors", kind="predict")
+    data = base64.b64encode(bytes(range(4))).decode()
+    inputs = {"x": [[1, 2.5], [3, 4]], "y": {"dtype": "uint8", "shape": [2, 2], "data": data}}
+
+    async def ask(inputs: dict[str, Any]) -> httpx.Response:
+        return await http.post("/v1/predict", json={"model": "tensors", "inputs": inputs}, headers=RUTH)
+
+    await eventually(lambda: _is_known(http))
+    answer = (await ask(inputs)).json()
+    assert answer["outputs"]["x_again"]["values"] == [[1.0, 2.5], [3.0, 4.0]]
+    assert answer["outputs"]["y_again"]["values"] == [[0, 1], [2, 3]]
+    for wrong, words in (
+        ({"x": [[1], [2, 3]]}, "one length"),
+        ({"x": {"dtype": "float32", "shape": [3], "data": data}}, "12"),
+        ({"x": "text"}, "inputs.x"),
+    ):
+        response = await ask(wrong)
+        assert response.status_code == 422
+        assert words in response.json()["detail"]
+
+
+async def _is_known(http: httpx.AsyncClient) -> bool:
+    return (await http.get("/v1/models/tensors", headers=RUTH)).status_code == 200

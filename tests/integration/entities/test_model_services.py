@@ -1,0 +1,186 @@
+"""Services at a real gateway, authorizer, router and orchestrator; nodes and instances are stand-ins."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import pytest
+
+from dmsc.client.async_client import AsyncClient
+from entities.authorizer import Authorizer
+from entities.gateway import Gateway, GatewayConfig
+from entities.orchestrator import Orchestrator, OrchestratorConfig
+from entities.router.service import Router, RouterConfig
+from schemas.envelope import EntityKind
+from schemas.errors import BadInput, BadJob, Conflict, NotFound, Refused
+from schemas.job import JobSpec, JobState
+from schemas.services.model_service import ModelService, ServiceState, VersionState
+from tests.builders.jobs import gpt
+from tests.integration.entities.conftest import Dial, Start, end
+from tests.integration.entities.serving_agent import ServingAgent
+from tests.waiting import eventually
+
+
+def version(name: str = "v1", *, service: str = "chat", stages: int = 1, **more: object) -> JobSpec:
+    document = {"name": "tiny", "model": gpt(), "parallel": {"stages": stages}}
+    serve = {"service": service, "version": name, "cache_mib": 1}
+    return JobSpec.model_validate({**document, "serve": serve, **more})
+
+
+@dataclass
+class Services:
+    """The mesh of a test. `leader`: the task of the orchestrator."""
+
+    url: str
+    agent: ServingAgent
+    leader: asyncio.Task[None]
+    ruth: AsyncClient
+
+    async def until(self, fits: Callable[[ModelService], bool], name: str = "chat") -> ModelService:
+        async def found() -> ModelService | None:
+            service = await self.ruth.service(name)
+            return service if fits(service) else None
+
+        return await eventually(found)
+
+    async def ready(self, name: str = "v1") -> ModelService:
+        return await self.until(lambda service: state_of(service, name) is VersionState.READY)
+
+
+def state_of(service: ModelService, name: str) -> VersionState | None:
+    found = service.version(name)
+    return None if found is None else found.state
+
+
+async def orchestrator(dial: Dial) -> Orchestrator:
+    return Orchestrator(await dial("orchestrator", EntityKind.ORCHESTRATOR), OrchestratorConfig())
+
+
+@pytest.fixture
+async def mesh(dial: Dial, start: Start, authorizer: Authorizer) -> AsyncIterator[Services]:
+    await start(Router(await dial("router-a", EntityKind.ROUTER), RouterConfig(cluster="a")))
+    leader = await start(await orchestrator(dial))
+    gateway = Gateway(await dial("gateway-a", EntityKind.GATEWAY), GatewayConfig(cluster="a", http_port=0))
+    await start(gateway)
+    agent = ServingAgent(await dial("a-n", EntityKind.CLUSTER), dial)
+    await agent.serve()
+    assert gateway.url is not None
+    async with AsyncClient(gateway.url, token="ruth") as ruth:
+        yield Services(gateway.url, agent, leader, ruth)
+
+
+async def test_versions_come_share_traffic_scale_and_go(mesh: Services) -> None:
+    ruth, agent = mesh.ruth, mesh.agent
+    with pytest.raises(NotFound, match="no service chat"):
+        await ruth.service("chat")
+    with pytest.raises(BadJob, match="POST /v1/services"):
+        await ruth.submit(version())
+    begun = await ruth.deploy(version(stages=2), idempotency_key="once")
+    again = await ruth.deploy(version(stages=2), idempotency_key="once")
+    assert again.versions[0].job == begun.versions[0].job
+    served = await mesh.ready()
+    (first,) = served.versions
+    assert (served.state, served.weights, served.stable) == (ServiceState.SERVING, {"v1": 10_000}, "v1")
+    assert (first.stages, first.replicas, first.kind, first.exact) == (2, (1, 1), "generate", True)
+    assert (first.context, first.vocabulary, first.fingerprint) == (64, 256, "f0")
+    assert {order.unit.stage for order in agent.started} == {0, 1}, "units of stages alone"
+    with pytest.raises(Conflict, match="has a version v1, which is ready"):
+        await ruth.deploy(version())
+    async with AsyncClient(mesh.url, token="rob") as rob:
+        with pytest.raises(Refused, match="ruth's"):
+            await rob.deploy(version("v2"))
+        with pytest.raises(Refused):
+            await rob.set_traffic("chat", {"v1": 10_000})
+        assert [each.service for each in await rob.services()] == ["chat"]
+    async with AsyncClient(mesh.url, token="vera") as vera:
+        with pytest.raises(Refused):
+            await vera.deploy(version(service="hers"))
+
+    agent.tells["exact"], agent.tells["inexact_because"] = "false", "width 510"
+    await ruth.deploy(version("v2"))
+    with pytest.raises(NotFound, match="no version v9"):
+        await ruth.promote_version("chat", "v9")
+    second = (await mesh.ready("v2")).version("v2")
+    assert second is not None
+    assert second.exact is False
+    assert "width 510" in second.inexact_because
+    with pytest.raises(BadInput, match="add up to 9,999"):
+        await ruth.set_traffic("chat", {"v1": 9_500, "v2": 499})
+    canary = await ruth.set_traffic("chat", {"v1": 9_500, "v2": 500}, why="5 %")
+    with pytest.raises(Conflict, match="look again"):
+        await ruth.set_traffic("chat", {"v2": 10_000}, expected=canary.revision - 1)
+    assert (await ruth.promote_version("chat", "v2")).weights == {"v2": 10_000}
+    back = await ruth.roll_back_service("chat", why="capitals")
+    assert (back.weights, back.history[-1].why, back.history[-1].by) == ({"v1": 10_000}, "capitals", "ruth")
+
+    await ruth.scale_version("chat", "v2", 2)
+    await mesh.until(lambda service: service.versions[1].replicas == (2,))
+    await ruth.scale_version("chat", "v2", 1)
+    await mesh.until(lambda service: service.versions[1].replicas == (1,))
+    await ruth.scale_version("chat", "v2", 0)
+    await mesh.until(lambda service: state_of(service, "v2") is VersionState.IMPAIRED)
+    await eventually(lambda: not any(sid.startswith(second.job) for sid in agent.instances))
+    await ruth.scale_version("chat", "v2", 1)
+    await mesh.ready("v2")
+
+    with pytest.raises(Conflict, match="v1 gets 100 % of the traffic"):
+        await ruth.stop_service("chat", "v1")
+    assert state_of(await ruth.stop_service("chat", "v2"), "v2") is VersionState.RETIRED
+    stopped = await ruth.stop_service("chat")
+    assert (stopped.state, stopped.weights) == (ServiceState.STOPPED, {})
+    await eventually(lambda: not agent.instances)
+    assert (await ruth.job(first.job)).ends_as is JobState.CANCELLED
+
+
+async def test_what_dies_comes_again_and_a_new_orchestrator_adopts(
+    mesh: Services, dial: Dial, start: Start
+) -> None:
+    ruth, agent = mesh.ruth, mesh.agent
+    job = (await ruth.deploy(version(stages=2))).versions[0].job
+    await mesh.ready()
+    lost = agent.instances[f"{job}-s1-r0"].record.incarnation
+    await agent.kill(f"{job}-s1-r0")
+    await mesh.until(lambda service: agent.instances.get(f"{job}-s1-r0") is not None)
+    assert agent.instances[f"{job}-s1-r0"].record.incarnation != lost
+    await mesh.ready()
+    assert (await mesh.ruth.service("chat")).weights == {"v1": 10_000}
+
+    living = {sid: presence.record.incarnation for sid, presence in agent.instances.items()}
+    await end(mesh.leader)
+    await start(await orchestrator(dial))
+    await agent.tell()
+
+    async def adopted() -> bool:
+        record = await ruth.job(job)
+        return record.epoch == 2 and record.state is JobState.RUNNING
+
+    await eventually(adopted)
+    assert {sid: each.record.incarnation for sid, each in agent.instances.items()} == living
+    assert state_of(await mesh.ready(), "v1") is VersionState.READY
+    with pytest.raises(Conflict, match="serves as version v1 of service chat"):
+        await ruth.recut(job)
+    await agent.kill(f"{job}-s0-r0")
+    await eventually(lambda: f"{job}-s0-r0" in agent.instances)
+    await mesh.ready()
+
+
+async def test_a_version_that_does_not_start_is_refused_and_gets_nothing(mesh: Services) -> None:
+    ruth, agent = mesh.ruth, mesh.agent
+    await ruth.deploy(version())
+    await mesh.ready()
+    agent.fails = "weights do not fit: head.weight is missing"
+    await ruth.deploy(version("v2"))
+    refused = await mesh.until(lambda service: state_of(service, "v2") is VersionState.REFUSED)
+    assert "head.weight is missing" in refused.versions[1].reason
+    assert refused.weights == {"v1": 10_000}
+    with pytest.raises(Conflict, match="v2 of chat is refused"):
+        await ruth.promote_version("chat", "v2")
+    agent.fails = ""
+    await ruth.deploy(version("v2"))
+    await mesh.ready("v2")
+    await ruth.promote_version("chat", "v2")
+    await ruth.cancel((await ruth.service("chat")).versions[1].job)
+    back = await mesh.until(lambda service: state_of(service, "v2") is VersionState.RETIRED)
+    assert back.weights == {"v1": 10_000}, "as it came, it goes back"

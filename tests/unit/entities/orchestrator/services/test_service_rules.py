@@ -1,0 +1,163 @@
+"""What orders, and versions that come and go, make of a service's record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from entities.orchestrator.services.service_rules import (
+    MOST_CHANGES,
+    ordered,
+    retired,
+    settled,
+    with_version,
+)
+from schemas.errors import BadInput, Conflict, DmscError, NotFound
+from schemas.services.model_service import (
+    WHOLE,
+    ModelService,
+    OrderService,
+    ServedVersion,
+    ServiceState,
+    VersionState,
+)
+
+READY, REFUSED, RETIRED = VersionState.READY, VersionState.REFUSED, VersionState.RETIRED
+DEPLOYING, IMPAIRED = VersionState.DEPLOYING, VersionState.IMPAIRED
+
+
+def version(name: str, state: VersionState = READY) -> ServedVersion:
+    return ServedVersion(version=name, job=f"j-{name}", weights="bus://w", state=state)
+
+
+def service(**fields: Any) -> ModelService:
+    return ModelService(service="chat", user="ruth", **fields)
+
+
+def order(action: str, **fields: Any) -> OrderService:
+    return OrderService.model_validate({"service": "chat", "user": "ruth", "action": action, **fields})
+
+
+def both(**fields: Any) -> ModelService:
+    """v1 has all traffic, v2 is ready."""
+    usual = {"versions": (version("v1"), version("v2")), "weights": {"v1": WHOLE}, "stable": "v1"}
+    return service(**{**usual, **fields})
+
+
+def test_the_first_ready_version_gets_all_traffic_and_later_ones_none() -> None:
+    begun = settled(service(versions=(version("v1", DEPLOYING),)), 1.0)
+    assert (begun.state, begun.weights, begun.history) == (ServiceState.DEPLOYING, {}, ())
+    served = settled(begun.model_copy(update={"versions": (version("v1"),)}), 2.0)
+    assert (served.state, served.weights, served.stable) == (ServiceState.SERVING, {"v1": WHOLE}, "v1")
+    assert (served.history[-1].at, served.history[-1].by) == (2.0, "orchestrator")
+    more = settled(with_version(served, version("v2", DEPLOYING)), 3.0)
+    assert settled(more.model_copy(update={"versions": (version("v1"), version("v2"))}), 4.0).weights == {
+        "v1": WHOLE
+    }
+
+
+@pytest.mark.parametrize(
+    ("weights", "error", "says"),
+    [
+        ({"v1": 9_500, "v2": 499}, BadInput, "add up to 9,999"),
+        ({"v1": 10_001, "v2": -1}, BadInput, "each at least 0"),
+        ({}, BadInput, "add up to 0"),
+        ({"v1": 9_500, "v9": 500}, NotFound, "no version v9; there is v1, v2"),
+        ({"v1": 9_500, "v2": 500}, Conflict, "v2 of chat is deploying, not ready: waits"),
+    ],
+)
+def test_traffic_that_nobody_could_answer_is_refused(
+    weights: dict[str, int], error: type[DmscError], says: str
+) -> None:
+    waiting = version("v2", DEPLOYING).model_copy(update={"reason": "waits"})
+    with pytest.raises(error, match=says):
+        ordered(both(versions=(version("v1"), waiting)), order("traffic", weights=weights), 1.0)
+
+
+def test_a_canary_promoted_and_rolled_back_in_one_write_each() -> None:
+    canary = ordered(both(), order("traffic", weights={"v1": 9_500, "v2": 500}, why="5 %"), 1.0)
+    assert (canary.weights, canary.stable, canary.history[-1].why) == ({"v1": 9_500, "v2": 500}, "v1", "5 %")
+    promoted = ordered(canary, order("promote", version="v2"), 2.0)
+    assert (promoted.weights, promoted.stable) == ({"v2": WHOLE}, "v1")
+    back = ordered(promoted, order("rollback"), 3.0)
+    assert (back.weights, back.stable) == ({"v1": WHOLE}, "v1")
+    assert ordered(back, order("rollback"), 4.0) == back  # nothing changes, nothing is written
+
+
+def test_who_had_most_of_the_traffic_is_what_a_rollback_goes_back_to() -> None:
+    third = both(versions=(version("v1"), version("v2"), version("v3")), weights={"v1": 1_000, "v2": 9_000})
+    assert ordered(third, order("promote", version="v3"), 1.0).stable == "v2"
+    assert ordered(third, order("promote", version="v2"), 1.0).stable == "v1"
+
+
+def test_a_rollback_needs_somewhere_to_go() -> None:
+    with pytest.raises(Conflict, match="no former version"):
+        ordered(both(stable=None), order("rollback"), 1.0)
+    gone = both(versions=(version("v1", IMPAIRED), version("v2")), weights={"v2": WHOLE})
+    with pytest.raises(Conflict, match="v1 of chat is impaired"):
+        ordered(gone, order("rollback"), 1.0)
+
+
+def test_an_order_about_a_record_that_has_changed_changes_nothing() -> None:
+    with pytest.raises(Conflict, match="at revision 7, not 6"):
+        ordered(both(revision=7), order("promote", version="v2", expected=6), 1.0)
+
+
+def test_a_shadow_answers_copies_only() -> None:
+    with pytest.raises(Conflict, match="gets traffic"):
+        ordered(both(), order("shadow", version="v1"), 1.0)
+    shadowed = ordered(both(), order("shadow", version="v2"), 1.0)
+    assert (shadowed.shadow, shadowed.weights) == (("v2",), {"v1": WHOLE})
+    assert ordered(shadowed, order("promote", version="v2"), 2.0).shadow == ()
+    assert ordered(shadowed, order("unshadow", version="v2"), 2.0).shadow == ()
+
+
+def test_traffic_of_a_version_that_is_over_goes_to_the_stable_one() -> None:
+    refused = version("v2", REFUSED).model_copy(update={"reason": "bad weights"})
+    over = settled(both(versions=(version("v1"), refused), weights={"v1": 4_000, "v2": 6_000}), 5.0)
+    assert (over.weights, over.history[-1].why) == ({"v1": WHOLE}, "v2 is refused: bad weights")
+    shared = both(
+        versions=(version("v1", RETIRED), version("v2"), version("v3")),
+        weights={"v1": 1, "v2": 3_333, "v3": 6_666},
+    )
+    left = settled(shared, 5.0)
+    assert sum(left.weights.values()) == WHOLE
+    assert left.weights["v3"] > 2 * left.weights["v2"] - 2
+    assert left.stable == "v3"
+    assert settled(both(versions=(version("v1", RETIRED),)), 5.0).weights == {}
+
+
+def test_an_impaired_version_keeps_its_traffic() -> None:
+    impaired = both(versions=(version("v1", IMPAIRED), version("v2")))
+    assert settled(impaired, 1.0).weights == {"v1": WHOLE}
+
+
+def test_a_version_is_stopped_when_it_gets_no_traffic_and_a_service_always() -> None:
+    with pytest.raises(Conflict, match="v1 gets 100 % of the traffic"):
+        retired(both(), order("stop", version="v1"), 1.0)
+    less = retired(both(), order("stop", version="v2", why="old"), 1.0)
+    assert [each.state for each in less.versions] == [READY, RETIRED]
+    assert less.versions[1].reason == "stopped by ruth: old"
+    stopped = retired(both(), order("stop"), 1.0)
+    assert (stopped.state, stopped.weights, stopped.stable) == (ServiceState.STOPPED, {}, None)
+    alone = service(versions=(version("v1"),), weights={"v1": WHOLE})
+    alone = retired(alone, order("stop", version="v1"), 1.0)
+    assert alone.state is ServiceState.STOPPED
+
+
+def test_a_name_is_free_again_once_its_version_is_over() -> None:
+    with pytest.raises(Conflict, match="has a version v1, which is ready"):
+        with_version(both(), version("v1", DEPLOYING))
+    stopped = retired(both(), order("stop"), 1.0)
+    again = with_version(stopped, version("v1", DEPLOYING))
+    assert [each.version for each in again.versions] == ["v2", "v1"]
+    assert again.state is ServiceState.DEPLOYING
+
+
+def test_a_record_does_not_grow_for_ever() -> None:
+    here = both()
+    for at in range(MOST_CHANGES):
+        here = ordered(here, order("traffic", weights={"v1": WHOLE - at - 1, "v2": at + 1}), float(at))
+        here = ordered(here, order("traffic", weights={"v1": WHOLE}), float(at))
+    assert len(here.history) == MOST_CHANGES
