@@ -28,8 +28,8 @@ from entities.orchestrator.job.term import TermContext, insistently
 from entities.orchestrator.job.unreadable_records import RecordGuards
 from entities.orchestrator.job_state.job_secrets import seal_secrets_anew
 from entities.orchestrator.job_state.link_secret import seal_links_anew
+from entities.orchestrator.mesh.budget_holds import BudgetHolds
 from entities.orchestrator.mesh.mesh_view import MeshView
-from entities.orchestrator.monitoring.budget_holds import BudgetHolds
 from entities.orchestrator.nodes.cordon_service import CordonService
 from entities.orchestrator.nodes.draining import Draining
 from entities.orchestrator.planning.plan_requests import MeshNetwork
@@ -145,7 +145,12 @@ class Leader:
         self._plans = PlanService(
             bus, mesh, self._analysed, lambda: self._jobs.queue.occupied(""), planning=config.planning
         )
-        self._budgets = BudgetHolds(bus, self._runs, self._jobs.queue.again)
+        self._budgets = BudgetHolds(
+            bus,
+            self._runs,
+            lambda job, why: self._runs[job].parking.give_way(why, held=False),
+            self._jobs.queue.again,
+        )
         self._jobs.queue.used_up = self._budgets.reason
         self._draining = Draining(self.mesh, self._cordoning, self._runs, candidate.confirmed)
         self._policies = PolicyService(

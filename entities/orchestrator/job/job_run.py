@@ -126,9 +126,8 @@ class JobRun:
             topology=lambda: self.model_analysis.known,
         )
         self.shape = JobShape(job, self.training.scale, lambda: self._deployment.forget_shape())
-        self.fewer_stages = FewerStages(
-            job, self.training.job_changes, self.model_analysis.present, self.give_way
-        )
+        give_way = lambda why: self.parking.give_way(why, held=False)  # noqa: E731
+        self.fewer_stages = FewerStages(job, self.training.job_changes, self.model_analysis.present, give_way)
         self._reported: set[tuple[str, str, str]] = set()
         self._cancelled: str | None = None
         self._cancelling = asyncio.Lock()
@@ -222,10 +221,6 @@ class JobRun:
         if message.cuts is not None and not message.dry_run:  # not one that is left to the planner
             self.actions.asked_by_person(answer.plan, message.user)
         return answer
-
-    def give_way(self, why: str) -> bool:
-        """Has it park at the end of the open step, and go on as soon as there is room; False: not now."""
-        return self.parking.give_way(why, held=False)
 
     def present_record(self) -> JobRecord:
         """The job's record, with a changed graph that is not written yet."""

@@ -16,12 +16,9 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.messaging.key_value import Change, Watch
 from schemas.accounts import BudgetState, BudgetUse
-from schemas.job import ENDED, JobRecord, JobState
+from schemas.job import JobRecord, JobState
 
 log = get_logger("orchestrator")
-
-LOOK_S = 2.0
-"""How often jobs are looked at that could not park when their budget was used up."""
 
 
 class BudgetedJob(Protocol):
@@ -29,9 +26,6 @@ class BudgetedJob(Protocol):
 
     def present_record(self) -> JobRecord:
         """Its record."""
-
-    def give_way(self, why: str) -> bool:
-        """Has it park, and wait in the queue; False: not now."""
 
 
 def hold_reason(record: JobRecord, used_up: Iterable[BudgetUse]) -> str:
@@ -51,13 +45,24 @@ class BudgetHolds:
     Args:
         bus: the bus.
         jobs: the jobs that have not ended, by id.
+        give_way: has a job park for a reason, and wait in the queue; False: not now.
         changed: called when other jobs may start than before.
+        look_s: how often jobs are looked at that could not park when their budget was used up.
     """
 
-    def __init__(self, bus: Bus, jobs: Mapping[str, BudgetedJob], changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        jobs: Mapping[str, BudgetedJob],
+        give_way: Callable[[str, str], bool],
+        changed: Callable[[], None],
+        look_s: float = 2.0,
+    ) -> None:
         self._bus = bus
         self._jobs = jobs
+        self._give_way = give_way
         self._changed = changed
+        self._look_s = look_s
         self._used_up: dict[str, BudgetUse] = {}
         self._news = asyncio.Event()
         self._current = asyncio.Event()
@@ -93,7 +98,7 @@ class BudgetHolds:
             while True:
                 self._news.clear()
                 if self._park():
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(self._look_s)
                 else:
                     await self._news.wait()
         finally:
@@ -107,8 +112,8 @@ class BudgetHolds:
             return False
         for run in list(self._jobs.values()):
             record = run.present_record()
-            if record.state is not JobState.RUNNING or record.state in ENDED:
+            if record.state is not JobState.RUNNING:
                 continue
-            if (why := self.reason(record)) and run.give_way(why):
+            if (why := self.reason(record)) and self._give_way(record.job, why):
                 log.info("job parks", job=record.job, reason=why)
         return True
