@@ -81,6 +81,7 @@ class _MetricRows:
 _ORCHESTRATOR = _MetricRows("orchestrator")
 _JOB = _MetricRows("orchestrator", ("job",))
 _BROKER = _MetricRows("broker")
+_MODELS = _MetricRows("model registry")
 _ROUTER = _MetricRows("router")
 _INSTANCE = _MetricRows("router", ("job", "stage", "sid", "cluster"))
 _LINK = _MetricRows("router", ("job", "sid", "peer", "cluster"))
@@ -133,6 +134,11 @@ BROKER_DROPPED = _BROKER.counter(
     "broker_dropped_total", "calls dropped because too many of one caller were waiting"
 )
 BROKER_WAITING = _BROKER.gauge("broker_waiting_calls", "calls that wait for their turn")
+
+# --- model registries -----------------------------------------------------------------------------------
+MODEL_VERSIONS = _MODELS.gauge("model_versions", "versions of models, removed ones too")
+MODEL_MOVES = _MODELS.counter("model_alias_moves_total", "moves of aliases that were made")
+MODEL_REFUSED = _MODELS.counter("model_refused_total", "requests about models that were refused")
 
 # --- instances, by the router of their cluster ----------------------------------------------------------
 QUEUE = _INSTANCE.gauge("instance_queue_microbatches", "microbatches that wait for its compute thread")

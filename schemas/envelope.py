@@ -22,6 +22,7 @@ class EntityKind(StrEnum):
     INSTANCE = "instance"
     FUNCTIONAL_MODULE = "functional-module"
     BROKER = "broker"
+    MODEL_REGISTRY = "model-registry"
     CLIENT = "client"
     TAP = "tap"
 

@@ -17,6 +17,7 @@ from schemas.errors import BadInput
 
 RESERVED = (
     *("service-registry", "registry", "gateway", "authorizer", "router", "orchestrator", "broker"),
+    "model-registry",
     *("supervisor", "guard", "system", "join", "jetstream"),
 )
 """Names of the control plane, and words that take their place."""

@@ -50,6 +50,7 @@ ACRONYMS = {
     EntityKind.CLIENT: "client",
     EntityKind.TAP: "tap",
     EntityKind.BROKER: "broker",
+    EntityKind.MODEL_REGISTRY: "models",
 }
 
 

@@ -130,7 +130,7 @@ ADMIN = Effects(
             "data.prepared.>",
         ),
         *("telemetry.>", "topology.>", "policy.>", "log.*", "dead_letter.*", "job.command.*"),
-        "queue.event.capacity",
+        *("queue.event.capacity", "model.command.*", "model.query.keys"),
         *("fault.link.*.*", "fault.report.*", "fault.verdict.*", "fault.cluster.*.*"),
     ),
     learns=OPERATOR.learns,
@@ -230,7 +230,7 @@ _STREAMS = (
         "KV_standings",
         "KV_steps",
     ),
-    *("KV_units", "KV_uploads", "KV_users"),
+    *("KV_units", "KV_uploads", "KV_users", "KV_models", "KV_model_versions", "KV_alias_moves"),
 )
 
 
@@ -264,6 +264,7 @@ def _itself(name: str) -> tuple[str, ...]:
 
 _FEEDS = ("$KV.feeds.feed.*", "$KV.feeds.segment.*.*", "$KV.feed_records.*.*")
 _GATEWAY_KEEPS = ("$KV.answers.*", "$KV.datasets.*", "$KV.secrets.*.*", "$KV.uploads.*", *_FEEDS)
+_MODELS = ("$KV.models.*", "$KV.model_versions.*.*", "$KV.alias_moves.*.*.*")
 GATEWAY = Effects(
     "asks everybody for its users, after Type 3; hears all that is said; keeps data sets, feeds, answers, "
     "secrets, objects; writes no record of jobs, users, revocations, routes, the audit",
@@ -271,7 +272,7 @@ GATEWAY = Effects(
         *_itself("gateway-a"),
         *("signal.access.gateway-a", "access.explain.gateway-a", "access.users.gateway-a"),
         *("job.command.*", "mesh.command.*", "mesh.query", "policy.command.*", "policy.question.*.*"),
-        "data.command.*",
+        *("data.command.*", "model.command.*", "model.query.keys"),
         *("cluster.*.read", "cluster.*.strike", "step.dispatch.*.*", "store.query.*.*"),
         "telemetry.observation.*",
         *_GATEWAY_KEEPS,
@@ -280,7 +281,7 @@ GATEWAY = Effects(
         *("signal.>", "access.>", "registry.>", "mesh.>", "topology.>", "step.>", "state.>", "recut.>"),
         "data.>",
         *("telemetry.>", "cluster.*.*", "policy.>", "fault.>", "log.*", "job.>", "door.*", "dead_letter.*"),
-        *("unreadable.*", "audit.*", "store.query.*.*", "queue.event.*"),
+        *("unreadable.*", "audit.*", "store.query.*.*", "queue.event.*", "model.>", *_MODELS),
         *(*_GATEWAY_KEEPS, "$KV.jobs.*", "$KV.registry.*", "$KV.revocations.*.*", "$KV.routes.>"),
         *("$KV.builds.*", "$KV.data_sets.*.*"),
         *("$O.artifacts.M.>", "object artifacts/j/weights", "object artifacts/k/weights"),
@@ -311,6 +312,9 @@ GATEWAY = Effects(
                 "UNREADABLE": ("unreadable.*",),
                 "KV_answers": ("$KV.answers.*",),
                 "KV_builds": ("$KV.builds.*",),
+                "KV_models": _MODELS[:1],
+                "KV_model_versions": _MODELS[1:2],
+                "KV_alias_moves": _MODELS[2:],
                 "KV_data_sets": ("$KV.data_sets.*.*",),
                 "KV_datasets": ("$KV.datasets.*",),
                 "KV_feeds": _FEEDS[:2],

@@ -79,6 +79,7 @@ SERVICES = (
     Identity(name="k-s0-r0", kind=K.INSTANCE, cluster="b", node="n", job="k"),
     Identity(name="another", kind=K.FUNCTIONAL_MODULE, module="another"),
     Identity(name="broker", kind=K.BROKER),
+    Identity(name="model-registry", kind=K.MODEL_REGISTRY),
 )
 
 

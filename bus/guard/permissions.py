@@ -51,9 +51,13 @@ PRIVATE = (
         subjects.UNIT_COMMIT,
         subjects.DATA_SET_VERSION,
     ),
+    *(subjects.REGISTER_MODEL, subjects.MOVE_ALIAS, subjects.APPROVE_MODEL, subjects.EVALUATE_MODEL),
+    *(subjects.REMOVE_MODEL, subjects.RULE_MODEL, subjects.MODEL_KEYS),
+    *(subjects.NAMED_MODEL, subjects.MODEL_VERSION, subjects.ALIAS_MOVE),
 )
 """Rows that only operators and admins see: requests of users (Type 3, the gateways' request API), unreadable
-bytes, rows of an instance's own store, files of a job, records of feeds, tokens and the audit; and rows that
+bytes, rows of an instance's own store, files of a job, records of feeds, tokens and the audit; models, which
+users read at gateways, by `model.read`; and rows that
 carry a secret, which a tap hides but a NATS client does not."""
 
 _PROVISIONING = frozenset({K.SERVICE_REGISTRY, K.ORCHESTRATOR, K.AUTHORIZER, K.GATEWAY, K.ROUTER})
@@ -62,7 +66,7 @@ _HISTORIANS = _PROVISIONING | {K.CLIENT, K.FUNCTIONAL_MODULE}
 """Kinds that read streams; instances and agents only subscribe."""
 _WINDOWS = frozenset({K.GATEWAY})
 """Kinds that show users what their role may see (dashboard, logs, browser tap), each after Type 3."""
-_OBJECT_USERS = frozenset({K.GATEWAY, K.ORCHESTRATOR})
+_OBJECT_USERS = frozenset({K.GATEWAY, K.ORCHESTRATOR, K.MODEL_REGISTRY})
 """Kinds that store and read all objects; instances have a broker do that for their own."""
 _OF_STANDBYS = (subjects.REGISTRATION, subjects.STATE_CHANGE, subjects.HEARTBEAT)
 _ACKNOWLEDGED = frozenset(spec.name for spec in stream_specs.STREAMS if spec.acknowledged)

@@ -17,6 +17,7 @@ from bus.subjects import (
     faults,
     jobs,
     mesh,
+    models,
     node_agents,
     policies,
     registry,
@@ -30,6 +31,7 @@ from bus.subjects.data_sets import *  # noqa: F403
 from bus.subjects.faults import *  # noqa: F403
 from bus.subjects.jobs import *  # noqa: F403
 from bus.subjects.mesh import *  # noqa: F403
+from bus.subjects.models import *  # noqa: F403
 from bus.subjects.node_agents import *  # noqa: F403
 from bus.subjects.policies import *  # noqa: F403
 from bus.subjects.registry import *  # noqa: F403
@@ -42,6 +44,7 @@ __all__ += data_sets.__all__
 __all__ += faults.__all__
 __all__ += jobs.__all__
 __all__ += mesh.__all__
+__all__ += models.__all__
 __all__ += node_agents.__all__
 __all__ += policies.__all__
 __all__ += registry.__all__
@@ -60,7 +63,10 @@ def _rows(domain: ModuleType) -> list[Subject]:
 
 SUBJECTS: list[Subject] = [
     row
-    for domain in (signals, registry, mesh, node_agents, step, stage_state, policies, faults, jobs, data_sets)
+    for domain in (
+        *(signals, registry, mesh, node_agents, step, stage_state, policies, faults, jobs, data_sets),
+        models,
+    )
     for row in _rows(domain)
 ]
 """All rows, in the order of the draft's flow."""

@@ -10,7 +10,7 @@ RECORDS_BYTES = 8 << 20
 STEP_BYTES = 2 << 20
 """Most bytes of an account of a step: 4,096 microbatches fit, with long names."""
 
-SRD, MG, AAM, SR, SMO, MIC, MI, FM, CLIENT, BROKER = (
+SRD, MG, AAM, SR, SMO, MIC, MI, FM, CLIENT, BROKER, MODELS = (
     frozenset({K.SERVICE_REGISTRY}),
     frozenset({K.GATEWAY}),
     frozenset({K.AUTHORIZER}),
@@ -21,6 +21,7 @@ SRD, MG, AAM, SR, SMO, MIC, MI, FM, CLIENT, BROKER = (
     frozenset({K.FUNCTIONAL_MODULE}),
     frozenset({K.CLIENT}),
     frozenset({K.BROKER}),
+    frozenset({K.MODEL_REGISTRY}),
 )
 ALL = frozenset(K)
 STREAM = Delivery.STREAM

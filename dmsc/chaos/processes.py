@@ -29,7 +29,9 @@ from schemas.registry import InstanceState, ServiceRecord
 Tree = tuple[tuple[int, float], ...]
 """The pid and start time of each process."""
 
-ENTITIES = frozenset({"service-registry", "authorizer", "orchestrator", "broker", "gateway", "router"})
+ENTITIES = frozenset(
+    {"service-registry", "authorizer", "orchestrator", "broker", "gateway", "router", "model-registry"}
+)
 
 
 class LocalMesh:

@@ -19,6 +19,7 @@ from dmsc.client import http_protocol
 from dmsc.client.calls.access_calls import AccessCalls, segment
 from dmsc.client.calls.array_calls import ArrayCalls
 from dmsc.client.calls.code_calls import JOBS
+from dmsc.client.calls.model_calls import ModelCalls
 from dmsc.client.calls.policy_calls import PolicyCalls
 from dmsc.client.calls.shape_calls import ShapeCalls
 from dmsc.client.calls.train_calls import TrainCalls
@@ -60,7 +61,9 @@ Job = str | Path | Mapping[str, Any] | JobSpec
 Fault = Literal["kill", "freeze", "resume"]
 
 
-class AsyncClient(ArrayCalls, TrainCalls, ShapeCalls, DataCalls, AccessCalls, FeedCalls, PolicyCalls):
+class AsyncClient(
+    ArrayCalls, TrainCalls, ShapeCalls, DataCalls, AccessCalls, FeedCalls, PolicyCalls, ModelCalls
+):
     """Sends requests to a mesh's gateways from a coroutine; use it with `async with`.
 
     Args:

@@ -45,7 +45,10 @@ class ServicePart:
     """A context that is entered before this process connects and left at its end: the bus's auth callout."""
 
 
-ENTITIES = ("service-registry", "authorizer", "orchestrator", "broker", "gateway", "router")
+ENTITIES = (
+    *("service-registry", "authorizer", "orchestrator", "broker", "gateway", "router"),
+    "model-registry",
+)
 """The entities that `dmsc run` knows, beside policies, the `tracer` and the `tracker`. Each cluster has its
 own gateway and router."""
 
@@ -55,17 +58,19 @@ def compose(names: Sequence[str], options: RunOptions, address: BusAddress) -> l
     from dmsc.process.policy_loading import is_policy, unknown
 
     check_proxies(options.proxies)
-    authorizer, broker = identities.called(names, options.name)
+    called = identities.called(names, options.name)
     parts: list[ServicePart] = []
     for name in dict.fromkeys(names):
         if name == "service-registry":
             parts.append(_service_registry(options))
         elif name == "authorizer":
-            parts.append(_authorizer(authorizer, options, address))
+            parts.append(_authorizer(called.authorizer, options, address))
         elif name == "orchestrator":
             parts.append(_orchestrator(options))
         elif name == "broker":
-            parts.append(_broker(broker))
+            parts.append(_broker(called.broker))
+        elif name == "model-registry":
+            parts.append(_model_registry(called.model_registry))
         elif name == "gateway":
             ports = (*options.http_ports, *(None for _ in options.clusters))
             pairs = zip(_clusters(name, options), ports, strict=False)
@@ -234,6 +239,12 @@ def _broker(sid: str) -> ServicePart:
     from entities.broker import Broker
 
     return ServicePart(sid=sid, kind=EntityKind.BROKER, make=Broker, stop_order=4)
+
+
+def _model_registry(sid: str) -> ServicePart:
+    from entities.model_registry import ModelRegistry
+
+    return ServicePart(sid=sid, kind=EntityKind.MODEL_REGISTRY, make=ModelRegistry, stop_order=1)
 
 
 def lease_s(replicas: int) -> float:

@@ -48,6 +48,7 @@ from schemas.data_set.builds import BuildRecord
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import DmscError, NotFound, Refused
 from schemas.job import JobRecord
+from schemas.models.version import NamedModel
 from schemas.registry import InstanceState, Resolve, owner_of
 from schemas.signals import AccessDecision, AccessRequest, Role
 
@@ -112,6 +113,7 @@ class Authorizer:
         self._jobs = bus.bucket(subjects.JOB_RECORD)
         self._builds = bus.bucket(subjects.BUILD_RECORD)
         self._data_sets = bus.bucket(subjects.DATA_SET_VERSION)
+        self._models = bus.bucket(subjects.NAMED_MODEL)
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
         """Serve until cancelled."""
@@ -255,7 +257,12 @@ class Authorizer:
             return resource
         if not is_token(resource):
             return None
-        owners = {"policy": self._module_owner, "build": self._build_owner, "data": self._data_owner}
+        owners = {
+            "policy": self._module_owner,
+            "build": self._build_owner,
+            "data": self._data_owner,
+            "model": self._model_owner,
+        }
         return await owners.get(kind, self._job_owner)(resource)
 
     async def _build_owner(self, build: str) -> str | None:
@@ -268,6 +275,13 @@ class Authorizer:
         entries = await self._data_sets.entries(name=name)
         rows = sorted((entry.message for entry in entries), key=lambda row: int(row.version))
         return str(rows[0].built_by) if rows else None
+
+    async def _model_owner(self, name: str) -> str | None:
+        """The user who registered the model's first version."""
+        entry = await self._models.get(name=name)
+        if entry is None or not isinstance(entry.message, NamedModel):
+            return None
+        return entry.message.owner or None
 
     async def _job_owner(self, job: str) -> str | None:
         """The user who submitted the job, or the array of jobs, from the orchestrator's record."""

@@ -27,6 +27,8 @@ from entities.gateway.data_sets.operations import DataSetOperations
 from entities.gateway.data_sets.resolution import resolved
 from entities.gateway.dispatch.dispatcher import Dispatcher, DispatcherConfig
 from entities.gateway.http.config import HttpConfig
+from entities.gateway.models.operations import ModelOperations
+from entities.gateway.models.resolution import with_models
 from entities.gateway.nats_door import NatsDoor
 from entities.gateway.operations.access_client import AccessClient, AccessClientConfig
 from entities.gateway.operations.backends import Backends
@@ -34,6 +36,7 @@ from entities.gateway.operations.idempotency import IdempotencyStore
 from entities.gateway.operations.jobs import JobOperations
 from entities.http_server.connection_limits import OpenConnections
 from entities.metrics import MetricReading, Render
+from entities.model_records.model_follower import ModelFollower
 from entities.presence.entity_record import entity_record
 from entities.presence.instance_subscriptions import InstanceSubscriptions
 from entities.presence.mesh_registration import keep_registered, registration_of
@@ -115,6 +118,9 @@ class Gateway:
         self.nats_door = NatsDoor(bus, self.jobs, self.arrays, self._idempotency)
         self.data_sets = DataSetOperations(bus, self.backends, self.jobs)
         self.jobs.resolve = partial(resolved, self.data_sets)
+        self._models = ModelFollower(bus)
+        self.models = ModelOperations(self._models, self.backends, self.jobs)
+        self.jobs.with_models = partial(with_models, self.models)
         self._bus = bus
         self._area = ServiceArea(registry.view, EntityKind.GATEWAY, config.cluster)
         self._compute: dict[str, tuple[float, tuple[ComputeEntry, ...]]] = {}
@@ -157,6 +163,7 @@ class Gateway:
                 for work in (
                     self.follower.follow(),
                     self.jobs.cache.run(),
+                    self._models.run(),
                     self._faults.run(),
                     self._claims.run(self._area.instances),
                     self._samples.run(self._data_instances),
@@ -201,6 +208,7 @@ class Gateway:
             jobs=self.jobs,
             arrays=self.arrays,
             data_sets=self.data_sets,
+            models=self.models,
             backends=self.backends,
             follower=self.follower,
             hub=EventHub(self._bus, self.config.sid, config.events),

@@ -42,11 +42,11 @@ def _the_mesh_is_as_it_was(mesh: Mesh) -> Iterator[None]:
 
 
 def entities(mesh: Mesh) -> dict[str, tuple[str, str]]:
-    """Brokers serve before they are registered."""
+    """Brokers and model registries serve before they are registered."""
     return {
         record.sid: (record.incarnation, record.state)
         for record in mesh.client.mesh().services
-        if record.kind not in (EntityKind.INSTANCE, EntityKind.BROKER)
+        if record.kind not in (EntityKind.INSTANCE, EntityKind.BROKER, EntityKind.MODEL_REGISTRY)
     }
 
 
