@@ -287,7 +287,7 @@ class CanaryBench:
         self.found("10 × latency of one request in ten", replace(larger, slow_tail=0.1), 1000, bar=False)
         self.found("NLL + 0.25", replace(plain, nll=0.25), 500)
         self.found("NLL + 0.15", replace(larger, nll=0.15), 500, bar=False)
-        self.found("NLL + 0.02, mirrored", replace(plain, nll=0.02), 500, trial=mirrored)
+        self.found("NLL + 0.03, mirrored", replace(plain, nll=0.03), 500, trial=mirrored)
         for within in (50, 150):
             half = replace(calm, share=0.5, candidate_failures=0.2)
             self.found("20 % failures, stable 1 %, half the traffic", half, within, bar=False)

@@ -69,7 +69,8 @@ def answer(model: StageModel, prompts: Sequence[list[int]], tokens: int) -> None
     for name, longest in wanted.items():
         model.cache.reserve(name, longest)
     while sessions:
-        left, items = ROWS, []
+        left = ROWS
+        items: list[StageItem] = []
         for name in sorted(sessions, key=lambda name: len(sessions[name]) - computed[name]):
             rows = torch.tensor(sessions[name][computed[name] :][:left])
             if len(rows):
@@ -89,9 +90,10 @@ def answer(model: StageModel, prompts: Sequence[list[int]], tokens: int) -> None
 def peers(options: argparse.Namespace) -> dict[str, Callable[[Sequence[list[int]], int], None]]:
     """transformers' own ways, as far as it is installed."""
     try:
-        import transformers
+        import transformers as installed
     except ImportError:
         return {}
+    transformers: Any = installed
     settings = {name: value for name, value in config(options).items() if name != "model_type"}
     parsed = transformers.LlamaConfig(**settings, pad_token_id=0, bos_token_id=1, eos_token_id=2)
     model: Any = transformers.LlamaForCausalLM(parsed).float().eval()

@@ -17,6 +17,14 @@ PRICE_LABEL, CARBON_LABEL = "price", "carbon"
 """Labels of a slot: money for an hour of it, and g of CO2e for a kWh that it uses."""
 SLICE_S = 900
 """Seconds of one slice: markets price energy by quarters of an hour."""
+SLICES_KEPT_S = 400 * 86_400.0
+"""How long slices are kept."""
+TOLD_AGAIN_S = 120.0
+"""For so long what has ended stands in a node's reports: one or two that are lost are made good."""
+REPORT_LATE_S, REPORT_EARLY_S = 8 * 86_400.0, 300.0
+"""A report from a time beyond these, by the accountant's clock, is not believed: the stream keeps a week."""
+LONGEST_PASS_MS = 86_400_000.0
+"""A claim of a longer pass is not believed."""
 
 PayerKind = Literal["job", "service", "idle"]
 """Whom a slot's time is charged to; `idle`: to nobody, the mesh's own account."""

@@ -22,6 +22,7 @@ from bus.subject_row import Subject
 from entities.accountant.ledger import Charge, JobClaims, RowKey, take_report
 from schemas.accounts import (
     AMOUNTS,
+    SLICES_KEPT_S,
     AccountPosition,
     AccountRow,
     AccountSlice,
@@ -33,8 +34,6 @@ from schemas.step import MicrobatchClaim
 
 log = get_logger("accountant")
 
-SLICES_KEPT_S = 400 * 86_400.0
-"""How long slices are kept."""
 READ_AT_ONCE = 32
 MOST_JOBS = 512
 """Whose claims are known in memory; of others they are read again."""

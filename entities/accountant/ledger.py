@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from schemas.accounts import (
+    LONGEST_PASS_MS,
+    REPORT_EARLY_S,
+    REPORT_LATE_S,
     SLICE_S,
     CountedNode,
     CountedStep,
@@ -27,9 +30,6 @@ from schemas.step import MicrobatchClaim
 
 KEPT_STEPS = 4
 """Of a job, newest first, whose units are known one by one: two may be open at a time."""
-MOST_LATE_S, MOST_EARLY_S = 8 * 86_400.0, 300.0
-"""A report from a time beyond these, by the accountant's clock, is not believed: the stream keeps a week."""
-MOST_PASS_MS = 86_400_000.0
 
 
 class RowKey(NamedTuple):
@@ -78,12 +78,12 @@ def take_report(node: CountedNode, report: SlotReport, now: float) -> TakenRepor
         report: the report.
         now: the accountant's clock, seconds since the epoch.
     """
-    if not now - MOST_LATE_S <= report.at <= now + MOST_EARLY_S:
+    if not now - REPORT_LATE_S <= report.at <= now + REPORT_EARLY_S:
         return TakenReport(node, refused=f"it is of another time: {report.at - now:+.0f} s by this clock")
     if report.incarnation == node.incarnation and report.number <= node.number:
         return TakenReport(node)  # an older one, or the same again
     same = report.incarnation == node.incarnation
-    floor = node.floor if same else max(node.at, report.at - MOST_LATE_S)
+    floor = node.floor if same else max(node.at, report.at - REPORT_LATE_S)
     offers, stretches = (node.offers, node.stretches) if same else ({}, {})
     charges: list[Charge] = []
     counted_offers: dict[str, CountedStretch] = {}
@@ -198,12 +198,12 @@ class JobClaims:
             now: the accountant's clock.
         """
         spent_ms = claim.forward_ms + claim.backward_ms
-        if not 0 <= spent_ms <= MOST_PASS_MS or not math.isfinite(spent_ms):
+        if not 0 <= spent_ms <= LONGEST_PASS_MS or not math.isfinite(spent_ms):
             return None
         novelty = self._novelty(claim)
         if novelty is WorkNovelty.REPEATED:
             return None
-        if not now - MOST_LATE_S <= at <= now + MOST_EARLY_S:
+        if not now - REPORT_LATE_S <= at <= now + REPORT_EARLY_S:
             at = now
         start = int(at // SLICE_S) * SLICE_S
         amounts: dict[str, float] = {}

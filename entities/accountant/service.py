@@ -33,10 +33,6 @@ log = get_logger("accountant")
 
 NODE = "mesh"
 QUESTIONS_AT_ONCE = 2
-FRESH_S = 1.0
-"""A statement of accounts that are not older than this is made without reading the streams again."""
-MOST_PERIOD_S = 100 * 86_400.0
-"""Of one statement: it is made from up to 9,600 slices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +46,8 @@ class AccountantConfig:
     batch: int = 2000  # most messages between two writes of the position
     dropped_after_s: float = 600.0  # from a job's end until how far its claims were is forgotten
     retry_s: float = 0.5
+    fresh_s: float = 1.0  # accounts not older than this are told without reading the streams again
+    longest_s: float = 100 * 86_400.0  # the period of one statement: it is made from up to 9,600 slices
 
 
 class Accountant:
@@ -255,11 +253,11 @@ class Accountant:
         """
         if question.until <= question.since:
             raise BadInput("a statement ends after it begins: give a later `until`")
-        if question.until - question.since > MOST_PERIOD_S:
-            raise BadInput(
-                f"a statement covers at most {MOST_PERIOD_S / 86_400:g} days: ask for parts of the time"
-            )
-        if self._advanced_at is None or time.time() > self._advanced_at + FRESH_S:
+        longest_s = self._config.longest_s
+        if question.until - question.since > longest_s:
+            days = longest_s / 86_400
+            raise BadInput(f"a statement covers at most {days:g} days: ask for parts of the time")
+        if self._advanced_at is None or time.time() > self._advanced_at + self._config.fresh_s:
             with suppress(DmscError):  # what is counted is told, if the streams can't be read just now
                 await self.advance()
         slices = await self._book.slices(question.since - question.since % SLICE_S, question.until)

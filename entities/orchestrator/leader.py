@@ -19,17 +19,19 @@ from bus.wire.packed import Sendable
 from entities import metrics
 from entities.election.leadership import LeaderCandidate
 from entities.election.lease import LeadershipLeaseConfig
+from entities.orchestrator.automation.budget_holds import BudgetHolds
 from entities.orchestrator.automation.loop_service import OwnLoop
 from entities.orchestrator.data_builds.builds import Builds, BuildsConfig
 from entities.orchestrator.faults.fault_location import stall_of
 from entities.orchestrator.faults.fault_queue import FaultQueue
 from entities.orchestrator.job.job_runs import JobRuns
+from entities.orchestrator.job.services.model_services import ModelServices
+from entities.orchestrator.job.services.version_run import run_type
 from entities.orchestrator.job.term import TermContext, insistently
 from entities.orchestrator.job.unreadable_records import RecordGuards
 from entities.orchestrator.job_state.job_secrets import seal_secrets_anew
 from entities.orchestrator.job_state.link_secret import seal_links_anew
 from entities.orchestrator.mesh.mesh_view import MeshView
-from entities.orchestrator.monitoring.budget_holds import BudgetHolds
 from entities.orchestrator.nodes.cordon_service import CordonService
 from entities.orchestrator.nodes.draining import Draining
 from entities.orchestrator.planning.plan_requests import MeshNetwork
@@ -43,8 +45,6 @@ from entities.orchestrator.policy.promotion_service import PromotionService
 from entities.orchestrator.queue.capacity_signal import CapacitySignal, CapacitySignalConfig
 from entities.orchestrator.queue.mesh_slots import queue_rules
 from entities.orchestrator.queue.plan_service import PlanService
-from entities.orchestrator.services.model_services import ModelServices
-from entities.orchestrator.services.version_run import run_type
 from entities.planner.planning_process import PlanningConfig
 from entities.queue.queue_rules import QueueRules
 from schemas.automation import Automation

@@ -134,7 +134,8 @@ class ServedPath:
             return False
         self._waves += 1
         begin = self._waves % len(waiting)
-        left, items = self._rows, []
+        left = self._rows
+        items: list[StageItem] = []
         for name in [*waiting[begin:], *waiting[:begin]]:
             session = self.sessions[name]
             pending = len(session.tokens) - session.computed

@@ -55,6 +55,8 @@ def _job_rows(records: Sequence[JobRecord], *, each: bool) -> Iterator[tuple[str
         age = f"{_age(now - record.submitted_at)} ago"
         if record.array is None or each:
             step = progress_text(record.step, record.spec.training.steps, record.state)
+            if (serve := record.spec.serve) is not None:
+                step = f"{serve.service} {serve.version}"
             loss = "" if record.loss_last is None else f"{record.loss_last:.4f}"
             yield record.job, record.spec.name, record.state.value, step, loss, age, record.reason
         elif found := array_of(record.array.array, members.pop(record.array.array, ())):

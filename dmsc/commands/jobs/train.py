@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from dmsc.console.command_app import argument, option
+from dmsc.console.exit_codes import bad_input
 from dmsc.console.option_groups import GatewayOptions, GatewayQuery
 from dmsc.console.options import JobOrArrayArgument, print_text
 from dmsc.console.running import leave, run_async
@@ -51,6 +52,8 @@ def train(
     from dmsc.follow.follow import FollowOptions, OnInterrupt, check_writable
 
     spec = load_job(file, set_ or ())
+    if spec.serve is not None:
+        raise bad_input(f"{file}: has `serve`, so it is a version of a service: dmsc serve {file}")
     if code is not None:
         spec = with_code(spec, code)
     options = FollowOptions(out=out, plain=plain, json=mesh.json, on_interrupt=OnInterrupt.CANCEL)

@@ -163,7 +163,7 @@ def _say(mesh: GatewayQuery, service: ModelService) -> None:
 
 
 def _traffic(service: ModelService) -> str:
-    return _shares(service.weights) or "no version is ready"
+    return _shares(service.weights) or "nobody answers"
 
 
 def _shares(weights: dict[str, int]) -> str:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from schemas.job import JobRecord
     from schemas.services.model_service import ModelService, ServedVersion
 
-LOOK_S = 0.3
-"""Pause between two looks at a version that starts."""
 OF_TOKENS = ("bytes", "text", "chat", "tokens", "dataset")
 
 
@@ -119,7 +117,7 @@ def _document(record: JobRecord, overrides: list[str]) -> dict[str, Any]:
 
 
 async def _until_ready(
-    client: AsyncClient, made: ModelService, name: str, mesh: GatewayQuery
+    client: AsyncClient, made: ModelService, name: str, mesh: GatewayQuery, *, look_s: float = 0.3
 ) -> tuple[ModelService, ExitCode]:
     """Says on standard error how the version gets on, until it is ready or refused."""
     import asyncio
@@ -138,7 +136,7 @@ async def _until_ready(
             said = text
             if found.state in ends:
                 break
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(look_s)
         made = await client.service(made.service)
     if found.state is not VersionState.READY:
         return made, ExitCode.FAILED

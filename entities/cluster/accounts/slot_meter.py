@@ -8,12 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from entities.cluster.core import LocalIncarnation
-from schemas.accounts import CARBON_LABEL, PRICE_LABEL, OfferedSlot, SlotStretch
+from schemas.accounts import CARBON_LABEL, PRICE_LABEL, TOLD_AGAIN_S, OfferedSlot, SlotStretch
 from schemas.cluster import Slot
 from schemas.telemetry import InstanceSample
 
-TOLD_AGAIN_S = 120.0
-"""For so long what has ended stands in reports: one or two that are lost are made good."""
 MOST_ENDED = 4096
 
 

@@ -126,9 +126,8 @@ class JobRun:
             topology=lambda: self.model_analysis.known,
         )
         self.shape = JobShape(job, self.training.scale, lambda: self._deployment.forget_shape())
-        self.fewer_stages = FewerStages(
-            job, self.training.job_changes, self.model_analysis.present, self.give_way
-        )
+        present = self.model_analysis.present
+        self.fewer_stages = FewerStages(job, self.training.job_changes, present, self.give_way)
         self._reported: set[tuple[str, str, str]] = set()
         self._cancelled: str | None = None
         self._cancelling = asyncio.Lock()
@@ -222,10 +221,6 @@ class JobRun:
         if message.cuts is not None and not message.dry_run:  # not one that is left to the planner
             self.actions.asked_by_person(answer.plan, message.user)
         return answer
-
-    def give_way(self, why: str) -> bool:
-        """Has it park at the end of the open step, and go on as soon as there is room; False: not now."""
-        return self.parking.give_way(why, held=False)
 
     def present_record(self) -> JobRecord:
         """The job's record, with a changed graph that is not written yet."""
@@ -459,11 +454,9 @@ class JobRun:
         await self.job.store.move(JobState.RECOVERING, f"adopted in epoch {self.job.epoch}")
         await self.job.gateway.choose(record.graph)
         await self.training.go_on(resume_point)
-        await self.job.store.tell(
-            "recovery",
-            text=f"adopted {len(resume_point.everyone)} of {len(record.graph.units)} instances in epoch "
-            f"{self.job.epoch}, at step {resume_point.step}",
-        )
+        there = f"{len(resume_point.everyone)} of {len(record.graph.units)} instances"
+        text = f"adopted {there} in epoch {self.job.epoch}, at step {resume_point.step}"
+        await self.job.store.tell("recovery", text=text)
         await self.job.store.tell("instances", instances=self.job.instances.views())
         return True
 
@@ -489,9 +482,7 @@ class JobRun:
             except MemberLost as lost:
                 self.training.losing(lost.members, str(lost))
                 await self.training.until_whole()
-                if (
-                    self.training.step < self.job.store.record.last_step
-                ):  # a stage was lost: steps are run again
+                if self.training.step < self.job.store.record.last_step:  # steps are run again
                     await self.training.run()
                 await self.job.store.move(JobState.FINISHING, "weights")
         await self.job.store.note(now=True, weights=manifest)

@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -20,7 +21,9 @@ import pytest
 import pytest_asyncio
 
 from bus import subjects
+from entities.accountant.ledger import take_report
 from entities.cluster.config import ClusterTimes
+from schemas.accounts import CountedNode, SlotReport
 from schemas.cluster import (
     Analyse,
     AnalysisFailed,
@@ -31,7 +34,7 @@ from schemas.cluster import (
     SampleWritten,
     WriteSample,
 )
-from schemas.envelope import EntityKind
+from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Conflict, Refused, Unavailable
 from schemas.job import JobSpec
 from schemas.job_file.data import DataSpec
@@ -378,6 +381,12 @@ async def test_the_real_analysis_worker_answers_through_the_agent(mesh: Mesh, tm
 
 
 async def test_a_killed_fork_server_is_replaced_and_its_instances_reported(mesh: Mesh) -> None:
+    reports: list[SlotReport] = []
+
+    async def reported(message: SlotReport, envelope: Envelope) -> None:
+        reports.append(message)
+
+    await mesh.smo.bus.subscribe(subjects.SLOT_REPORT, reported, agent="b-n")
     async with mesh.agent("b") as agent:
         orders = [start(job_name(), slot=slot) for slot in range(2)]
         pids = [(await mesh.smo.start("b-n", order)).pid for order in orders]
@@ -394,6 +403,24 @@ async def test_a_killed_fork_server_is_replaced_and_its_instances_reported(mesh:
         assert alive((await mesh.smo.start("b-n", again)).pid)  # waits for the new server
         assert agent.fork_server_pid not in (None, killed)
         assert (await mesh.smo.judge("b-n", orders[0])).scope == "instance"
+    await eventually(lambda: counted(reports).get(again.job, 0.0) > 0)
+    seconds = counted(reports)
+    offered_s = seconds.pop("offered")
+    assert seconds.keys() == {"", *(order.job for order in (*orders, again))}
+    assert min(seconds.values()) > 0
+    assert sum(seconds.values()) == pytest.approx(offered_s)
+
+
+def counted(reports: list[SlotReport]) -> dict[str, float]:
+    """By the reports of an agent: how long each job held slots, nobody did (""), and they were offered."""
+    node, seconds = CountedNode(), Counter[str]()
+    for report in reports:
+        taken = take_report(node, report, time.time())
+        node = taken.node
+        for charge in taken.charges:
+            seconds["offered"] += charge.amounts.get("offered_s", 0.0)
+            seconds[charge.key.payer] += charge.amounts.get("held_s", 0.0)
+    return dict(seconds)
 
 
 async def test_an_agent_that_ends_leaves_nothing(

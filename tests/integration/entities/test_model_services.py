@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from bus import subjects
 from dmsc.client.async_client import AsyncClient
 from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
@@ -15,9 +16,9 @@ from entities.orchestrator import Orchestrator, OrchestratorConfig
 from entities.router.service import Router, RouterConfig
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, BadJob, Conflict, NotFound, Refused
-from schemas.job import JobSpec, JobState
+from schemas.job import JobSpec, JobState, WeightsManifest
 from schemas.services.model_service import ModelService, ServiceState, VersionState
-from tests.builders.jobs import gpt
+from tests.builders.jobs import gpt, job
 from tests.integration.entities.conftest import Dial, Start, end
 from tests.integration.entities.serving_agent import ServingAgent
 from tests.waiting import eventually
@@ -39,11 +40,13 @@ class Services:
     ruth: AsyncClient
 
     async def until(self, fits: Callable[[ModelService], bool], name: str = "chat") -> ModelService:
-        async def found() -> ModelService | None:
-            service = await self.ruth.service(name)
-            return service if fits(service) else None
+        seen: list[ModelService] = []
 
-        return await eventually(found)
+        async def found() -> ModelService | None:
+            seen[:] = [await self.ruth.service(name)]
+            return seen[0] if fits(seen[0]) else None
+
+        return await eventually(found, lambda: seen)
 
     async def ready(self, name: str = "v1") -> ModelService:
         return await self.until(lambda service: state_of(service, name) is VersionState.READY)
@@ -138,12 +141,12 @@ async def test_what_dies_comes_again_and_a_new_orchestrator_adopts(
     mesh: Services, dial: Dial, start: Start
 ) -> None:
     ruth, agent = mesh.ruth, mesh.agent
-    job = (await ruth.deploy(version(stages=2))).versions[0].job
+    name = (await ruth.deploy(version(stages=2))).versions[0].job
     await mesh.ready()
-    lost = agent.instances[f"{job}-s1-r0"].record.incarnation
-    await agent.kill(f"{job}-s1-r0")
-    await mesh.until(lambda service: agent.instances.get(f"{job}-s1-r0") is not None)
-    assert agent.instances[f"{job}-s1-r0"].record.incarnation != lost
+    lost = agent.instances[f"{name}-s1-r0"].record.incarnation
+    await agent.kill(f"{name}-s1-r0")
+    await mesh.until(lambda service: agent.instances.get(f"{name}-s1-r0") is not None)
+    assert agent.instances[f"{name}-s1-r0"].record.incarnation != lost
     await mesh.ready()
     assert (await mesh.ruth.service("chat")).weights == {"v1": 10_000}
 
@@ -153,17 +156,71 @@ async def test_what_dies_comes_again_and_a_new_orchestrator_adopts(
     await agent.tell()
 
     async def adopted() -> bool:
-        record = await ruth.job(job)
+        record = await ruth.job(name)
         return record.epoch == 2 and record.state is JobState.RUNNING
 
     await eventually(adopted)
     assert {sid: each.record.incarnation for sid, each in agent.instances.items()} == living
     assert state_of(await mesh.ready(), "v1") is VersionState.READY
     with pytest.raises(Conflict, match="serves as version v1 of service chat"):
-        await ruth.recut(job)
-    await agent.kill(f"{job}-s0-r0")
-    await eventually(lambda: f"{job}-s0-r0" in agent.instances)
+        await ruth.recut(name)
+    await agent.kill(f"{name}-s0-r0")
+    await eventually(lambda: f"{name}-s0-r0" in agent.instances)
     await mesh.ready()
+
+
+async def test_a_drained_node_loses_its_instance_once_the_successor_answers(
+    mesh: Services, dial: Dial
+) -> None:
+    name = (await mesh.ruth.deploy(version())).versions[0].job
+    await mesh.ready()
+    before = (await mesh.ruth.job(name)).history
+    async with AsyncClient(mesh.url, token="olga") as olga:
+        await olga.drain("a-n")
+        with pytest.raises(Conflict, match="serves as version v1"):
+            await olga.move(name, f"{name}-s0-r0", 0)
+        assert list(mesh.agent.instances) == [f"{name}-s0-r0"], "there is no room elsewhere: it stays"
+        other = ServingAgent(await dial("b-n", EntityKind.CLUSTER), dial, "b-n")
+        await other.serve()
+        await eventually(lambda: not mesh.agent.instances)
+    assert list(other.instances) == [f"{name}-s0-r1"]
+    served = await mesh.until(lambda service: service.versions[0].replicas == (1,))
+    assert served.versions[0].state is VersionState.READY
+    assert (await mesh.ruth.job(name)).history == before, "it was never without an instance"
+
+
+async def test_weights_of_a_job_are_served_for_whoever_may_read_them(mesh: Services, dial: Dial) -> None:
+    writer = await dial("an-earlier-one", EntityKind.ORCHESTRATOR)
+    url = "bus://artifacts/j00000a/weights"
+    made = WeightsManifest(url=url, shards=(), tensors={}, bytes=0, sha256="5ca1e", step=2)
+    for record in (
+        job("j00000a", JobState.DONE, user="ruth", weights=made),
+        job("j00000b", JobState.RUNNING, user="ruth"),
+    ):
+        await writer.bucket(subjects.JOB_RECORD).put(record, job=record.job)
+    of_a = version(initial_weights="job:j00000a")
+
+    async def known() -> bool:
+        try:
+            return bool(await mesh.ruth.job("j00000b"))
+        except NotFound:
+            return False
+
+    await eventually(known)
+    async with AsyncClient(mesh.url, token="rob") as rob:
+        with pytest.raises(Refused, match="only what is theirs"):
+            await rob.deploy(of_a)
+    with pytest.raises(BadJob, match="job j00000b is running and has no weights"):
+        await mesh.ruth.deploy(version(initial_weights="job:j00000b"))
+    with pytest.raises(NotFound, match="no job j00000c"):
+        await mesh.ruth.deploy(version(initial_weights="job:j00000c"))
+    others = {"service": "chat", "tokenizer": "bus://code/0123"}
+    with pytest.raises(BadJob, match="tokenizer: bus://code/0123 is code"):
+        await mesh.ruth.deploy(version(serve=others))
+    await mesh.ruth.deploy(of_a)
+    served = (await mesh.ready()).versions[0]
+    assert served.weights == url
+    assert mesh.agent.started[0].spec.weights_url == url
 
 
 async def test_a_version_that_does_not_start_is_refused_and_gets_nothing(mesh: Services) -> None:
@@ -184,3 +241,18 @@ async def test_a_version_that_does_not_start_is_refused_and_gets_nothing(mesh: S
     await ruth.cancel((await ruth.service("chat")).versions[1].job)
     back = await mesh.until(lambda service: state_of(service, "v2") is VersionState.RETIRED)
     assert back.weights == {"v1": 10_000}, "as it came, it goes back"
+
+
+async def test_a_replica_of_other_arithmetic_leaves_where_exactness_is_required(mesh: Services) -> None:
+    ruth, agent = mesh.ruth, mesh.agent
+    serve = {"service": "chat", "cache_mib": 1, "exact": "required"}
+    name = (await ruth.deploy(version(serve=serve))).versions[0].job
+    await mesh.ready()
+    agent.tells["fingerprint"] = "f1"
+    await ruth.scale_version("chat", "v1", 2)
+    async for event in ruth.events(name):
+        if "computes other bits" in event.text:
+            break
+    await eventually(lambda: list(agent.instances) == [f"{name}-s0-r0"])
+    left = (await ruth.service("chat")).versions[0]
+    assert (left.exact, left.fingerprint, left.state) == (True, "f0", VersionState.READY)

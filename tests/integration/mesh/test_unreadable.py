@@ -35,6 +35,8 @@ from schemas.names import MESH
 from schemas.policy import ModuleRecord
 from schemas.queue import ReservationSpec, SlotsReserved
 from schemas.secrets import StoredSecret
+from schemas.services.generation import Generation
+from schemas.services.model_service import ModelService, ServedVersion, ServiceState, VersionState
 from schemas.signals import Role
 from schemas.tariff import BudgetRule
 from schemas.unreadable import UnreadableValue
@@ -126,6 +128,19 @@ async def seed(client: Witness) -> None:
     state = BudgetState(use=BudgetUse(budget=budget, since=0.0), at=now)
     await bus.bucket(subjects.BUDGET_STATE).put(state, budget="b1")
     await seed_data(client, now)
+    version = ServedVersion(version="v1", job="j000000", weights="bus://w", state=VersionState.RETIRED)
+    service = ModelService(service="chat", user="uma", state=ServiceState.STOPPED, versions=(version,))
+    await bus.bucket(subjects.MODEL_SERVICE).put(service, service="chat")
+    asked = {
+        "id": "g1",
+        "service": "chat",
+        "version": "v1",
+        "job": "j000000",
+        "user": "uma",
+        "writer": "gone",
+    }
+    generation = Generation.model_validate({**asked, "session": 1, "most_tokens": 1, "ended": "stop"})
+    await bus.bucket(subjects.GENERATION).put(generation, id="g1")
 
 
 async def seed_data(client: Witness, now: float) -> None:

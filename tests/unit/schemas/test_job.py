@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -105,3 +106,26 @@ def test_the_loss_is_scaled_where_something_is_in_fp16() -> None:
     own = training | {"precision": "fp16", "loss_scale": {"init_scale": 1024}}
     assert (found := spec(training=own).loss_scale) is not None
     assert found.init_scale == 1024
+
+
+def test_a_file_that_serves_need_not_say_how_it_trains() -> None:
+    served = {key: value for key, value in document(serve={"service": "chat"}).items() if key != "training"}
+    assert JobSpec.model_validate(served).training.steps == 1
+    precise = JobSpec.model_validate({**served, "training": {"precision": "bf16"}})
+    assert (precise.training.steps, precise.training.precision) == (1, "bf16")
+    assert JobSpec.model_validate(precise.model_dump(mode="json")) == precise
+    with pytest.raises(ValidationError, match="Field required"):
+        JobSpec.model_validate({**served, "serve": None})
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"array": {"count": 2}}, "array is for training; deploy versions one by one"),
+        ({"resume_from": "bus://a/j1"}, "resume_from is for training; name the weights as initial_weights"),
+        ({"parallel": {"standbys": 1}}, "parallel.standbys is for training; give replicas"),
+    ],
+)
+def test_what_is_for_training_alone_is_refused_of_a_service(more: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        JobSpec.model_validate(document(serve={"service": "chat"}, **more))

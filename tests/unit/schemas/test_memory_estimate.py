@@ -123,3 +123,21 @@ def test_a_plan_refuses_what_fits_no_device_and_says_that_it_never_will() -> Non
     assert "the largest slot has 2 GiB (4 GiB too little)" in beyond_a_slot.reason
     assert isinstance(planned(with_memory(nodes, 8 * GIB), stages=8), TaskGraph)
     assert isinstance(planned([node(slots=8)]), TaskGraph), "memory that is not known refuses nothing"
+
+
+def test_a_service_needs_its_weights_its_cache_and_one_wave() -> None:
+    served = spec(serve={"service": "chat", "cache_mib": 1024})
+    needs = estimate_stage(large(2), served, in_flight=4, replicas=2)
+    assert (needs.weights, needs.cache, needs.optimizer, needs.sums, needs.gradients) == (
+        2 * GIB,
+        GIB,
+        0,
+        0,
+        0,
+    )
+    assert needs.least == 3 * GIB + needs.activations
+    assert refusal(0, needs, 4 * GIB, large(2), served) == ""
+    said = refusal(0, needs, 5 * GIB // 2, large(2), served)
+    assert "weights 2 GiB, cache 1 GiB" in said
+    assert "lower serve.cache_mib to 51" in said
+    assert "parallel.stages to 2" in said

@@ -33,9 +33,6 @@ from workers.user_code import describe
 
 log = get_logger("serving")
 
-PASS_S = 120.0
-"""How long the first stage waits for outputs: then an owner is gone, and nobody said so."""
-
 Answers = list[dict[str, Tensor]]
 
 
@@ -58,6 +55,8 @@ class Predictions:
         thread: The thread that computes.
         exchange: Its links.
         track: Runs a coroutine in the background.
+        pass_s: How long the first stage waits for outputs, seconds: then an owner is gone, and nobody said
+            so.
     """
 
     def __init__(
@@ -70,9 +69,11 @@ class Predictions:
         thread: ComputeThread,
         exchange: HopExchange,
         track: Callable[[Any], object],
+        pass_s: float,
     ) -> None:
         self._me, self._stage, self._model, self._unit = me, stage, model, unit
         self._thread, self._exchange, self._track = thread, exchange, track
+        self._pass_s = pass_s
         self._most = serve.batch if unit else 1
         window_s = serve.batch_ms / 1e3
         self._window = BatchWindow(window_s, self._most, lambda asked: len(asked.samples), self._answer)
@@ -131,7 +132,7 @@ class Predictions:
         self._passes[number] = asyncio.get_running_loop().create_future()
         try:
             await self._send(path[1], header, boundary)
-            async with asyncio.timeout(PASS_S):
+            async with asyncio.timeout(self._pass_s):
                 return await self._passes[number]
         except (PeerUnreachable, TimeoutError) as error:
             raise Unavailable(f"the version's stages did not answer: {error}") from error

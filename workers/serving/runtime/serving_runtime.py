@@ -69,13 +69,15 @@ MOST_REQUESTS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServingTimes:
+class ServingPauses:
     """Pauses of a serving instance, in seconds."""
 
     tick_s: float = 0.1
     """Between looks at what has no answer, while there are sessions."""
     unreached_s: float = 0.5
     """Before rows are offered again to an owner that could not be reached."""
+    pass_s: float = 120.0
+    """How long the first stage waits for the outputs of a single pass."""
     smoothing: float = 0.2
     """Weight of the newest wave in the moving average of their times; not seconds."""
 
@@ -93,7 +95,7 @@ class ServingRuntime:
     loaded: LoadedStage
 
     def __init__(
-        self, context: InstanceContext, *, thread: ComputeThread, times: ServingTimes = ServingTimes()
+        self, context: InstanceContext, *, thread: ComputeThread, times: ServingPauses = ServingPauses()
     ) -> None:
         serve = context.start.spec.serve
         if serve is None:
@@ -144,6 +146,7 @@ class ServingRuntime:
                 self._thread,
                 self.exchange,
                 self._tasks.create,
+                self._times.pass_s,
             )
 
     async def open(self) -> None:

@@ -37,8 +37,6 @@ from workers.serving.runtime.session_table import (
 )
 from workers.serving.runtime.wave_choice import choose_wave
 
-ASK_AGAIN_S = 0.25
-"""Rows that were asked for are asked for again after this time: the question may have been lost."""
 MOST_MISSED = 4096
 """Sessions that are remembered because rows came before their binding."""
 
@@ -279,7 +277,7 @@ class SessionMachine:
         if self.limits.is_first:
             return
         rows, at = session.asked
-        if rows == session.available and now < at + ASK_AGAIN_S:
+        if rows == session.available and now < at + self.limits.ask_again_s:
             return
         session.asked = (session.available, now)
         order = RowsNeeded(

@@ -28,6 +28,8 @@ class ServingLimits:
         repeat_s: The first stage sends the row of a token again that has not come for so long. Shorter: a
             lost message delays less. Longer: fewer repetitions while the others are only busy.
         repeat_most_s: The pause between repetitions doubles up to this.
+        ask_again_s: Rows that were asked for are asked for again after this time, if there is cause to: the
+            question may have been lost.
         patience_s: A session of which nothing was heard for so long is forgotten. Its gateway is gone, and
             no other took over.
     """
@@ -43,6 +45,7 @@ class ServingLimits:
     whole: bool = False
     repeat_s: float = 1.0
     repeat_most_s: float = 8.0
+    ask_again_s: float = 0.25
     patience_s: float = 60.0
 
     @property

@@ -11,6 +11,7 @@ from dmsc import AsyncClient, Client
 from dmsc.client.calls.array_calls import ArrayCalls
 from dmsc.client.calls.code_calls import CodeCalls
 from dmsc.client.calls.policy_calls import PolicyCalls
+from dmsc.client.calls.service_calls import ServiceCalls
 from dmsc.client.calls.shape_calls import ShapeCalls
 from dmsc.client.calls.train_calls import TrainCalls
 from dmsc.client.data.data_calls import DataCalls
@@ -36,7 +37,8 @@ def public(kind: type) -> dict[str, inspect.Signature]:
 
 
 def test_the_same_methods_with_the_same_arguments() -> None:
-    parts = (ArrayCalls, CodeCalls, DataCalls, FeedCalls, PolicyCalls, ShapeCalls, TrainCalls, AsyncClient)
+    parts = (ArrayCalls, CodeCalls, DataCalls, FeedCalls, PolicyCalls, ServiceCalls, ShapeCalls, TrainCalls)
+    parts = (*parts, AsyncClient)
     blocking = public(Client)
     waiting = {name: method for part in parts for name, method in public(part).items()}
     assert blocking.keys() == waiting.keys()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from entities.accountant.budget_book import BudgetMeter, budget_key, period_start
-from entities.orchestrator.monitoring.budget_holds import hold_reason
+from entities.orchestrator.automation.budget_holds import hold_reason
 from schemas.queue import QueueShare
 from schemas.tariff import BudgetRule, RateRow, Tariff
 from tests.builders.accounts import T0, row, slice_of

@@ -13,7 +13,6 @@ from schemas.accounts import AccountKey, AccountStatement
 from schemas.base import LAST_TIME
 from schemas.signals import Role
 
-DAY_S = 86_400.0
 At = Annotated[
     float | None, Query(ge=0, lt=LAST_TIME, allow_inf_nan=False, description="seconds since the epoch")
 ]
@@ -40,7 +39,7 @@ def accounts(context: HttpContext) -> APIRouter:
         account unless they ask for another one: `only` says whose it is.
         """
         now = time.time()
-        begin = now - DAY_S if since is None else since
+        begin = now - 86_400.0 if since is None else since
         end = now if until is None else until
         if user is None and everybody is not True:
             asker = await bearer.check("self.read", "self")

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from entities.cluster.accounts.slot_meter import TOLD_AGAIN_S, SlotMeter
+from entities.cluster.accounts.slot_meter import SlotMeter
 from entities.cluster.capabilities.slots import offer_slots
 from entities.cluster.core import LocalIncarnation
-from schemas.accounts import SlotStretch
+from schemas.accounts import TOLD_AGAIN_S, SlotStretch
 from schemas.telemetry import DeviceSample, InstanceSample, LinkSample
 from tests.builders.graphs import unit
 
@@ -70,10 +70,16 @@ def test_energy_and_bytes_are_counted_from_the_beginning() -> None:
 
     def sample(meter_j: float, sent: int) -> InstanceSample:
         return InstanceSample(
-            job="j", sid="j-s0-r0", incarnation="i1", cluster="a", node="n", stage=0, step=0,
+            job="j",
+            sid="j-s0-r0",
+            incarnation="i1",
+            cluster="a",
+            node="n",
+            stage=0,
+            step=0,
             links=(LinkSample(peer="j-s1-r0", sent_bytes=sent),),
             device=DeviceSample(device="cpu", energy_j=meter_j),
-        )  # fmt: skip
+        )
 
     for meter_j, sent in ((1000.0, 5), (1600.0, 7), (200.0, 0), (300.0, 1)):  # its driver is loaded anew
         meter.take(sample(meter_j, sent))

@@ -38,10 +38,10 @@ def observed(
         return version
     if job is None:
         return _over(version, VersionState.RETIRED, "its job is not known any more")
-    if job.state is JobState.FAILED:
-        return _over(version, VersionState.REFUSED, job.reason)
-    if job.state in ENDED or job.ends_as is not None:
-        return _over(version, VersionState.RETIRED, job.reason if job.state in ENDED else job.ends_because)
+    if job.state in ENDED or job.ends_as is not None:  # it may still be cleaned up
+        failed = JobState.FAILED in (job.state, job.ends_as)
+        state = VersionState.REFUSED if failed else VersionState.RETIRED
+        return _over(version, state, job.reason if job.state in ENDED else job.ends_because)
     active = [record for record in registered if record.state is InstanceState.ACTIVE]
     stages = 1 + max((unit.stage for unit in job.graph.units), default=0) if job.graph else version.stages
     replicas = tuple(sum(record.stage == stage for record in active) for stage in range(stages))
@@ -51,7 +51,8 @@ def observed(
         changes = {"reason": f"{job.state}: {job.reason}" if job.reason else str(job.state)}
     else:
         bare = [str(stage) for stage, count in enumerate(replicas) if not count]
-        why = f"stage {', '.join(bare)} has no instance; its job is {job.state}: {job.reason}"
+        why = f"stage {', '.join(bare)} has no instance; its job is {job.state}"
+        why += f": {job.reason}" if job.state is not JobState.RECOVERING else ""
         changes = {"state": VersionState.IMPAIRED, "reason": why}
     return version.model_copy(update={"stages": stages, "replicas": replicas, **changes})
 

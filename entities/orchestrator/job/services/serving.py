@@ -13,6 +13,7 @@ from typing import Any, Self
 from bus.logs import get_logger
 from bus.subjects import STOP_INSTANCE
 from bus.tasks import cancel
+from entities.orchestrator.job.services.version_state import facts_of
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.retry_limits import Parked
 from entities.orchestrator.planning.scaling import added_replicas, removed_replicas, with_units, without_units
@@ -24,9 +25,6 @@ from schemas.step import Member
 from schemas.task_graph import TaskUnit
 
 log = get_logger("orchestrator")
-
-LEAVE_S = 10.0
-"""How long the agent of a leaving instance may take to end it: it answers in milliseconds."""
 
 
 class Serving:
@@ -152,12 +150,30 @@ class Serving:
             if member.sid not in self._coming and mesh.has_ended(member):
                 record = mesh.last_of(member)
                 self.lost(member, (record.reason if record else "") or "ended")
+        for sid in self._of_other_arithmetic():
+            self._job.events.changed(f"{sid} leaves: serve.exact is required, and it computes other bits")
+            self._let_go(sid)
         present, units = self._present(), {unit.sid for unit in instances.units}
         for sid in [sid for sid in instances.members if sid not in units and sid not in self._leaving]:
             self._let_go(sid)  # it was started after it had been told to leave
         for unit in instances.units:
             if unit.sid not in present and unit.sid not in self._coming and unit.sid not in self._leaving:
                 self._bring(unit.sid, instances.members.get(unit.sid))
+
+    def _of_other_arithmetic(self) -> list[str]:
+        """Replicas whose bits are others than those of the first of their stage, where that is not wanted."""
+        serve = self._job.spec.serve
+        if serve is None or serve.exact != "required":
+            return []
+        first: dict[int, str] = {}
+        others, present = [], self._present() - self._leaving
+        for unit in self._job.instances.units:
+            member = self._job.instances.members.get(unit.sid)
+            record = None if member is None or unit.sid not in present else self._job.mesh.last_of(member)
+            found = "" if record is None else facts_of(record).get("fingerprint", "")
+            if found and first.setdefault(unit.stage, found) != found:
+                others.append(unit.sid)
+        return others
 
     async def _tell(self) -> None:
         """The record says whether each stage has an instance, so that people and traffic know."""
@@ -212,7 +228,7 @@ class Serving:
 
     async def _leave(self, sid: str, member: Member | None) -> None:
         """Ends an instance in order: its sessions find another one of its stage."""
-        instances = self._job.instances
+        instances, within_s = self._job.instances, self._job.times.run.answer_s
         try:
             agent = None if member is None else instances.agent_of(sid)
             if member is not None and agent is not None:
@@ -220,7 +236,7 @@ class Serving:
                 stop = InstanceStop(job=self._job.name, sid=sid, incarnation=member.incarnation)
                 try:
                     await self._job.bus.command(
-                        STOP_INSTANCE, stop, deadline_s=LEAVE_S, while_heard=True, agent=agent
+                        STOP_INSTANCE, stop, deadline_s=within_s, while_heard=True, agent=agent
                     )
                 except DmscError as error:
                     log.warning("an instance was not stopped", sid=sid, reason=str(error))

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from bus import subjects
 from bus.logs import get_logger
 from bus.messaging.key_value import KeyValueEntry
 from entities.orchestrator.job.job_runs import JobRuns
+from entities.orchestrator.job.services import service_rules
+from entities.orchestrator.job.services.version_state import OVER, observed
 from entities.orchestrator.job.term import TermContext, insistently
 from entities.orchestrator.job_state.owned_record import OwnedRecord
-from entities.orchestrator.services import service_rules
-from entities.orchestrator.services.version_state import OVER, observed
 from schemas.envelope import Envelope
 from schemas.errors import BadInput, BadJob, Conflict, DmscError, NotFound, Refused
 from schemas.gateway_api import CancelJob, ParkJob, ResumeJob, ScaleJob, SubmitJob
@@ -31,16 +32,24 @@ from schemas.services.model_service import (
 
 log = get_logger("orchestrator")
 
-RETRY_S = 0.2
-"""Pause before a failed write is repeated, without a limit: the disk of the bus may be full."""
-LOOK_S = 0.1
-"""Pause between two looks at versions: what happens meanwhile is looked at once."""
+
+@dataclass(frozen=True, kw_only=True)
+class ModelServicesTimes:
+    """Pauses, in seconds."""
+
+    retry_s: float = 0.2
+    """Before a failed write is repeated, without a limit: the disk of the bus may be full."""
+    look_s: float = 0.1
+    """Between two looks at versions: what happens meanwhile is looked at once."""
 
 
 class ModelServices:
     """`services`: the records, by name. Only the leader writes them."""
 
-    def __init__(self, term: TermContext, jobs: JobRuns) -> None:
+    def __init__(
+        self, term: TermContext, jobs: JobRuns, times: ModelServicesTimes = ModelServicesTimes()
+    ) -> None:
+        self._times = times
         self.services: dict[str, ModelService] = {}
         self._term = term
         self._jobs = jobs
@@ -73,7 +82,7 @@ class ModelServices:
                         await self._change(name, self._look)
                     except DmscError as error:
                         log.error("service not looked after", service=name, reason=error.text)
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(self._times.look_s)
                 await mesh.until_changed(seen)
         finally:
             await guard.stop(drain=False)
@@ -246,7 +255,7 @@ class ModelServices:
             return entry.envelope.sender.incarnation == bus.sender.incarnation
 
         bucket = bus.bucket(subjects.MODEL_SERVICE)
-        return OwnedRecord(bucket, {"service": name}, revision, is_ours, confirmed, RETRY_S)
+        return OwnedRecord(bucket, {"service": name}, revision, is_ours, confirmed, self._times.retry_s)
 
 
 def _served(record: JobRecord, sha256: str = "") -> ServedVersion:

@@ -16,13 +16,9 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.messaging.key_value import Change, Watch
 from schemas.accounts import BudgetState, BudgetUse
-from schemas.job import ENDED, JobRecord, JobState
+from schemas.job import JobRecord, JobState
 
 log = get_logger("orchestrator")
-
-LOOK_S = 2.0
-"""How often jobs are looked at that could not park when their budget was used up."""
-
 
 class BudgetedJob(Protocol):
     """What of a running job matters here."""
@@ -52,12 +48,16 @@ class BudgetHolds:
         bus: the bus.
         jobs: the jobs that have not ended, by id.
         changed: called when other jobs may start than before.
+        look_s: how often jobs are looked at that could not park when their budget was used up.
     """
 
-    def __init__(self, bus: Bus, jobs: Mapping[str, BudgetedJob], changed: Callable[[], None]) -> None:
+    def __init__(
+        self, bus: Bus, jobs: Mapping[str, BudgetedJob], changed: Callable[[], None], look_s: float = 2.0
+    ) -> None:
         self._bus = bus
         self._jobs = jobs
         self._changed = changed
+        self._look_s = look_s
         self._used_up: dict[str, BudgetUse] = {}
         self._news = asyncio.Event()
         self._current = asyncio.Event()
@@ -93,7 +93,7 @@ class BudgetHolds:
             while True:
                 self._news.clear()
                 if self._park():
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(self._look_s)
                 else:
                     await self._news.wait()
         finally:
@@ -107,7 +107,7 @@ class BudgetHolds:
             return False
         for run in list(self._jobs.values()):
             record = run.present_record()
-            if record.state is not JobState.RUNNING or record.state in ENDED:
+            if record.state is not JobState.RUNNING:
                 continue
             if (why := self.reason(record)) and run.give_way(why):
                 log.info("job parks", job=record.job, reason=why)

@@ -13,13 +13,13 @@ from bus.wire.correlation import correlate, current_cause
 from entities.orchestrator.faults.fault_location import locate
 from entities.orchestrator.job.job_run import JobRun
 from entities.orchestrator.job.parking import Parking
+from entities.orchestrator.job.services.serving import Serving
 from entities.orchestrator.job.term import TermContext
 from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.retry_limits import Parked
 from entities.orchestrator.membership.job_shape import JobShape
 from entities.orchestrator.membership.slot_holding import SlotHolding
 from entities.orchestrator.queue.job_queue import JobQueue
-from entities.orchestrator.services.serving import Serving
 from schemas.errors import Conflict, NewerRecord, UnreadableRecord
 from schemas.fault import FaultReport
 from schemas.job import JobRecord, JobState

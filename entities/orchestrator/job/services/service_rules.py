@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from entities.orchestrator.services.version_state import OVER
+from entities.orchestrator.job.services.version_state import OVER
 from schemas.errors import BadInput, Conflict, NotFound
 from schemas.services.model_service import (
     WHOLE,
@@ -191,10 +191,11 @@ def _without(weights: Mapping[str, int], lost: list[str], heir: str | None) -> d
 
 
 def _weights(service: ModelService, asked: Mapping[str, int]) -> dict[str, int]:
-    if any(weight < 0 for weight in asked.values()) or sum(asked.values()) != WHOLE:
+    whole = sum(asked.values())
+    if any(weight < 0 for weight in asked.values()) or whole != WHOLE:
         raise BadInput(
-            f"weights are ten-thousandths of the traffic, each at least 0, {WHOLE:,} in all; these add up to "
-            f"{sum(asked.values()):,}"
+            f"weights are ten-thousandths of the traffic, each at least 0, {WHOLE:,} (100 %) in all; these "
+            f"add up to {whole:,} ({whole / 100:g} %)"
         )
     weights = {name: weight for name, weight in asked.items() if weight}
     for name in asked:

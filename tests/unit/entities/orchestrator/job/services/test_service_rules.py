@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from entities.orchestrator.services.service_rules import (
+from entities.orchestrator.job.services.service_rules import (
     MOST_CHANGES,
     ordered,
     retired,
