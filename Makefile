@@ -148,6 +148,10 @@ bench-before: setup ## what the bus costs beside software of before, out of git'
 bench-training: setup ## steps against torch's pipeline and DDP
 	@$(VENV)/python benchmarks/training.py $(ARGS)
 
+.PHONY: bench-registry-models
+bench-registry-models: setup ## ms until a moved alias is seen with 10,000 versions of a model; whether history and lineage are right
+	@$(VENV)/python benchmarks/registry_models.py $(ARGS)
+
 .PHONY: bench-data
 bench-data: setup ## samples/s and memory from file to tensor, beside DataLoader, StatefulDataLoader, MosaicML Streaming
 	@$(VENV)/python -m benchmarks.data $(ARGS)

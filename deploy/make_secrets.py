@@ -49,12 +49,14 @@ def main() -> None:
         if not path.exists() or _holders(path) != list(whom):
             write_private(path, " ".join(issue(root, one) for one in whom) + "\n")
 
-    for name in ("service-registry", "orchestrator", "accountant"):
+    for name in ("service-registry", "orchestrator", "accountant", "model-registry"):
         give("control", name, identities.entities((name,), ()))
     for name in AUTHORIZERS:
-        give("aam", name, identities.entities(("authorizer",), (), authorizer=name))
+        give(
+            "aam", name, identities.entities(("authorizer",), (), identities.CalledEntities(authorizer=name))
+        )
     for name in BROKERS:
-        give("control", name, identities.entities(("broker",), (), broker=name))
+        give("control", name, identities.entities(("broker",), (), identities.CalledEntities(broker=name)))
     for cluster in CLUSTERS:
         for kind in ("gateway", "router"):
             give("control", f"{kind}-{cluster}", identities.entities((kind,), (cluster,)))

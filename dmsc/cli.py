@@ -29,6 +29,8 @@ from dmsc.commands.jobs import (
     weights,
 )
 from dmsc.commands.mesh import demo, doctor, nodes, run, up
+from dmsc.commands.models import aliases, moving
+from dmsc.commands.models import versions as models
 from dmsc.commands.observe import cost, dashboard, faults, logs, store, tap, top
 from dmsc.commands.policies import learnt_state, policy, policy_versions, training
 from dmsc.commands.security import access, audit, cert, credential, rotate, secret, user
@@ -119,6 +121,13 @@ feeds.app.command()(versions.check)
 app.add_typer(feeds.app, name="data", rich_help_panel="Jobs")
 services.app.command("list")(services.list_)
 app.add_typer(services.app, name="service", rich_help_panel="Services")
+models.app.command()(aliases.alias)
+models.app.command()(aliases.history)
+models.app.command()(aliases.rule)
+models.app.command()(moving.register)
+models.app.command("import")(moving.import_)
+models.app.command()(moving.export)
+app.add_typer(models.app, name="model", rich_help_panel="Jobs")
 app.add_typer(queue.app, name="queue", rich_help_panel="Watch")
 app.add_typer(runs.app, name="runs", rich_help_panel="Watch")
 

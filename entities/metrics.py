@@ -82,6 +82,7 @@ _ORCHESTRATOR = _MetricRows("orchestrator")
 _JOB = _MetricRows("orchestrator", ("job",))
 _BROKER = _MetricRows("broker")
 _ACCOUNTANT = _MetricRows("accountant")
+_MODELS = _MetricRows("model registry")
 _ROUTER = _MetricRows("router")
 _INSTANCE = _MetricRows("router", ("job", "stage", "sid", "cluster"))
 _LINK = _MetricRows("router", ("job", "sid", "peer", "cluster"))
@@ -148,6 +149,11 @@ ACCOUNT_LAG = _ACCOUNTANT.gauge("account_lag_seconds", "since the accounts were 
 BUDGET_USED = _ACCOUNTANT.gauge(
     "budget_used_ratio", "share of a budget that is used; 1: used up", "owner", "per"
 )
+
+# --- model registries -----------------------------------------------------------------------------------
+MODEL_VERSIONS = _MODELS.gauge("model_versions", "versions of models, removed ones too")
+MODEL_MOVES = _MODELS.counter("model_alias_moves_total", "moves of aliases that were made")
+MODEL_REFUSED = _MODELS.counter("model_refused_total", "requests about models that were refused")
 
 # --- instances, by the router of their cluster ----------------------------------------------------------
 QUEUE = _INSTANCE.gauge("instance_queue_microbatches", "microbatches that wait for its compute thread")

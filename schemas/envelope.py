@@ -23,6 +23,7 @@ class EntityKind(StrEnum):
     FUNCTIONAL_MODULE = "functional-module"
     BROKER = "broker"
     ACCOUNTANT = "accountant"
+    MODEL_REGISTRY = "model-registry"
     CLIENT = "client"
     TAP = "tap"
 

@@ -73,7 +73,7 @@ class DoorKey(Message, wire="door.key"):
     key: str
 
 
-class SubmitJob(Message, wire="job.submit", version=(1, 5)):
+class SubmitJob(Message, wire="job.submit", version=(1, 6)):
     """MG → SMO, after Type 3: queue this job."""
 
     spec: JobSpec

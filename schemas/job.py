@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -31,6 +32,7 @@ from schemas.job_file.recovery import RecoverySpec
 from schemas.job_file.requires import RequiresSpec
 from schemas.job_file.training import LossScaleSpec, SampleSpec, TrainingSpec
 from schemas.marks import HOLDS_URL, HOLDS_USER_VALUES, Url
+from schemas.models.reference import RegisterSpec
 from schemas.queue import QueueShare
 from schemas.recipe_progress import RecipeProgress
 from schemas.recut import RecutRecord
@@ -40,6 +42,10 @@ from schemas.setbacks import CodeFailure, MicrobatchFault, StepSetbacks
 from schemas.stored_values import breaks_rules, read_stored
 from schemas.task_graph import TaskGraph
 from schemas.usage import JobUsage
+from schemas.weights_digest import WeightsManifest as WeightsManifest
+
+# What every class has of `ABCMeta`, and no instance: the job file's word hides nothing.
+warnings.filterwarnings("ignore", 'Field name "register" in "JobSpec" shadows')
 
 MOST_EVALUATED = 1 << 20
 """Most microbatches of a validation, of all its sets together: orders list each."""
@@ -78,6 +84,10 @@ class JobSpec(Part):
     @classmethod
     def _need_not_train(cls, value: Any) -> Any:
         return need_not_train(value)
+
+    register: RegisterSpec | None = Field(
+        None, description="the version that the weights become in the registry"
+    )
 
     @property
     def weights_url(self) -> str | None:
@@ -289,22 +299,6 @@ InstanceView = LiveInstanceView
 """Its former name, which goes with the next release."""
 
 
-class WeightsManifest(Part):
-    """The trained weights: safetensors shards with an index in the Hugging Face layout.
-
-    `sha256` is over the sorted lines `name dtype shape sha256(bytes)` of all tensors, so that it
-    depends neither on the segmentation nor on the file layout.
-    """
-
-    url: Url
-    shards: tuple[str, ...] = Field(description="safetensors, their index, and the files beside them")
-    tensors: dict[str, str] = Field(description="full parameter name → shard file")
-    names: dict[str, str] = Field({}, description="full parameter name → name in the shard, if it is another")
-    bytes: int
-    sha256: str
-    step: int
-
-
 class NodeCut(Part):
     """Two nodes, each (cluster, node), that can't reach each other, and which one the job gave up."""
 
@@ -331,7 +325,7 @@ class FormerShape(Part):
     left_at: Time | None = Field(None, description="when it began to go back")
 
 
-class JobRecord(Message, wire="job.record", version=(1, 26)):
+class JobRecord(Message, wire="job.record", version=(1, 27)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token

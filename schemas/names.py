@@ -18,6 +18,7 @@ from schemas.errors import BadInput
 RESERVED = (
     *("service-registry", "registry", "gateway", "authorizer", "router", "orchestrator", "broker"),
     "accountant",
+    "model-registry",
     *("supervisor", "guard", "system", "join", "jetstream"),
 )
 """Names of the control plane, and words that take their place."""

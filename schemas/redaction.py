@@ -25,7 +25,7 @@ _secret_name = re.compile(
     r"(^|[_\W])(token|passw(or)?d|passphrase|secret|credentials?|(api|access|private|secret)[_-]?key)$",
     re.IGNORECASE,
 )
-_user_part = re.compile(r"(?<!dataset://)(?<=://)[^/?#@]*@")  # `dataset://NAME@VERSION` has none
+_user_part = re.compile(r"(?<!dataset://)(?<!model://)(?<=://)[^/?#@]*@")  # NAME@VERSION has none
 _query_value = re.compile(r"(?<==)[^&#]+")
 
 

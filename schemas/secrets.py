@@ -81,7 +81,7 @@ def split_reference(url: str) -> tuple[str, str, str] | None:
 def has_credentials(url: str) -> bool:
     """Whether a user's URL has a user part, values in its query, or options after `#`."""
     scheme, mark, rest = url.partition("://")
-    if not mark or scheme in ("bus", "secret", "dataset"):
+    if not mark or scheme in ("bus", "secret", "dataset", "model"):
         return False
     return "@" in rest.partition("/")[0] or "=" in rest.partition("?")[2] or "=" in rest.partition("#")[2]
 

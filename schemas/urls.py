@@ -17,8 +17,9 @@ BUS, STDLIB, SECRET = "bus://", "stdlib:", "secret://"
 BUS_FOLDERS = ("artifacts", "datasets")
 FEEDS = "feeds"
 """What stands before the name of a feed, `bus://feeds/NAME`: no folder of objects."""
-BUILT_FOLDER = "built"
-"""Where built data sets lie. Processes of builds and jobs open what they may; nobody names it in a file."""
+BUILT_FOLDER, MODELS_FOLDER = "built", "models"
+"""Where built data sets, and weights that users upload for the model registry, lie. Processes of builds and
+jobs open what they may; nobody names them in a file."""
 RUNS = "runs"
 ANY = "*"
 """The value of `--allow-url` that allows every URL."""
@@ -84,7 +85,7 @@ class UrlRules:
         url = _USER.sub(r"\1", url)
         if url.startswith(BUS):
             parts = url.removeprefix(BUS).strip("/").split("/")
-            known = parts[0] in (*(BUS_FOLDERS[:1] if write else BUS_FOLDERS), BUILT_FOLDER)
+            known = parts[0] in (*(BUS_FOLDERS[:1] if write else (*BUS_FOLDERS, MODELS_FOLDER)), BUILT_FOLDER)
             is_feed = parts[0] == FEEDS and len(parts) == 2 and not write
             if (known or is_feed) and not {"", ".", ".."} & set(parts):
                 return ""

@@ -1,10 +1,15 @@
-"""The digest of trained weights, and the index of their shards. Pure: the orchestrator has no torch."""
+"""Trained weights: their manifest, their digest, the index of their shards. Pure: entities have no torch."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from pydantic import Field
+
+from schemas.base import Part
+from schemas.marks import Url
 
 INDEX_NAME = "model.safetensors.index.json"
 """The file name at which Hugging Face's loaders look for the index."""
@@ -15,6 +20,36 @@ BESIDE = frozenset(
     | {"added_tokens.json", "chat_template.jinja", "preprocessor_config.json"}
 )
 """Files that may lie beside the shards: what Hugging Face's loaders look for. No others are served."""
+
+DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+"""Names of dtypes: safetensors → torch."""
+
+
+class WeightsManifest(Part):
+    """The trained weights: safetensors shards with an index in the Hugging Face layout.
+
+    `sha256` is over the sorted lines `name dtype shape sha256(bytes)` of all tensors, so that it
+    depends neither on the segmentation nor on the file layout.
+    """
+
+    url: Url
+    shards: tuple[str, ...] = Field(description="safetensors, their index, and the files beside them")
+    tensors: dict[str, str] = Field(description="full parameter name → shard file")
+    names: dict[str, str] = Field({}, description="full parameter name → name in the shard, if it is another")
+    bytes: int
+    sha256: str
+    step: int
 
 
 def tensor_line(dtype: str, shape: Sequence[int], content_sha256: str) -> str:

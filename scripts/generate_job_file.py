@@ -169,6 +169,9 @@ initial_weights: {url: pretrained/, strict: false}
     "sample": """
 sample: {prompt: "def ", tokens: 80, temperature: 0.7}
 """,
+    "register": """
+register: {name: stdlib-gpt, alias: candidate}
+""",
 }
 """Place of a section → a piece of a job file that has it."""
 

@@ -51,6 +51,7 @@ ACRONYMS = {
     EntityKind.TAP: "tap",
     EntityKind.BROKER: "broker",
     EntityKind.ACCOUNTANT: "accountant",
+    EntityKind.MODEL_REGISTRY: "models",
 }
 
 

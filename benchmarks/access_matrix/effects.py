@@ -132,7 +132,7 @@ ADMIN = Effects(
             "data.prepared.>",
         ),
         *("telemetry.>", "topology.>", "policy.>", "log.*", "dead_letter.*", "job.command.*"),
-        *("queue.event.capacity", "account.slots.*", "account.query"),
+        *("queue.event.capacity", "account.slots.*", "account.query", "model.command.*", "model.query.keys"),
         *("fault.link.*.*", "fault.report.*", "fault.verdict.*", "fault.cluster.*.*"),
         *("service.>", "serve.>"),
     ),
@@ -239,7 +239,17 @@ _STREAMS = (
         "KV_standings",
         "KV_steps",
     ),
-    *("KV_units", "KV_uploads", "KV_users", "KV_accounts", "KV_account_positions", "KV_budgets"),
+    *(
+        "KV_units",
+        "KV_uploads",
+        "KV_users",
+        "KV_accounts",
+        "KV_account_positions",
+        "KV_budgets",
+        "KV_models",
+        "KV_model_versions",
+        "KV_alias_moves",
+    ),
 )
 
 
@@ -280,6 +290,7 @@ _GATEWAY_KEEPS = (
     "$KV.uploads.*",
     *_FEEDS,
 )
+_MODELS = ("$KV.models.*", "$KV.model_versions.*.*", "$KV.alias_moves.*.*.*")
 GATEWAY = Effects(
     "asks everybody for its users, after Type 3; hears all that is said; keeps data sets, feeds, answers, "
     "secrets, objects; writes no record of jobs, users, revocations, routes, the audit",
@@ -287,7 +298,7 @@ GATEWAY = Effects(
         *_itself("gateway-a"),
         *("signal.access.gateway-a", "access.explain.gateway-a", "access.users.gateway-a"),
         *("job.command.*", "mesh.command.*", "mesh.query", "policy.command.*", "policy.question.*.*"),
-        "data.command.*",
+        *("data.command.*", "model.command.*", "model.query.keys"),
         *("cluster.*.read", "cluster.*.strike", "step.dispatch.*.*", "store.query.*.*"),
         *("telemetry.observation.*", "account.query"),
         *("service.command.*", "service.query", "serve.bind.*.*", "serve.end.*.*", "serve.predict.*.*"),
@@ -297,7 +308,7 @@ GATEWAY = Effects(
         *("signal.>", "access.>", "registry.>", "mesh.>", "topology.>", "step.>", "state.>", "recut.>"),
         "data.>",
         *("telemetry.>", "cluster.*.*", "policy.>", "fault.>", "log.*", "job.>", "door.*", "dead_letter.*"),
-        *("unreadable.*", "audit.*", "store.query.*.*", "queue.event.*", "account.>"),
+        *("unreadable.*", "audit.*", "store.query.*.*", "queue.event.*", "account.>", "model.>", *_MODELS),
         *(*_GATEWAY_KEEPS, "$KV.jobs.*", "$KV.registry.*", "$KV.revocations.*.*", "$KV.routes.>"),
         *("$KV.builds.*", "$KV.data_sets.*.*", "$KV.services.*", "service.>", "serve.>"),
         *("$O.artifacts.M.>", "object artifacts/j/weights", "object artifacts/k/weights"),
@@ -330,6 +341,9 @@ GATEWAY = Effects(
                 "UNREADABLE": ("unreadable.*",),
                 "KV_answers": ("$KV.answers.*",),
                 "KV_builds": ("$KV.builds.*",),
+                "KV_models": _MODELS[:1],
+                "KV_model_versions": _MODELS[1:2],
+                "KV_alias_moves": _MODELS[2:],
                 "KV_data_sets": ("$KV.data_sets.*.*",),
                 "KV_datasets": ("$KV.datasets.*",),
                 "KV_generations": ("$KV.generations.*",),

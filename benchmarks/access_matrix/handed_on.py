@@ -24,7 +24,7 @@ JOINS_ANY = Identity(name="join-any", kind=K.CLUSTER, cluster=ANY, node=ANY)
 MODULE = Identity(name="mine", kind=K.FUNCTIONAL_MODULE, module="mine")
 ENTITIES = (
     *("orchestrator", "service-registry", "authorizer", "authorizer-2", "gateway-a", "router-a", "broker"),
-    *("supervisor", "guard", "accountant"),
+    *("supervisor", "guard", "accountant", "model-registry"),
 )
 
 

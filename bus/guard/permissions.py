@@ -56,11 +56,14 @@ PRIVATE = (
         subjects.PREDICT,
     ),
     *(subjects.ACCOUNT_SLICE, subjects.ACCOUNT_POSITION, subjects.ACCOUNT_QUERY, subjects.BUDGET_STATE),
+    *(subjects.REGISTER_MODEL, subjects.MOVE_ALIAS, subjects.APPROVE_MODEL, subjects.EVALUATE_MODEL),
+    *(subjects.REMOVE_MODEL, subjects.RULE_MODEL, subjects.MODEL_KEYS),
+    *(subjects.NAMED_MODEL, subjects.MODEL_VERSION, subjects.ALIAS_MOVE),
 )
 """Rows that only operators and admins see: requests of users (Type 3, the gateways' request API), unreadable
 bytes, rows of an instance's own store, prompts and answers of services, files of a job, records of feeds,
-what users spent, tokens and the audit; and rows that carry a secret, which a tap hides but a NATS client does
-not."""
+what users spent, tokens and the audit; models, which users read at gateways, by `model.read`; and rows that
+carry a secret, which a tap hides but a NATS client does not."""
 
 _PROVISIONING = frozenset({K.SERVICE_REGISTRY, K.ORCHESTRATOR, K.AUTHORIZER, K.GATEWAY, K.ROUTER})
 """Kinds that may make streams: only the control plane, because a stream can be made to republish anything."""
@@ -68,7 +71,7 @@ _HISTORIANS = _PROVISIONING | {K.CLIENT, K.FUNCTIONAL_MODULE, K.ACCOUNTANT}
 """Kinds that read streams; instances and agents only subscribe."""
 _WINDOWS = frozenset({K.GATEWAY})
 """Kinds that show users what their role may see (dashboard, logs, browser tap), each after Type 3."""
-_OBJECT_USERS = frozenset({K.GATEWAY, K.ORCHESTRATOR})
+_OBJECT_USERS = frozenset({K.GATEWAY, K.ORCHESTRATOR, K.MODEL_REGISTRY})
 """Kinds that store and read all objects; instances have a broker do that for their own."""
 _OF_STANDBYS = (subjects.REGISTRATION, subjects.STATE_CHANGE, subjects.HEARTBEAT)
 _ACKNOWLEDGED = frozenset(spec.name for spec in stream_specs.STREAMS if spec.acknowledged)

@@ -72,6 +72,7 @@ KEEPS_PREVIOUS = frozenset(
         *("jobs", "users", "revocations", "cordons", "modules", "standings", "link_secrets", "secrets"),
         *("datasets", "builds", "data_sets", "reservations", "automation", "learnt", "services"),
         "accounts",
+        *("models", "model_versions", "alias_moves"),
     }
 )
 """Buckets whose values exist nowhere else. Their streams keep earlier values, in case the newest can't be
@@ -81,7 +82,7 @@ than none, and `feeds`, whose rows are written once."""
 MARKERS_STAY = frozenset(
     {
         *("users", "revocations", "secrets", "cordons", "modules", "standings", "datasets", "data_sets"),
-        "reservations",
+        *("reservations", "models", "model_versions", "alias_moves"),
     }
 )
 """Buckets in which a deleted key must never be there again, and in which few keys are deleted (ADR-0067).

@@ -11,5 +11,6 @@ renewal.py      replaces a credential in a running process
 trust_roots.py  the present root and the one before it
 kind_keys.py    the key pairs that processes of a kind share
 sealing.py      seals secrets in messages
+signing.py      signs records for the mesh
 nats_jwt.py     NATS's keys and JWTs
 """

@@ -15,7 +15,13 @@ ROOT_PREFIX, CREDENTIAL_PREFIX = "dmsc_root_", "dmsc_id_"
 CONTROL_PLANE = frozenset(
     (
         *(EntityKind.SERVICE_REGISTRY, EntityKind.GATEWAY, EntityKind.AUTHORIZER),
-        *(EntityKind.ROUTER, EntityKind.ORCHESTRATOR, EntityKind.BROKER, EntityKind.ACCOUNTANT),
+        *(
+            EntityKind.ROUTER,
+            EntityKind.ORCHESTRATOR,
+            EntityKind.BROKER,
+            EntityKind.ACCOUNTANT,
+            EntityKind.MODEL_REGISTRY,
+        ),
     )
 )
 ANY = "*"

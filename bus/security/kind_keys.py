@@ -17,8 +17,14 @@ from schemas.envelope import EntityKind
 if TYPE_CHECKING:
     from nacl.public import PrivateKey
 
-KINDS = (EntityKind.AUTHORIZER, EntityKind.GATEWAY, EntityKind.ORCHESTRATOR)
-"""The kinds whose processes share a pair, because each may have to open what was sealed for another."""
+KINDS = (
+    EntityKind.AUTHORIZER,
+    EntityKind.GATEWAY,
+    EntityKind.ORCHESTRATOR,
+    EntityKind.MODEL_REGISTRY,
+)
+"""The kinds whose processes share a pair, because each may have to open what was sealed for another. Model
+registries sign with a key that is derived from theirs (`bus.security.signing`)."""
 
 
 def kind_seed(root: str, kind: EntityKind) -> bytes:

@@ -86,6 +86,11 @@ class Keyring:
         """The public half of a kind's pair; empty on an unguarded bus."""
         return self._kinds.publics.get(str(kind), "")
 
+    def seeds_of(self, kind: EntityKind) -> tuple[str, ...]:
+        """The private halves of a kind's pairs that this connection holds, in hex, the present one first."""
+        present = self._kinds.seeds.get(str(kind))
+        return () if present is None else (present, *self._kinds.older.get(str(kind), "").split())
+
     def seal(self, text: str, key: str, about: bytes) -> str:
         """Seals `text` for the holder of the private half of `key`; it opens only with the same `about`.
 

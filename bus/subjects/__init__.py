@@ -18,6 +18,7 @@ from bus.subjects import (
     faults,
     jobs,
     mesh,
+    models,
     node_agents,
     policies,
     registry,
@@ -33,6 +34,7 @@ from bus.subjects.data_sets import *  # noqa: F403
 from bus.subjects.faults import *  # noqa: F403
 from bus.subjects.jobs import *  # noqa: F403
 from bus.subjects.mesh import *  # noqa: F403
+from bus.subjects.models import *  # noqa: F403
 from bus.subjects.node_agents import *  # noqa: F403
 from bus.subjects.policies import *  # noqa: F403
 from bus.subjects.registry import *  # noqa: F403
@@ -47,6 +49,7 @@ __all__ += data_sets.__all__
 __all__ += faults.__all__
 __all__ += jobs.__all__
 __all__ += mesh.__all__
+__all__ += models.__all__
 __all__ += node_agents.__all__
 __all__ += policies.__all__
 __all__ += registry.__all__
@@ -70,6 +73,7 @@ SUBJECTS: list[Subject] = [
         *(signals, registry, mesh, node_agents, step, stage_state, policies, faults, jobs, data_sets),
         services,
         accounts,
+        models,
     )
     for row in _rows(domain)
 ]

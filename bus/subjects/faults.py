@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bus.subject_row import Names, Subject
-from bus.subjects.table import AAM, ALL, CLIENT, MG, MI, MIC, SMO, SR, SRD, STREAM
+from bus.subjects.table import AAM, ALL, CLIENT, MG, MI, MIC, MODELS, SMO, SR, SRD, STREAM
 from schemas import fault, telemetry, unreadable
 from schemas.errors import Ack
 
@@ -83,7 +83,7 @@ UNREADABLE = Subject(
     "unreadable record",
     "unreadable.{sid}",
     unreadable.UnreadableValue,
-    SMO | SRD | SR | AAM | MG,
+    SMO | SRD | SR | AAM | MG | MODELS,
     SMO | CLIENT,
     "values in buckets that nobody can read, with their bytes",
     stream="UNREADABLE",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bus.subject_row import Names, Subject
-from bus.subjects.table import MG, MIC, SMO
+from bus.subjects.table import MG, MIC, MODELS, SMO
 from schemas import cluster, files, task_graph
 from schemas.errors import Ack
 
@@ -109,7 +109,7 @@ READ_FILES = Subject(
     "read files",
     "cluster.{agent}.read",
     files.ReadFiles,
-    MG | SMO,
+    MG | SMO | MODELS,
     MIC,
     "weights and checkpoints below a job's URL, which a node opens",
     reply=files.FilesRead,

@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 from bus.subject_row import Names, Subject
-from bus.subjects.table import AAM, ACCOUNTANT, BROKER, FM, MG, MI, MIC, RECORDS_BYTES, SMO, SR, SRD, STREAM
+from bus.subjects.table import (
+    AAM,
+    ACCOUNTANT,
+    BROKER,
+    FM,
+    MG,
+    MI,
+    MIC,
+    MODELS,
+    RECORDS_BYTES,
+    SMO,
+    SR,
+    SRD,
+    STREAM,
+)
 from schemas import access, audit, secrets, signals
 from schemas.errors import Ack
 
@@ -26,7 +40,7 @@ REGISTRATION = Subject(
     "registration",
     "signal.registration.{sid}",
     signals.Registration,
-    MI | MG | SR | MIC | AAM | SMO | FM | BROKER | ACCOUNTANT | SRD,
+    MI | MG | SR | MIC | AAM | SMO | FM | BROKER | ACCOUNTANT | MODELS | SRD,
     SRD,
     "Type 1: a service registers or updates its record",
     reply=signals.RegistrationLease,

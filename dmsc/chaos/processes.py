@@ -30,7 +30,16 @@ Tree = tuple[tuple[int, float], ...]
 """The pid and start time of each process."""
 
 ENTITIES = frozenset(
-    {"service-registry", "authorizer", "orchestrator", "broker", "gateway", "router", "accountant"}
+    {
+        "service-registry",
+        "authorizer",
+        "orchestrator",
+        "broker",
+        "gateway",
+        "router",
+        "accountant",
+        "model-registry",
+    }
 )
 
 

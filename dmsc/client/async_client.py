@@ -21,6 +21,7 @@ from dmsc.client.calls.account_calls import AccountCalls
 from dmsc.client.calls.array_calls import ArrayCalls
 from dmsc.client.calls.code_calls import JOBS
 from dmsc.client.calls.generation_calls import GenerationCalls
+from dmsc.client.calls.model_calls import ModelCalls
 from dmsc.client.calls.policy_calls import PolicyCalls
 from dmsc.client.calls.service_calls import ServiceCalls
 from dmsc.client.calls.shape_calls import ShapeCalls
@@ -74,6 +75,7 @@ class AsyncClient(
     FeedCalls,
     PolicyCalls,
     AccountCalls,
+    ModelCalls,
 ):
     """Sends requests to a mesh's gateways from a coroutine; use it with `async with`.
 

@@ -93,10 +93,11 @@ def with_code(spec: JobSpec, folder: Path) -> JobSpec:
 def named_urls(spec: JobSpec) -> tuple[str, ...]:
     """The files and stores that a job names. A mesh made for this one job permits them (`--allow-url`)."""
     from schemas.job_file.data_set_use import SCHEME as DATA_SET
+    from schemas.models.reference import SCHEME as MODEL
     from schemas.urls import BUS, SECRET, STDLIB, fixed_part, local_path
 
     named = (*spec.data.urls().values(), spec.weights_url, spec.resume_from, spec.artifacts)
-    urls = [url for url in named if url and not url.startswith((BUS, SECRET, STDLIB, DATA_SET))]
+    urls = [url for url in named if url and not url.startswith((BUS, SECRET, STDLIB, DATA_SET, MODEL))]
     return tuple(url if (path := local_path(url)) is None else fixed_part(path) for url in urls)
 
 

@@ -14,21 +14,8 @@ from typing import Any
 from schemas.checkpoint import CheckpointFile
 from schemas.errors import BadData, DmscError
 from schemas.job import WeightsManifest
-from schemas.weights_digest import tensor_line, weights_sha256
+from schemas.weights_digest import DTYPES, tensor_line, weights_sha256
 
-_dtypes = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U8": "uint8",
-    "BOOL": "bool",
-}
-"""Names of dtypes: safetensors → torch."""
 _piece = 1 << 20
 
 
@@ -78,7 +65,7 @@ def tensor_lines(path: Path) -> dict[str, str]:
                         raise ValueError("it ends too early")
                     digest.update(piece)
                     left -= len(piece)
-                dtype = _dtypes.get(about["dtype"], about["dtype"])
+                dtype = DTYPES.get(about["dtype"], about["dtype"])
                 lines[name] = tensor_line(dtype, about["shape"], digest.hexdigest())
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, MemoryError) as error:
             raise BadData(f"{path} is not a safetensors file: {error}") from error

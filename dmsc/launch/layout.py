@@ -204,7 +204,7 @@ def _control_plane(
         for name in (numbered("service-registry", options.registries) if "service-registry" in apart else ())
     ]
     if not options.separate:
-        alone = ("service-registry", "authorizer", "orchestrator", "broker", "accountant")
+        alone = ("service-registry", "authorizer", "orchestrator", "broker", "accountant", "model-registry")
         together = tuple(entity for entity in alone if entity not in apart)
         arguments: tuple[str, ...] = ("run", *together, "router", "gateway")
         arguments += tuple(argument for pair in pairs for argument in http_options(*pair))
@@ -219,6 +219,7 @@ def _control_plane(
         ChildSpec(name="authorizer", arguments=("run", "authorizer", *files), stop_order=3),
         ChildSpec(name="broker", arguments=("run", "broker"), stop_order=4),
         ChildSpec(name="accountant", arguments=("run", "accountant", *prices), stop_order=3),
+        ChildSpec(name="model-registry", arguments=("run", "model-registry"), stop_order=3),
         *orchestrators,
         *(
             ChildSpec(

@@ -46,7 +46,10 @@ class ServicePart:
     """A context that is entered before this process connects and left at its end: the bus's auth callout."""
 
 
-ENTITIES = ("service-registry", "authorizer", "orchestrator", "broker", "accountant", "gateway", "router")
+ENTITIES = (
+    *("service-registry", "authorizer", "orchestrator", "broker", "accountant", "gateway", "router"),
+    "model-registry",
+)
 """The entities that `dmsc run` knows, beside policies, the `tracer` and the `tracker`. Each cluster has its
 own gateway and router."""
 
@@ -56,19 +59,21 @@ def compose(names: Sequence[str], options: RunOptions, address: BusAddress) -> l
     from dmsc.process.policy_loading import is_policy, unknown
 
     check_proxies(options.proxies)
-    authorizer, broker = identities.called(names, options.name)
+    called = identities.called(names, options.name)
     parts: list[ServicePart] = []
     for name in dict.fromkeys(names):
         if name == "service-registry":
             parts.append(_service_registry(options))
         elif name == "authorizer":
-            parts.append(_authorizer(authorizer, options, address))
+            parts.append(_authorizer(called.authorizer, options, address))
         elif name == "orchestrator":
             parts.append(_orchestrator(options))
         elif name == "broker":
-            parts.append(_broker(broker))
+            parts.append(_broker(called.broker))
         elif name == "accountant":
             parts.append(_accountant(options))
+        elif name == "model-registry":
+            parts.append(_model_registry(called.model_registry))
         elif name == "gateway":
             ports = (*options.http_ports, *(None for _ in options.clusters))
             pairs = zip(_clusters(name, options), ports, strict=False)
@@ -256,6 +261,12 @@ def _prices(options: RunOptions) -> Prices:
     from schemas.usage import Prices
 
     return Prices(slot_hour=options.slot_price, kwh=options.energy_price, slot_watts=options.slot_watts)
+
+
+def _model_registry(sid: str) -> ServicePart:
+    from entities.model_registry import ModelRegistry
+
+    return ServicePart(sid=sid, kind=EntityKind.MODEL_REGISTRY, make=ModelRegistry, stop_order=1)
 
 
 def lease_s(replicas: int) -> float:

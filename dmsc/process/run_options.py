@@ -62,7 +62,10 @@ class RunOptions:
     ] = None
     name: Annotated[
         str | None,
-        option("--name SID", "For an authorizer or broker: its name; if several run, each needs its own."),
+        option(
+            "--name SID",
+            "For an authorizer, broker or model registry: its name; if several run, each needs its own.",
+        ),
     ] = None
     no_researchers: Annotated[
         bool,

@@ -147,11 +147,13 @@ async def _open(
             await stack.enter_async_context(part.first())
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience_s
+    # they may not create streams
     others = (
         EntityKind.FUNCTIONAL_MODULE,
         EntityKind.BROKER,
         EntityKind.ACCOUNTANT,
-    )  # they may not create streams
+        EntityKind.MODEL_REGISTRY,
+    )
     entities = [part for part in parts if part.kind not in others]
     first = (entities or parts)[0]
     while True:

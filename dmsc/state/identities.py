@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from bus.security.identity import ANY, Identity, is_credential, is_root
@@ -18,35 +19,59 @@ def agent(cluster: str, node: str) -> Identity:
     return Identity(name=agent_name(cluster, node), kind=EntityKind.CLUSTER, cluster=cluster, node=node)
 
 
-def called(names: Sequence[str], name: str | None) -> tuple[str, str]:
-    """The authorizer's and the broker's names in a process that runs the entities `names`.
+@dataclass(frozen=True, kw_only=True)
+class CalledEntities:
+    """The names of the entities of which a mesh may have several, each called as its kind or `KIND-…`."""
 
-    `name` is the option `--name`: it is the authorizer's name if the process runs one, else the broker's.
+    authorizer: str = "authorizer"
+    broker: str = "broker"
+    model_registry: str = "model-registry"
+
+
+def called(names: Sequence[str], name: str | None) -> CalledEntities:
+    """The names of authorizer, broker and model registry in a process that runs the entities `names`.
+
+    `name` is the option `--name`: it is the authorizer's name if the process runs one, else the broker's or
+    the model registry's.
     """
     if name is None:
-        return "authorizer", "broker"
-    return (name, "broker") if "authorizer" in names else ("authorizer", name)
+        return CalledEntities()
+    if "authorizer" in names:
+        return CalledEntities(authorizer=name)
+    if "model-registry" in names and "broker" not in names:
+        return CalledEntities(model_registry=name)
+    return CalledEntities(broker=name)
 
 
 def entities(
     names: Iterable[str],
     clusters: Sequence[str],
-    *,
-    authorizer: str = "authorizer",
-    broker: str = "broker",
+    called: CalledEntities = CalledEntities(),
 ) -> tuple[Identity, ...]:
     """The identities of what `dmsc run NAMES --cluster …` runs, except functional modules; see `module`.
 
     Raises:
-        BadInput: An authorizer's or broker's name lacks its kind's prefix; the registry would refuse it.
+        BadInput: A name lacks its kind's prefix; the registry would refuse it.
     """
-    several = {"authorizer": authorizer, "broker": broker}
-    for name, called in several.items():
-        if called != name and not called.startswith(f"{name}-"):
-            raise BadInput(f"--name {called!r}: {name}s are called {name} or {name}-…; choose such a name")
+    several = {
+        "authorizer": called.authorizer,
+        "broker": called.broker,
+        "model-registry": called.model_registry,
+    }
+    for name, given in several.items():
+        if given != name and not given.startswith(f"{name}-"):
+            kinds = "model registries" if name == "model-registry" else f"{name}s"
+            raise BadInput(f"--name {given!r}: {kinds} are called {name} or {name}-…; choose such a name")
     identities: list[Identity] = []
     for name in names:
-        if name in ("service-registry", "authorizer", "orchestrator", "broker", "accountant"):
+        if name in (
+            "service-registry",
+            "authorizer",
+            "orchestrator",
+            "broker",
+            "accountant",
+            "model-registry",
+        ):
             identities.append(Identity(name=several.get(name, name), kind=EntityKind(name)))
         elif name in ("gateway", "router"):
             identities += [

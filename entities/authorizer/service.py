@@ -48,6 +48,7 @@ from schemas.data_set.builds import BuildRecord
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import DmscError, NotFound, Refused
 from schemas.job import JobRecord
+from schemas.models.version import NamedModel
 from schemas.registry import InstanceState, Resolve, owner_of
 from schemas.services.model_service import ModelService
 from schemas.signals import AccessDecision, AccessRequest, Role
@@ -114,6 +115,7 @@ class Authorizer:
         self._builds = bus.bucket(subjects.BUILD_RECORD)
         self._services = bus.bucket(subjects.MODEL_SERVICE)
         self._data_sets = bus.bucket(subjects.DATA_SET_VERSION)
+        self._models = bus.bucket(subjects.NAMED_MODEL)
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
         """Serve until cancelled."""
@@ -257,7 +259,12 @@ class Authorizer:
             return resource
         if not is_token(resource):
             return None
-        owners = {"policy": self._module_owner, "build": self._build_owner, "data": self._data_owner}
+        owners = {
+            "policy": self._module_owner,
+            "build": self._build_owner,
+            "data": self._data_owner,
+            "model": self._model_owner,
+        }
         owners["service"] = self._service_owner
         return await owners.get(kind, self._job_owner)(resource)
 
@@ -276,6 +283,13 @@ class Authorizer:
         """The user who deployed the first version of a model service."""
         entry = await self._services.get(service=service)
         return entry.message.user if entry is not None and isinstance(entry.message, ModelService) else None
+
+    async def _model_owner(self, name: str) -> str | None:
+        """The user who registered the model's first version."""
+        entry = await self._models.get(name=name)
+        if entry is None or not isinstance(entry.message, NamedModel):
+            return None
+        return entry.message.owner or None
 
     async def _job_owner(self, job: str) -> str | None:
         """The user who submitted the job, or the array of jobs, from the orchestrator's record."""

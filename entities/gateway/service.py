@@ -34,6 +34,8 @@ from entities.gateway.generation.service_book import ServiceBook
 from entities.gateway.generation.session_keeper import KeeperConfig, SessionKeeper
 from entities.gateway.generation.tokenizer_reading import OpenTokenizer, TokenizerReader, open_bytes
 from entities.gateway.http.config import HttpConfig
+from entities.gateway.models.operations import ModelOperations
+from entities.gateway.models.resolution import with_models
 from entities.gateway.nats_door import NatsDoor
 from entities.gateway.operations.access_client import AccessClient, AccessClientConfig
 from entities.gateway.operations.backends import Backends
@@ -42,6 +44,7 @@ from entities.gateway.operations.jobs import JobOperations
 from entities.http_server.connection_limits import OpenConnections
 from entities.job_files.node_files import agents_of, files_of
 from entities.metrics import MetricReading, Render
+from entities.model_records.model_follower import ModelFollower
 from entities.presence.entity_record import entity_record
 from entities.presence.instance_subscriptions import InstanceSubscriptions
 from entities.presence.mesh_registration import keep_registered, registration_of
@@ -133,6 +136,9 @@ class Gateway:
         self.generations = GenerationOperations(
             bus, config.sid, book, self._keeper, prompts, config.generation
         )
+        self._models = ModelFollower(bus)
+        self.models = ModelOperations(self._models, self.backends, self.jobs)
+        self.jobs.with_models = partial(with_models, self.models)
         self._bus = bus
         self._area = ServiceArea(registry.view, EntityKind.GATEWAY, config.cluster)
         self._compute: dict[str, tuple[float, tuple[ComputeEntry, ...]]] = {}
@@ -177,6 +183,7 @@ class Gateway:
                     self.jobs.cache.run(),
                     self.generations.book.run(),
                     self._keeper.run(),
+                    self._models.run(),
                     self._faults.run(),
                     self._claims.run(self._area.instances),
                     self._samples.run(self._data_instances),
@@ -228,6 +235,7 @@ class Gateway:
             data_sets=self.data_sets,
             services=ServiceOperations(self.backends, self.jobs),
             accounts=AccountOperations(self.backends),
+            models=self.models,
             backends=self.backends,
             follower=self.follower,
             hub=EventHub(self._bus, self.config.sid, config.events),

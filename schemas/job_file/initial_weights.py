@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, fiel
 
 from schemas.base import Part
 from schemas.marks import HOLDS_URL, Url
+from schemas.models.reference import ModelUse
 
 MOST_RULES = 1_000
 MOST_CHARACTERS = 500
@@ -43,8 +44,11 @@ class InitialWeights(Part):
     and one line of the log lists those tensors and the files' tensors that the model lacks.
     """
 
-    url: Url = Field(description="folder or URL of safetensors")
+    url: Url = Field(description="folder or URL of safetensors, or model://NAME@ALIAS of the registry")
     map: dict[str, OwnNames] = Field({}, description="name in the files → name in the model")
+    model: ModelUse | None = Field(
+        None, description="the version that a `model://NAME` stands for; the gateway says so"
+    )
     strict: bool = Field(True, description="whether a parameter or a tensor that is left over is an error")
 
     @field_validator("map")
@@ -62,7 +66,7 @@ class InitialWeights(Part):
     @model_serializer(mode="wrap")
     def _short(self, write: SerializerFunctionWrapHandler) -> Any:
         """The URL alone if there is no more: so that services of former versions read it."""
-        return write(self) if self.map or not self.strict else self.url
+        return write(self) if self.map or not self.strict or self.model is not None else self.url
 
 
 def _check_rule(theirs: str, ours: OwnNames) -> None:

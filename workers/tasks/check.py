@@ -33,6 +33,7 @@ from typing import Any, TextIO
 
 from schemas.errors import BadData, DmscError
 from schemas.job import JobSpec
+from schemas.models.reference import SCHEME as MODEL
 from schemas.training_length import samples_of, with_steps
 from schemas.urls import BUS, FEEDS, SECRET, bus_name
 from workers.compute.determinism import compute_exactly
@@ -79,7 +80,7 @@ class LocalCheck:
         self._show_batch(data.batch("train", 0, 0))
         self._begin("building and measuring the model")
         topology = analyse("check", spec, data, _HERE, _HERE, order["device"])
-        if not (spec.weights_url or "").startswith((BUS, SECRET)):
+        if not (spec.weights_url or "").startswith((BUS, SECRET, MODEL)):
             unmatched = asyncio.run(unmatched_weights(spec, data, None))
             topology = topology.model_copy(update={"unmatched_weights": unmatched})
         spec = with_steps(spec, samples_of(spec, topology.epoch_samples, topology.data_tokens))

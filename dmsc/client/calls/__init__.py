@@ -5,6 +5,7 @@ A part says what a request asks for, and its answer; `gateway_requests` decides 
 access_calls.py  users, rules, secrets, audit
 array_calls.py   arrays of jobs
 code_calls.py    submissions with code, and archives of code
+model_calls.py   versions of models, aliases, lineage
 policy_calls.py  modules, automation, observations
 shape_calls.py   replicas, moves and cuts of running jobs
 train_calls.py   `train`: a job from functions of a notebook

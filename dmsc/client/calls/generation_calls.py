@@ -24,7 +24,7 @@ class GenerationCalls:
 
     _gateways: Gateways
 
-    async def models(self) -> list[ServedModel]:
+    async def served_models(self) -> list[ServedModel]:
         """The model services, and each version of them as SERVICE@VERSION."""
         return list((await self._gateways.ask_for(ServedModels, "GET", "/v1/models")).data)
 

@@ -42,8 +42,8 @@ def run(
         tuple[str, ...],
         argument(
             "ENTITY...",
-            "service-registry, authorizer, orchestrator, broker, gateway, router, tracer, tracker,"
-            " or a policy.",
+            "service-registry, authorizer, orchestrator, broker, model-registry, gateway, router, tracer,"
+            " tracker, or a policy.",
         ),
     ],
     options: RunOptions = RunOptions(),
@@ -67,8 +67,7 @@ def run(
         _track_recording(entity, options)
         return
     address = find_bus(options.bus, options.bus_token, options.state)
-    authorizer, broker = identities.called(entity, options.name)
-    services = identities.entities(entity, options.clusters, authorizer=authorizer, broker=broker)
+    services = identities.entities(entity, options.clusters, identities.called(entity, options.name))
     if services:
         address = replace(address, token=identities.own(address.token, services))
         follow_renewals(address.token, services)

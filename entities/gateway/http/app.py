@@ -29,6 +29,8 @@ from entities.gateway.http.routes.data.feeds import feeds
 from entities.gateway.http.routes.datasets import code, datasets
 from entities.gateway.http.routes.faults import faults
 from entities.gateway.http.routes.jobs import arrays, jobs, plans, queue
+from entities.gateway.http.routes.models.aliases import aliases, model_rules
+from entities.gateway.http.routes.models.versions import model_files, models
 from entities.gateway.http.routes.nodes import nodes
 from entities.gateway.http.routes.openai.completions import completions
 from entities.gateway.http.routes.openai.predictions import predictions
@@ -57,6 +59,10 @@ RESOURCES = (
     code,
     builds,
     data_sets,
+    models,
+    aliases,
+    model_rules,
+    model_files,
     faults,
     registry,
     nodes,

@@ -25,6 +25,7 @@ from entities.gateway.http.request_facts import RequestFacts
 from entities.gateway.http.requests import Keyed, P, read_body, sent
 from entities.gateway.http.sse.hub import EventHub
 from entities.gateway.http.sse.response import EventStream
+from entities.gateway.models.operations import ModelOperations
 from entities.gateway.operations.access_client import AccessClient, Bearer
 from entities.gateway.operations.backends import Backends
 from entities.gateway.operations.feeds import FeedOperations
@@ -49,6 +50,7 @@ class HttpContext:
     data_sets: DataSetOperations
     services: ServiceOperations
     accounts: AccountOperations
+    models: ModelOperations
     backends: Backends
     follower: RegistryFollower
     hub: EventHub

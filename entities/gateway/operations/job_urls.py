@@ -11,8 +11,10 @@ from schemas.errors import BadJob
 from schemas.job import JobRecord, JobSpec
 from schemas.job_file.code import CODE
 from schemas.job_file.data_set_use import is_data_set
+from schemas.models.reference import SCHEME as MODEL
+from schemas.models.reference import is_model
 from schemas.secrets import secret_places
-from schemas.urls import BUILT_FOLDER, BUS, FEEDS, SECRET, bus_name, local_path
+from schemas.urls import BUILT_FOLDER, BUS, FEEDS, MODELS_FOLDER, SECRET, bus_name, local_path
 
 DATA_SETS, ARTIFACTS = "datasets", f"{BUS}artifacts"
 STORE_LEFT_OUT = "leave it out: without it a data set lies on the bus"
@@ -53,14 +55,17 @@ def refuse_each(named: Iterable[tuple[str, str, bool]]) -> None:
             raise BadJob(f"{key}: {url} is a feed, which a job names as data: {{kind: feed, feed: {feed}}}")
         if bus_name(url).partition("/")[0] == CODE:  # whatever --allow-url says
             raise BadJob(f"{key}: {url} is code, which a job names as `code` and nobody else reads")
+        if bus_name(url).partition("/")[0] == MODELS_FOLDER:
+            raise BadJob(f"{key}: {url} is where uploaded weights lie: a job names them as model://NAME")
         if bus_name(url).partition("/")[0] == BUILT_FOLDER:
             raise BadJob(f"{key}: {url} is where built data sets lie: a job names one as dataset://NAME")
 
 
 def _read(spec: JobSpec) -> list[tuple[str, str]]:
+    """What the job reads by its key, without what the registries of data sets and models answer for."""
     named = (
         *spec.data.urls().items(),
-        ("initial_weights", spec.weights_url),
+        ("initial_weights", None if _of_registry(spec) else spec.weights_url),
         ("resume_from", spec.resume_from),
         ("serve.tokenizer", None if spec.serve is None else spec.serve.tokenizer_url),
     )
@@ -167,8 +172,32 @@ def job_of(url: str, jobs: Mapping[str, JobRecord]) -> JobRecord | None:
     return None
 
 
+def _of_registry(spec: JobSpec) -> bool:
+    """Whether the job begins with a version in the registry, which has been found."""
+    return spec.initial_weights is not None and spec.initial_weights.model is not None
+
+
+def weights_on_bus(spec: JobSpec) -> tuple[str, ...]:
+    """The bus URL of the version in the registry that the job begins with, if it lies there."""
+    url = spec.weights_url or ""
+    return (url,) if _of_registry(spec) and bus_name(url) else ()
+
+
+def without_weights(spec: JobSpec) -> JobSpec:
+    """The job without a `model://` that it begins with: its shapes do not depend on that."""
+    named = is_model(spec.weights_url or "")
+    return spec.model_copy(update={"initial_weights": None}) if named else spec
+
+
 def unresolved(spec: JobSpec) -> JobSpec:
-    """The job without versions that a client names: a submission is a new question."""
+    """The job without versions that a client names: a submission is a new question.
+
+    One that began with a version in the registry asks for that version again.
+    """
+    began = spec.initial_weights
+    if began is not None and began.model is not None:
+        asked = began.model_copy(update={"url": f"{MODEL}{began.model.reference}", "model": None})
+        spec = spec.model_copy(update={"initial_weights": asked})
     named = {"data": spec.data, **spec.data.places()}  # of a mixture the section itself is no place
     return with_sources(
         spec, {key: part.model_copy(update={"data_set": None}) for key, part in named.items()}

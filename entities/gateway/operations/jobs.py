@@ -29,6 +29,8 @@ from entities.gateway.operations.job_urls import (
     refuse_others_folder,
     refuse_urls,
     unresolved,
+    weights_on_bus,
+    without_weights,
 )
 from entities.gateway.operations.job_view import JobCache
 from entities.gateway.operations.modules import ModuleOperations
@@ -116,6 +118,8 @@ class JobOperations:
         self.times = times
         self.resolve: Resolve | None = None
         """Fixes the versions of data sets that a job names; `Gateway` sets it."""
+        self.with_models: Resolve | None = None
+        """Fixes the version of the model that a job begins with; likewise."""
         self._compute = compute
         self._bus = bus
         self._backends = backends
@@ -168,8 +172,10 @@ class JobOperations:
             Refused, BadJob, NotFound: it names what its user may not read, or what is not there.
         """
         asked = unresolved(spec)
+        if self.with_models is not None:
+            asked = await self.with_models(asked, bearer, access.user)
         refuse_urls(asked)
-        may_read = await self._let_read(bearer, asked, access.user)
+        may_read = (*await self._let_read(bearer, asked, access.user), *weights_on_bus(asked))
         with_code = await self.code.admit(bearer, asked, access.user)
         if with_code.code is not None and with_code.code.url is not None:
             may_read = (*may_read, with_code.code.url)
@@ -299,7 +305,7 @@ class JobOperations:
             asked = question.model_copy(update={"job": planned_job(question.job)})
             if question.model is None and question.like is None:
                 await bearer.check("job.submit", question.job.name)
-                spec = unresolved(question.job)
+                spec = without_weights(unresolved(question.job))
                 refuse_urls(spec)
                 await self._let_read(bearer, spec, access.user)
                 admitted = await self.code.admit(bearer, spec, access.user)

@@ -32,11 +32,14 @@ from schemas.gateway_api import DatasetOwner, UploadHold, UserUploads
 from schemas.job_file.code import CODE
 from schemas.quota import Quota, QuotaUse
 from schemas.signals import AccessDecision, Role
+from schemas.urls import MODELS_FOLDER
 
 log = get_logger("gateway")
 
 GROWTH_BYTES = 8 << 20
 """The smallest step by which the reservation of a body without a stated length grows."""
+OWN_FOLDERS = (CODE, MODELS_FOLDER)
+"""Folders in which each user has one: `code/USER/SHA256`, `models/USER/SHA256/FILE`."""
 MOST_HOLDS = 256
 """Uploads of one user at a time."""
 ATTEMPTS = 40
@@ -73,7 +76,7 @@ class Uploads:
 
         Args:
             access: the decision that allows the upload, with the user's quota.
-            name: the data set's name, or an archive's of code, which has its owner in it and needs no claim.
+            name: the data set's name, or a file's in a user's own folder, which needs no claim.
             size: bytes as the client states them, 0 where it states none.
             hold_s: seconds for which a reservation lasts without renewal.
 
@@ -81,7 +84,7 @@ class Uploads:
             OverQuota: the user's limit of data sets or bytes is reached.
             Refused: the data set is another user's.
         """
-        claim = None if _is_code(name) else await self._claim(access, name, hold_s)
+        claim = None if is_in_own_folder(name) else await self._claim(access, name, hold_s)
         upload = Upload(self, access, name, hold_s, claim)
         try:
             await upload.take(max(1, size))
@@ -174,7 +177,7 @@ class Uploads:
 
     async def _check(self, user: str, quota: Quota, hold: UploadHold, others: tuple[UploadHold, ...]) -> None:
         use, names = await self._count(user, others)
-        another = hold.name not in names and not _is_code(hold.name)
+        another = hold.name not in names and not is_in_own_folder(hold.name)
         excess = quota.excess(use, QuotaUse(stored_bytes=hold.size_bytes, datasets=another))
         if not excess and len(others) >= MOST_HOLDS:
             excess = f"uploads at a time: at most {MOST_HOLDS}; wait for one of them"
@@ -217,9 +220,9 @@ class Uploads:
         return self._bus.objects.new_nuid()
 
 
-def _is_code(name: str) -> bool:
-    """Whether it names an archive of code; a data set's name has no slash."""
-    return name.startswith(f"{CODE}/")
+def is_in_own_folder(name: str) -> bool:
+    """Whether it names an archive of code, or a file of weights; a data set's name has no slash."""
+    return name.partition("/")[0] in OWN_FOLDERS and "/" in name
 
 
 class Upload:

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable
 from bus import subjects
 from bus.connection import Bus
 from entities.gateway.feeds.feed_log import FeedLog
-from entities.gateway.storage.uploads import Uploads
+from entities.gateway.storage.uploads import OWN_FOLDERS, Uploads, is_in_own_folder
 from schemas.data_set.builds import BuildRecord, DataSetVersion
 from schemas.errors import OverQuota
 from schemas.gateway_api import UploadHold
 from schemas.job import JobRecord
-from schemas.job_file.code import CODE
 from schemas.quota import QuotaUse, used_by
 from schemas.signals import AccessDecision
 from schemas.urls import BUILT_FOLDER
@@ -58,7 +57,7 @@ class StoredUse:
         stored_bytes, names, stored_nuids = 0, set(built), set()
         for info in await self._bus.objects.list():
             folder, _, name = info.name.partition("/")
-            if folder == CODE:
+            if folder in OWN_FOLDERS:
                 is_owned = name.startswith(f"{user}/")
             elif folder == BUILT_FOLDER:
                 is_owned = name.partition("/")[0] in built
@@ -67,12 +66,12 @@ class StoredUse:
                     name in owned_names if folder == DATASETS else not jobs.isdisjoint(info.name.split("/"))
                 )
             stored_bytes += info.size if is_owned else 0
-            if is_owned and folder in (DATASETS, CODE):
+            if is_owned and folder in (DATASETS, *OWN_FOLDERS):
                 stored_nuids.add(info.nuid)
             if is_owned and folder == DATASETS:
                 names.add(name)
         pending = [hold for hold in on_their_way if hold.upload not in stored_nuids]
-        names |= {hold.name for hold in pending if not hold.name.startswith(f"{CODE}/")}
+        names |= {hold.name for hold in pending if not is_in_own_folder(hold.name)}
         stored_bytes += sum(hold.size_bytes for hold in pending)
         own = [feed for feed in await self._feeds.all() if feed.user == user]
         stored_bytes += sum(feed.stored_bytes for feed in await self._feeds.views(own))

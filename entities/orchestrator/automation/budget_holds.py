@@ -20,6 +20,7 @@ from schemas.job import JobRecord, JobState
 
 log = get_logger("orchestrator")
 
+
 class BudgetedJob(Protocol):
     """What of a running job matters here."""
 

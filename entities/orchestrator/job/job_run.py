@@ -222,6 +222,10 @@ class JobRun:
             self.actions.asked_by_person(answer.plan, message.user)
         return answer
 
+    def give_way(self, why: str) -> bool:
+        """Has it park at the end of the open step, and go on as soon as there is room; False: not now."""
+        return self.parking.give_way(why, held=False)
+
     def present_record(self) -> JobRecord:
         """The job's record, with a changed graph that is not written yet."""
         record, graph = self.job.store.record, self.job.instances.deployed

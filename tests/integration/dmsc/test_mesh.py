@@ -84,7 +84,8 @@ def mesh_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_status_knows_every_entity(mesh_folder: Path) -> None:
     status = json.loads(dmsc("status", "--json", cwd=mesh_folder).stdout)
     expected = sorted(
-        ["service-registry", "authorizer", "orchestrator", *["gateway", "router", "cluster", "broker"] * 2]
+        ["service-registry", "authorizer", "orchestrator", "model-registry"]
+        + [*["gateway", "router", "cluster", "broker"] * 2]
         + ["accountant"]
         + ["functional-module"] * len(DEFAULT_POLICIES)
     )
@@ -413,7 +414,15 @@ def test_ctrl_c_leaves_nothing_and_taken_ports_are_avoided(tmp_path: Path) -> No
         assert "port 8080 is taken, using" in up.output
         mesh = read(folder)
         assert set(mesh.children) == {
-            *("bus", "service-registry", "authorizer", "orchestrator", "broker", "accountant"),
+            *(
+                "bus",
+                "service-registry",
+                "authorizer",
+                "orchestrator",
+                "broker",
+                "accountant",
+                "model-registry",
+            ),
             *("router-a", "gateway-a", "agent-a"),
             *(f"policy-{name}" for name in DEFAULT_POLICIES),
         }

@@ -1,7 +1,7 @@
 """The OpenAPI document against the gateway that gives it: requests made up by schemathesis, valid and not.
 
-Behind the gateway stand a real registry, authorizer and orchestrator on a real server; no node, so that
-whatever is submitted waits in the queue.
+Behind the gateway stand real registries, an authorizer and an orchestrator on a real server; no node, so
+that whatever is submitted waits in the queue.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
 from entities.gateway.http.config import HttpConfig
 from entities.gateway.http.rate_limit import RequestRate
+from entities.model_registry import ModelRegistry
 from entities.orchestrator import Orchestrator, OrchestratorConfig
 from schemas.envelope import EntityKind
 from tests.integration.entities.conftest import Dial, Start
@@ -44,6 +45,7 @@ async def gateway(quiet: None, dial: Dial, start: Start, authorizer: Authorizer)
         http_port=0,
         door=HttpConfig(rate=NO_LIMIT, unknown_rate=NO_LIMIT, burst_s=60.0, standing_s=60.0),
     )
+    await start(ModelRegistry(await dial("model-registry", EntityKind.MODEL_REGISTRY)))
     service = Gateway(await dial("gateway-east", EntityKind.GATEWAY), config)
     await start(service)
     return service

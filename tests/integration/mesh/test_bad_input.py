@@ -42,11 +42,12 @@ def _the_mesh_is_as_it_was(mesh: Mesh) -> Iterator[None]:
 
 
 def entities(mesh: Mesh) -> dict[str, tuple[str, str]]:
-    """Brokers and the accountant serve before they are registered."""
+    """Brokers and the accountant and model registries serve before they are registered."""
     return {
         record.sid: (record.incarnation, record.state)
         for record in mesh.client.mesh().services
-        if record.kind not in (EntityKind.INSTANCE, EntityKind.BROKER, EntityKind.ACCOUNTANT)
+        if record.kind
+        not in (EntityKind.INSTANCE, EntityKind.BROKER, EntityKind.ACCOUNTANT, EntityKind.MODEL_REGISTRY)
     }
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from bus.server.embedded import find_binary
 from dmsc.chaos.processes import LocalMesh
+from dmsc.models.signature_check import is_trusted
 from dmsc.state.state_folder import StateFolder
 from schemas.job import JobEvent, JobRecord, JobSpec, JobState
 from tests.integration.dmsc.command_line import running, wait_for
@@ -23,8 +24,11 @@ from tests.warm_processes import incubator
 
 STEPS, KILL_AT = 7, 2
 """Behind the first checkpoint."""
-PARTS = ["broker", "router-a", "gateway-a", "service-registry", "authorizer", "orchestrator", "nats-server"]
-PARTS_STEPS = 24
+PARTS = [
+    *("broker", "router-a", "gateway-a", "model-registry", "service-registry", "authorizer", "orchestrator"),
+    "nats-server",
+]
+PARTS_STEPS = 27
 
 
 def shape(name: str) -> JobSpec:
@@ -89,7 +93,9 @@ def test_each_part_of_a_guarded_mesh_is_killed_in_turn_and_no_instance_is_lost(t
     with running_mesh(tmp_path / "state", "--separate", "--cluster", "a", "--slots", "2") as mesh:
         parts = LocalMesh(StateFolder(mesh.state))
         training = {"steps": PARTS_STEPS, "seed": 11}
-        spec = padded(tiny_job("parts-killed", training=training, parallel={"stages": 2}), 40.0)
+        register = {"name": "parts", "alias": "candidate"}
+        sections = {"training": training, "parallel": {"stages": 2}, "register": register}
+        spec = padded(tiny_job("parts-killed", **sections), 40.0)
         job = mesh.client.submit(spec).job
         killed: dict[str, tuple[int, int]] = {}
         for event in mesh.client.events(job):
@@ -104,6 +110,17 @@ def test_each_part_of_a_guarded_mesh_is_killed_in_turn_and_no_instance_is_lost(t
         assert list(killed) == PARTS, "the others came too late"
         assert max(step for _, step in killed.values()) < PARTS_STEPS - 1
         assert record.recoveries == 0
+        # the weights are a version, once, which the mesh has signed
+        wait_for(lambda: named(mesh) == {"candidate": 1}, lambda: f"registered: {named(mesh)}")
+        (version,) = mesh.client.model_versions("parts")
+        assert record.weights is not None
+        assert (version.sha256, version.lineage.job) == (record.weights.sha256, job)
+        assert is_trusted(version, mesh.client.model_keys())
+
+
+def named(mesh: Mesh) -> dict[str, int]:
+    """What the aliases of all models name."""
+    return {alias: number for model in mesh.client.models() for alias, number in model.aliases.items()}
 
 
 def test_a_killed_node_agent_takes_its_instances_along_and_the_job_goes_on(mesh: Mesh) -> None:

@@ -31,6 +31,7 @@ from schemas.feeds import FeedPiece, FeedPieceData, FeedRecord, FeedSegment
 from schemas.gateway_api import DatasetOwner, KeptAnswer, MeshStatus, UserUploads
 from schemas.job import JobSpec, JobState
 from schemas.learnt_state import LearntState, digest_of
+from schemas.models.version import AliasMove, ModelVersion, NamedModel
 from schemas.names import MESH
 from schemas.policy import ModuleRecord
 from schemas.queue import ReservationSpec, SlotsReserved
@@ -144,7 +145,7 @@ async def seed(client: Witness) -> None:
 
 
 async def seed_data(client: Witness, now: float) -> None:
-    """A feed with a record, and a build that has made a version."""
+    """A feed with a record, a build that has made a version, and a model with an alias."""
     bus, digest = client.bus, "0" * 64
     feed = FeedRecord(name="sensor", uid="u1", user="uma", fields={"text": "text"}, created_at=now)
     await bus.bucket(subjects.FEED).put(feed, feed="sensor")
@@ -182,6 +183,21 @@ async def seed_data(client: Witness, now: float) -> None:
         built_by="uma",
     )
     await bus.bucket(subjects.DATA_SET_VERSION).put(version, name="words", version="1")
+    named = NamedModel(name="words", owner="uma", created_at=now)
+    await bus.bucket(subjects.NAMED_MODEL).put(named, name="words")
+    model = ModelVersion(
+        name="words",
+        version=1,
+        sha256=digest,
+        bytes=2,
+        tensors=1,
+        store="bus://models/uma/w",
+        files=(),
+        registered_at=now,
+    )
+    await bus.bucket(subjects.MODEL_VERSION).put(model, name="words", version=1)
+    move = AliasMove(name="words", alias="production", number=1, version=1, at=now, by="uma")
+    await bus.bucket(subjects.ALIAS_MOVE).put(move, name="words", alias="production", number=1)
 
 
 async def live(client: Witness) -> dict[str, bytes]:

@@ -33,7 +33,14 @@ def test_every_entity_is_a_service_of_its_own_in_two_clusters() -> None:
         if command[0] == "run" and "--cluster" not in command
     }
     assert alone.pop("tracer") == "tracer"
-    assert set(alone) == {"service-registry", "authorizer", "orchestrator", "broker", "accountant"}
+    assert set(alone) == {
+        "service-registry",
+        "authorizer",
+        "orchestrator",
+        "broker",
+        "accountant",
+        "model-registry",
+    }
     for cluster in "ab":
         beside = [command[:2] for command in COMMANDS.values() if cluster in command]
         assert sorted(command[-1] if command[0] == "run" else command[0] for command in beside) == [
@@ -64,9 +71,9 @@ def test_it_is_called_as_its_kind_is(name: str) -> None:
     """Several of a kind have a name each, which everybody else on the bus knows them by."""
     command = COMMANDS[name]
     given = command[command.index("--name") + 1] if "--name" in command else None
-    authorizer, broker = identities.called(command[1:2], given)
+    called = identities.called(command[1:2], given)
     clusters = [command[command.index("--cluster") + 1]] if "--cluster" in command else []
-    found = identities.entities(command[1:2], clusters, authorizer=authorizer, broker=broker)
+    found = identities.entities(command[1:2], clusters, called)
     assert [one.name for one in found] == ([name] if command[1] != "tracer" else [])
 
 

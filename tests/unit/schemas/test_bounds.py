@@ -51,6 +51,7 @@ ALLOWED: dict[str, set[str]] = {
     "revision": {"zero"},
     "data.data_set.version": set(),
     "data.mixture[0].data_set.version": set(),
+    "initial_weights.model.version": set(),
     "data.mixture[0].weight": set(),
     "data.validation_fraction": {"zero"},
     "data.preprocess[0].replicas": set(),
@@ -144,6 +145,8 @@ ALLOWED: dict[str, set[str]] = {
 BESIDE: dict[str, dict[str, Any]] = {
     "data_set": {"name": "x", "digest": "0" * 64, "manifest": "bus://m", "store": "bus://s"},
     "groups[0]": {"match": ["x"]},
+    "initial_weights": {"url": "bus://x"},
+    "model": {"asked": "model://x", "name": "x", "sha256": "0" * 64},
     "preprocess[0]": {"name": "x", "function": "extract"},
     "sets[0]": {"name": "validation"},
     "constraints[0]": {"kind": "memory"},

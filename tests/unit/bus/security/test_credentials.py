@@ -69,10 +69,10 @@ def test_a_process_of_several_entities_shows_each_ones_own() -> None:
 
 
 def test_an_authorizer_of_a_chosen_name_is_still_called_like_one() -> None:
-    (second,) = identities.entities(("authorizer",), (), authorizer="authorizer-2")
+    (second,) = identities.entities(("authorizer",), (), identities.CalledEntities(authorizer="authorizer-2"))
     assert second.name == "authorizer-2"
     with pytest.raises(BadInput, match=r"^--name 'aam': authorizers are called authorizer or authorizer-…"):
-        identities.entities(("authorizer",), (), authorizer="aam")
+        identities.entities(("authorizer",), (), identities.CalledEntities(authorizer="aam"))
 
 
 def test_leave_to_join_is_narrowed_to_who_joins() -> None:

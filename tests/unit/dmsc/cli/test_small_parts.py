@@ -95,7 +95,7 @@ def test_one_process_for_the_control_plane_or_one_each(tmp_path: Path) -> None:
     )
     assert {child.name for child in separate} == {
         *("service-registry", "authorizer", "orchestrator", "router-a", "router-b", "gateway-a", "gateway-b"),
-        *("accountant", "agent-a", "agent-b", "broker", "policy-module"),
+        *("accountant", "agent-a", "agent-b", "broker", "model-registry", "policy-module"),
     }
     stops = {child.name: child.stop_order for child in separate}
     assert stops["orchestrator"] < stops["agent-a"] < stops["service-registry"]

@@ -27,9 +27,9 @@ def user(role: Role, name: str = "ann") -> User:
     return User(name=name, role=role)
 
 
-LOOKS = {"self.read", "mesh.read", "job.read", "job.list", "fault.read", "log.read", "tap.read"}
+LOOKS = {"self.read", "mesh.read", "job.read", "job.list", "fault.read", "log.read", "tap.read", "model.read"}
 RESEARCH = LOOKS | {"job.submit", "plan.make", "dataset.read", "dataset.write", "code.read", "policy.ask"}
-RESEARCH |= {"feed.read", "feed.write"}
+RESEARCH |= {"feed.read", "feed.write", "model.use", "model.upload", "model.register"}
 BRINGS = {"code.write", "code.run"}
 QUIET = RESEARCH | {"tap.private", "audit.read", "user.list", "observation.write", "artifact.read"}
 QUIET |= {"account.read"}
@@ -46,6 +46,7 @@ PRIVILEGED = {
     "chaos.strike",
     "dataset.delete",
     "feed.delete",
+    *("model.alias", "model.approve", "model.evaluate", "model.remove", "model.rule"),
 }
 ALLOWED = {
     Role.VIEWER: LOOKS,
@@ -65,6 +66,16 @@ def test_the_default_rules(role: Role, action: str) -> None:
     assert (decision.user, decision.role) == ("ann", role)
     privileged = action not in QUIET
     assert ruling.audited is (privileged or not decision.allow)
+
+
+def test_a_researcher_moves_only_aliases_of_their_models_and_approves_none() -> None:
+    ann = user(Role.RESEARCHER)
+    for action in ("model.alias", "model.evaluate", "model.remove"):
+        mine = decide(DEFAULT, ann, action, "gpt", "ann")
+        assert (mine.decision.allow, mine.decision.rule, mine.audited) == (True, "own-models", True)
+        assert not decide(DEFAULT, ann, action, "gpt", "bob").decision.allow
+    for action in ("model.approve", "model.rule"):
+        assert not decide(DEFAULT, ann, action, "gpt", "ann").decision.allow
 
 
 def test_a_researcher_ends_only_what_is_theirs() -> None:
