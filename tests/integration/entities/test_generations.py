@@ -349,6 +349,8 @@ async def test_tensors_in_and_out(served: Served, http: httpx.AsyncClient) -> No
         ({"x": [[1], [2, 3]]}, "one length"),
         ({"x": {"dtype": "float32", "shape": [3], "data": data}}, "12"),
         ({"x": "text"}, "inputs.x"),
+        ({"x": {"dtype": ["float32"], "values": [1]}}, "dtype"),
+        ({"x" * 121: [1]}, "inputs"),
     ):
         response = await ask(wrong)
         assert response.status_code == 422

@@ -57,7 +57,7 @@ def read_body(kind: type[B], text: bytes) -> B:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"the body is no JSON: {error}") from None
+        raise BadInput(f"the body is no JSON: {str(error).partition(';')[0][:120]}") from None
     if not isinstance(document, dict):
         raise BadInput("the body is no JSON object; send one with model and a prompt")
     known = kind.model_fields

@@ -55,13 +55,13 @@ def completions(context: HttpContext) -> APIRouter:
     @router.get("/models", response_model=ServedModels)
     async def list_models(bearer: HttpBearer) -> Response:
         """The model services, and their versions as SERVICE@VERSION."""
-        await bearer.check("mesh.read", "mesh")
+        await bearer.check("service.read", "services")
         return answer(ServedModels(data=operations.models()))
 
     @router.get("/models/{model}", response_model=ServedModel)
     async def read_model(model: Annotated[str, Path(max_length=200)], bearer: HttpBearer) -> Response:
         """One of them."""
-        await bearer.check("mesh.read", "mesh")
+        await bearer.check("service.read", model.partition("@")[0])
         return answer(operations.model(model))
 
     @router.post("/completions", response_model=Completion, openapi_extra=body_of(CompletionBody))
