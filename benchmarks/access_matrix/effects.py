@@ -196,7 +196,7 @@ TOOL = Effects(
         *("store.query.*.*", "telemetry.observation.*", "door.*", "policy.question.*.*"),
         "broker.client.~.tool",
     ),
-    learns=(*_OPEN, "dead_letter.*", "unreadable.*", "audit.*", "$KV.>"),
+    learns=(*_OPEN, "dead_letter.*", "unreadable.*", "audit.*", "serve.tokens.*.*", "$KV.>"),
 )
 
 

@@ -254,9 +254,10 @@ def _send(lists: _Lists, row: Subject, identity: Identity) -> None:
 
 def _receive(lists: _Lists, row: Subject, identity: Identity) -> None:
     pattern = row.wildcard() if identity.kind is K.CLIENT else received(row, identity)
-    if identity.kind is not K.CLIENT or row not in PRIVATE or identity.kind in row.receivers:
+    allowed = identity.kind is not K.CLIENT or row not in PRIVATE or identity.kind in row.receivers
+    if allowed:
         lists.subscribe.add(pattern)
-    if row.bucket is not None or identity.kind in _HISTORIANS:
+    if allowed and (row.bucket is not None or identity.kind in _HISTORIANS):
         _read_stored(lists, row, pattern)
     if row.delivery is Delivery.REQUEST and identity.kind in row.receivers:
         lists.publish.add(reply_subjects.answering(row.answered_by, _answers_as(row, identity)))

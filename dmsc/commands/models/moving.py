@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from schemas.models.commands import ModelRegistered
     from schemas.models.version import ModelSignature
 
-LONG_S = 900.0
+PATIENCE = timedelta(minutes=15).total_seconds()
 """How long a command waits until weights are read: a minute for some 25 GB."""
 NameArgument = Annotated[str, argument("NAME", "The model; a new name becomes yours.")]
 NotesOption = Annotated[str, option("--notes TEXT", "What the version says about itself.")]
@@ -80,7 +81,7 @@ def _register(mesh: GatewayQuery, name: str, **how: Any) -> None:
     refuse_name(name)
 
     async def registered() -> ModelRegistered:
-        async with mesh.client(timeout_s=LONG_S, patience_s=LONG_S) as client:
+        async with mesh.client(timeout_s=PATIENCE, patience_s=PATIENCE) as client:
             return await client.register_model(name, **how)
 
     found = run_async(registered())
@@ -133,7 +134,7 @@ def export(
     with TemporaryDirectory(prefix="dmsc-model-", dir=out.parent) as scratch:
 
         async def fetched() -> ModelVersion:
-            async with mesh.client(timeout_s=LONG_S) as client:
+            async with mesh.client(timeout_s=PATIENCE) as client:
                 return await client.download_model(what, Path(scratch))
 
         version = run_async(fetched())

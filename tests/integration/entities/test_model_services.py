@@ -254,5 +254,5 @@ async def test_a_replica_of_other_arithmetic_leaves_where_exactness_is_required(
         if "computes other bits" in event.text:
             break
     await eventually(lambda: list(agent.instances) == [f"{name}-s0-r0"])
-    left = (await ruth.service("chat")).versions[0]
-    assert (left.exact, left.fingerprint, left.state) == (True, "f0", VersionState.READY)
+    left = await mesh.until(lambda service: service.versions[0].fingerprint == "f0")
+    assert (left.versions[0].exact, left.versions[0].state) == (True, VersionState.READY)

@@ -42,7 +42,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
             2,
             "colour: unknown key; the document has name, model, code, data, training, parallel, requires, "
             "plan, queue, array, automation, recovery, routing, initial_weights, resume_from, artifacts, "
-            "sample, serve",
+            "sample, serve, register",
         ),
         ("training.steps", "many", "training.steps: 'many' does not fit; give a whole number ≥ 1"),
         ("training.steps", 0, "training.steps: 0 does not fit; give a whole number ≥ 1"),

@@ -41,6 +41,8 @@ def value_of(field: FieldInfo) -> Any:
         return "0" * 32
     if "[0-9a-f]{64}" in rules:
         return "0" * 64
+    if "MinLen(min_length=1)" in rules and get_origin(field.annotation) is tuple:
+        return [candidates(get_args(field.annotation)[0])[0]]
     return "module:callable" if ":" in rules else candidates(field.annotation)[0]
 
 

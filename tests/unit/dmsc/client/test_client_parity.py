@@ -8,14 +8,7 @@ import httpx
 import pytest
 
 from dmsc import AsyncClient, Client
-from dmsc.client.calls.array_calls import ArrayCalls
-from dmsc.client.calls.code_calls import CodeCalls
-from dmsc.client.calls.policy_calls import PolicyCalls
-from dmsc.client.calls.service_calls import ServiceCalls
-from dmsc.client.calls.shape_calls import ShapeCalls
-from dmsc.client.calls.train_calls import TrainCalls
-from dmsc.client.data.data_calls import DataCalls
-from dmsc.client.data.feed_calls import FeedCalls
+from dmsc.client.calls.access_calls import AccessCalls
 from dmsc.client.http_protocol import may_repeat, raise_for
 from schemas.errors import (
     DeadlineExceeded,
@@ -37,8 +30,8 @@ def public(kind: type) -> dict[str, inspect.Signature]:
 
 
 def test_the_same_methods_with_the_same_arguments() -> None:
-    parts = (ArrayCalls, CodeCalls, DataCalls, FeedCalls, PolicyCalls, ServiceCalls, ShapeCalls, TrainCalls)
-    parts = (*parts, AsyncClient)
+    kinds = reversed(AsyncClient.__mro__)
+    parts = [kind for kind in kinds if kind.__module__.startswith("dmsc.client.") and kind is not AccessCalls]
     blocking = public(Client)
     waiting = {name: method for part in parts for name, method in public(part).items()}
     assert blocking.keys() == waiting.keys()
