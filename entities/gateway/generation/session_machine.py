@@ -52,7 +52,6 @@ class SessionTimes:
     silence_s: float = 1.0  # without a sign of life; then the owners are asked, which costs a message each
     stuck_s: float = 20.0  # the owners answer and nothing proceeds; then another path: longer than any wave
     give_up_s: float = 120.0  # nothing proceeds on any path; then the request fails
-    absent_s: float = 5.0  # a stage has nobody; then a new request fails: longer than a replacement takes
     look_s: float = 0.2  # between two looks for a path while a stage has nobody
 
 
@@ -175,8 +174,7 @@ class GenerationMachine:
         """A stage has nobody who may work for this session now."""
         if self.over:
             return []
-        is_late = now - self.history[0][0] >= self._times.absent_s
-        if not self.is_bound and (self._full or is_late):
+        if not self.is_bound:
             code = "full" if self._full else "unavailable"
             text = "all instances of a stage are full" if self._full else why
             return self._finish("failed", now, f"{code}: {text}")
@@ -290,7 +288,7 @@ class GenerationMachine:
     # --- time and ends ------------------------------------------------------------------------------------
     def tick(self, now: float) -> list[Effect]:
         """Time passes."""
-        if self.over or (self.state is S.QUEUED and self._look_at is None):
+        if self.over or self.state is S.QUEUED:
             return []
         progress, times = self._progress, self._times
         if now - progress.at > times.give_up_s:

@@ -132,18 +132,6 @@ def test_full_instances_are_passed_over_and_then_said() -> None:
     )
 
 
-def test_a_new_request_waits_for_a_stage_that_comes_back() -> None:
-    machine = GenerationMachine(generation())
-    machine.begin(0.0)
-    assert machine.no_path("stage 0 has nobody", 0.0) == []
-    assert machine.tick(0.1) == []
-    assert machine.tick(0.3) == [ChoosePath(frozenset(), ())]
-    assert machine.path_found(PATH, 0.3) == [Bind(0, PATH)]
-    machine = GenerationMachine(generation())
-    machine.begin(0.0)
-    assert machine.no_path("nobody", 6.0) == [Finish("failed", "unavailable: nobody")]
-
-
 def test_a_newer_writer_fences() -> None:
     machine = started()
     assert machine.answered(A, 0, bound("fenced"), 0.1) == [Finish("fenced")]
