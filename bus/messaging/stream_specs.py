@@ -41,7 +41,7 @@ def _streams() -> tuple[StreamSpec, ...]:
         "LOGS": (64 << 20, 86_400.0),
         "DEAD_LETTERS": (16 << 20, 86_400.0),
         "UNREADABLE": (64 << 20, 90 * 86_400.0),
-        "GENERATIONS": (64 << 20, 3_600.0),
+        "GENERATIONS": (8 << 20, 3_600.0),
         "AUDIT": (
             256 << 20,
             0.0,

@@ -32,9 +32,9 @@ from schemas.job import ENDED, JobEvent
 RECORDED: tuple[Subject, ...] = tuple(
     row
     for row in subjects.SUBJECTS
-    if row.stream is not None and row.stream not in ("LOGS", "DEAD_LETTERS", "UNREADABLE", "AUDIT")
+    if row.stream not in (None, "LOGS", "DEAD_LETTERS", "UNREADABLE", "AUDIT", "GENERATIONS")
 )
-"""The rows of a run's record."""
+"""The rows of a run's record; what services answered is nobody's record."""
 
 
 @dataclass(frozen=True, slots=True)

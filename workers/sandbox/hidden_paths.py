@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import sys
 from collections import deque
 from collections.abc import Collection, Iterator
 
@@ -71,6 +72,7 @@ def _hide_unsearched(folder: str, paths: list[str]) -> Iterator[str]:
     print(
         f"users' code does not see {some}: {folder} has more than {MOST_ENTRIES:,} entries to look through;"
         " start the node in a smaller folder, or name one with --code",
+        file=sys.stderr,
         flush=True,
     )
     yield from hidden

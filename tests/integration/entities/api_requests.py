@@ -55,7 +55,7 @@ def attack(document: dict[str, Any], url: str, chosen: int) -> int:
 
 def beyond_schemas(case: Case) -> list[Any]:
     """The keys of a job, or a build, must fit each other, a feed's fields and records have rules of their
-    own, a cursor is one that a list gave, a key goes with one body: JSON Schema can't say that. Nor that
+    own, a cursor is one that a list gave, a period ends after it begins, a key goes with one body: JSON Schema can't say that. Nor that
     unknown query parameters are ignored: newer clients may send them; nor that the last of several
     counts, and an object without fields is no parameter at all."""
     query = case.query or {}
@@ -68,6 +68,7 @@ def beyond_schemas(case: Case) -> list[Any]:
         ("POST", "/v1/plans"),
         ("POST", "/v1/policies/{module}/state"),
         ("POST", "/v1/data/builds"),
+        ("GET", "/v1/accounts"),
         ("PUT", "/v1/feeds/{name}"),
         ("POST", "/v1/feeds/{name}/records"),
     )

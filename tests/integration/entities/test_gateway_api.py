@@ -15,6 +15,7 @@ import httpx
 import pytest
 import structlog
 
+from entities.accountant import Accountant
 from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
 from entities.gateway.http.config import HttpConfig
@@ -45,6 +46,7 @@ async def gateway(quiet: None, dial: Dial, start: Start, authorizer: Authorizer)
         http_port=0,
         door=HttpConfig(rate=NO_LIMIT, unknown_rate=NO_LIMIT, burst_s=60.0, standing_s=60.0),
     )
+    await start(Accountant(await dial("accountant", EntityKind.ACCOUNTANT)))
     await start(ModelRegistry(await dial("model-registry", EntityKind.MODEL_REGISTRY)))
     service = Gateway(await dial("gateway-east", EntityKind.GATEWAY), config)
     await start(service)

@@ -29,6 +29,7 @@ OF_ITSELF = {
     subjects.LOG,
     subjects.QUERY,
     subjects.BROKER_REQUEST,
+    subjects.ACCOUNT_POSITION,
 }
 """What is said of a job though nothing of it asked for it; tables, where a beat or a report changed them;
 what a process reads and stores by way of a broker, as what it asks JetStream itself is no message at all."""

@@ -57,7 +57,7 @@ def test_what_was_not_looked_through_is_hidden_and_said(
     monkeypatch.setattr(module, "MOST_ENTRIES", 3)
     folder = tree(tmp_path, "model.py", "a/one", "b/two")
     assert found(folder) == {"a", "b"}
-    assert "users' code does not see" in (said := capsys.readouterr().out)
+    assert "users' code does not see" in (said := capsys.readouterr().err)
     assert "has more than 3 entries" in said
     assert found(folder, code=False) == set()
 

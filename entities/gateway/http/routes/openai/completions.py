@@ -53,7 +53,7 @@ def completions(context: HttpContext) -> APIRouter:
     operations = context.generations
 
     @router.get("/models", response_model=ServedModels)
-    async def list_models(bearer: HttpBearer) -> Response:
+    async def list_served_models(bearer: HttpBearer) -> Response:
         """The model services, and their versions as SERVICE@VERSION."""
         await bearer.check("service.read", "services")
         return answer(ServedModels(data=operations.models()))
