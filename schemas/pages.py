@@ -164,6 +164,21 @@ class Problem(Part):
     problems: tuple[str, ...] = Field((), description="each wrong key of a body, in a line of its own")
 
 
+class OpenaiProblem(Part):
+    """What `OpenaiFailure` holds. `param`: the parameter at fault; `code`: stable."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class OpenaiFailure(Part):
+    """An error on OpenAI's paths, in its shape."""
+
+    error: OpenaiProblem
+
+
 class ScrapeTarget(Part):
     """A scrape target in the format of Prometheus' `http_sd_configs`."""
 

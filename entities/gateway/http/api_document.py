@@ -15,9 +15,9 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from entities.gateway.dashboard.assets import HEADERS as DASHBOARD_HEADERS
-from entities.gateway.http.problems import MEDIA_TYPE
+from entities.gateway.http.problems import MEDIA_TYPE, OPENAI
 from schemas.base import Part
-from schemas.pages import Problem
+from schemas.pages import OpenaiFailure, Problem
 
 REF = "#/components/schemas/{model}"
 METHODS = ("get", "put", "post", "delete", "patch")
@@ -42,29 +42,38 @@ def complete(document: dict[str, Any], bodies: Iterable[type[Part]]) -> dict[str
     """Adds the bodies' schemas and each operation's problems to FastAPI's document, in place."""
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
-    kinds: list[type[Part]] = [Problem, *sorted(bodies, key=lambda kind: kind.__name__)]
+    kinds: list[type[Part]] = [Problem, OpenaiFailure, *sorted(bodies, key=lambda kind: kind.__name__)]
     _, generated = models_json_schema([(kind, "validation") for kind in kinds], ref_template=REF)
     for name, schema in generated.get("$defs", {}).items():
         schemas.setdefault(name, schema)
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
-    components["responses"] = {f"Problem{status}": _response(status) for status in _ABOUT}
+    components["responses"] = {
+        f"{kind.__name__}{status}": _response(status, kind)
+        for status in _ABOUT
+        for kind in (Problem, OpenaiFailure)
+    }
     for path, operations in document["paths"].items():
         for method in METHODS:
             if method in operations:
                 operation = operations[method]
+                kind = OpenaiFailure if path.startswith(OPENAI) else Problem
                 for status in _statuses(path, method, operation):
                     existing = operation["responses"].get(str(status))
                     if existing is None or str(status) == "422":
-                        reference = {"$ref": f"#/components/responses/Problem{status}"}
+                        reference = {"$ref": f"#/components/responses/{kind.__name__}{status}"}
                         operation["responses"][str(status)] = reference
     return document
 
 
-def _response(status: int) -> dict[str, Any]:
+def _response(status: int, kind: type[Part]) -> dict[str, Any]:
     response: dict[str, Any] = {
         "description": f"{HTTPStatus(status).phrase}: {_ABOUT[status]}",
-        "content": {MEDIA_TYPE: {"schema": {"$ref": REF.format(model=Problem.__name__)}}},
+        "content": {
+            MEDIA_TYPE if kind is Problem else "application/json": {
+                "schema": {"$ref": REF.format(model=kind.__name__)}
+            }
+        },
     }
     if status in (429, 503):
         seconds = {"description": "seconds", "schema": {"type": "integer", "minimum": 1}}

@@ -55,9 +55,10 @@ def attack(document: dict[str, Any], url: str, chosen: int) -> int:
 
 def beyond_schemas(case: Case) -> list[Any]:
     """The keys of a job, or a build, must fit each other, a feed's fields and records have rules of their
-    own, a cursor is one that a list gave, a period ends after it begins, a key goes with one body: JSON Schema can't say that. Nor that
-    unknown query parameters are ignored: newer clients may send them; nor that the last of several
-    counts, and an object without fields is no parameter at all."""
+    own, a cursor is one that a list gave, a period ends after it begins, a model comes of a job or of files,
+    a key goes with one body: JSON Schema can't say that. Nor that unknown query parameters are ignored: newer
+    clients may send them; nor that the last of several counts, and an object without fields is no parameter
+    at all."""
     query = case.query or {}
     several = any(isinstance(value, list | dict) for value in query.values())
     if several or set(query) - {one.name for one in case.operation.query}:
@@ -69,6 +70,12 @@ def beyond_schemas(case: Case) -> list[Any]:
         ("POST", "/v1/policies/{module}/state"),
         ("POST", "/v1/data/builds"),
         ("GET", "/v1/accounts"),
+        ("POST", "/v1/services"),
+        ("POST", "/v1/services/{service}/traffic"),
+        ("POST", "/v1/registry/models/{name}/versions"),
+        ("POST", "/v1/registry/models/{name}/versions/{version}/evaluations"),
+        ("PUT", "/v1/registry/rules/{name}"),
+        ("PUT", "/v1/registry/files/{sha256}/{file}"),
         ("PUT", "/v1/feeds/{name}"),
         ("POST", "/v1/feeds/{name}/records"),
     )

@@ -19,6 +19,7 @@ from entities.accountant import Accountant
 from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
 from entities.gateway.http.config import HttpConfig
+from entities.gateway.http.problems import OPENAI
 from entities.gateway.http.rate_limit import RequestRate
 from entities.model_registry import ModelRegistry
 from entities.orchestrator import Orchestrator, OrchestratorConfig
@@ -84,7 +85,9 @@ async def test_all_operations_tell_of_their_problems_in_one_form(gateway: Gatewa
             assert operation["security"], f"{method} {path} asks for no token"
             for status, response in operation["responses"].items():
                 if int(status) >= 400:
-                    assert response == {"$ref": f"#/components/responses/Problem{status}"}
+                    kind = "OpenaiFailure" if path.startswith(OPENAI) else "Problem"
+                    assert response == {"$ref": f"#/components/responses/{kind}{status}"}
             assert {"401", "403", "422", "429", "503"} <= operation["responses"].keys()
-    for response in document["components"]["responses"].values():
-        assert list(response["content"]) == ["application/problem+json"]
+    for name, response in document["components"]["responses"].items():
+        media_type = "application/json" if name.startswith("OpenaiFailure") else "application/problem+json"
+        assert list(response["content"]) == [media_type]

@@ -336,7 +336,9 @@ def check_data_exchange(recording: Recording, job: str) -> None:
     assert second.startswith(f"{job}-s1-")
     assert begin < dispatch < hop < forward
     recording.ordered((second, first, "notice"), start=forward)
-    claimed = recording.index((second, "functional-module+gateway+orchestrator", "step claim"), forward)
+    claimed = recording.index(
+        (second, "accountant+functional-module+gateway+orchestrator", "step claim"), forward
+    )
     prepared = recording.ordered(("orchestrator", second, "step prepare"), start=claimed)
     decided = recording.index(("orchestrator", "orchestrator", "step decision"), prepared)
     recording.index(("orchestrator", second, "step commit"), decided)

@@ -28,9 +28,14 @@ def _reference(text: str) -> str:
 
 
 Model = Annotated[str, Path(json_schema_extra={"pattern": DATA_SET_NAME_PATTERN}), AfterValidator(_model)]
+REFERENCE_PATTERN = r"^([1-9][0-9]{0,8}|[A-Za-z][A-Za-z0-9_-]{0,63}|[0-9a-f]{7,64})$"
 Reference = Annotated[
     str,
-    Path(description="a number, an alias, or 7 or more digits of a digest", max_length=64),
+    Path(
+        description="a number, an alias, or 7 or more digits of a digest",
+        max_length=64,
+        json_schema_extra={"pattern": REFERENCE_PATTERN},
+    ),
     AfterValidator(_reference),
 ]
 Alias = Annotated[str, Path(json_schema_extra={"pattern": ALIAS_PATTERN}, max_length=64)]
