@@ -90,6 +90,8 @@ def _statuses(path: str, method: str, operation: dict[str, Any]) -> list[int]:
         statuses.append(404)
     if method in ("post", "put", "delete"):
         statuses.append(409)
+    if path.startswith(OPENAI):
+        statuses.append(400)
     if "requestBody" in operation:
         statuses += [400, 413]
     parameters = operation.get("parameters", ())
