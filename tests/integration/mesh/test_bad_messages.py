@@ -72,7 +72,6 @@ UNHEARD = {
     "model service",
     "rows needed",
     "wave tokens",
-    "slot report",
     "account slice",
     "account position",
 }
