@@ -183,7 +183,7 @@ EXTRACTORS: Mapping[str, Callable[[str], str | None]] = {
 def _choice(choice_of: Callable[[Value], str | None], value: Value) -> str | None:
     try:
         return choice_of(value)
-    except Exception:  # a user's code: an answer that it cannot read is an answer without a vote
+    except Exception:  # an answer that it cannot read is one without a vote, and ends no request
         return None
 
 

@@ -119,6 +119,10 @@ class Condemnation:
     reason: str
 
 
+OutcomeRow = tuple[bool, float, float | None, float | None, float | None]
+"""Whether an outcome is the candidate's; then how bad it is by each `Measure`, in order, None: not known."""
+
+
 class Sums(TypedDict):
     """Of one version and measure in this round: number of outcomes, and what they add up to."""
 
@@ -134,7 +138,7 @@ class VersionJudgeState(TypedDict):
     round_requests: int
     tests: dict[str, PermutationTestState]
     sums: dict[str, list[Sums]]
-    block: list[tuple[bool, float, float | None, float | None, float | None]]
+    block: list[OutcomeRow]
     keys: str
 
 
@@ -152,7 +156,7 @@ class VersionJudge:
     condemnation: Condemnation | None = None
     _tests: dict[Measure, PermutationTest] = field(init=False)
     _sums: dict[Measure, list[Sums]] = field(init=False)
-    _block: list[tuple[bool, float, float | None, float | None, float | None]] = field(default_factory=list)
+    _block: list[OutcomeRow] = field(default_factory=list)
     _round_requests: int = 0
     _keys: bytearray = field(default_factory=lambda: bytearray(KEY_SLOTS // 8))
 
@@ -256,7 +260,7 @@ class VersionJudge:
         self._keys[place] |= 1 << bit
         return True
 
-    def _close(self, block: list[tuple[bool, float, float | None, float | None, float | None]]) -> None:
+    def _close(self, block: list[OutcomeRow]) -> None:
         """Lets each test bet on a block, and condemns by the first that rejects."""
         for column, measure in enumerate(Measure, 1):
             rows = [(row[0], value) for row in block if (value := row[column]) is not None]
@@ -312,9 +316,7 @@ def _no_sums() -> dict[Measure, list[Sums]]:
     return {measure: [Sums(count=0, total=0.0), Sums(count=0, total=0.0)] for measure in Measure}
 
 
-def _row(
-    outcome: RequestOutcome, candidate: bool
-) -> tuple[bool, float, float | None, float | None, float | None]:
+def _row(outcome: RequestOutcome, candidate: bool) -> OutcomeRow:
     """An outcome as numbers of which larger ones are worse, in the order of `Measure`; times as
     logarithms.
     """
