@@ -44,6 +44,13 @@ class ServeSpec(Part):
         2.0, ge=0, le=1000, description="how long `predict` waits for company, milliseconds"
     )
     batch: int = Field(32, ge=1, le=4096, description="most requests of `predict` in one pass")
+    worse_nll: float | None = Field(
+        0.05,
+        ge=0,
+        le=100,
+        description="nats per token of users' prompts that it may be worse by than the stable version before it "
+        "goes back; null: quality is not compared",
+    )
     tokenizer: Url | None = Field(
         None, description="`bytes`, or file, folder or URL of a tokenizer.json; not given: the weights' own"
     )

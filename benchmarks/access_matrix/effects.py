@@ -175,7 +175,8 @@ MODULE = Effects(
     learns=(
         *("signal.advertisement", "signal.compute.*", "signal.qos.report.*", "mesh.leader"),
         *("step.claim.*.*", "data.notice.*.*", "telemetry.instance.*.*", "telemetry.node.*"),
-        *("telemetry.observation.*", "topology.graph.*", "policy.decision.*", "policy.switch.*"),
+        *("telemetry.observation.*", "telemetry.outcomes.*", "topology.graph.*"),
+        *("policy.decision.*", "policy.switch.*"),
         "policy.learnt.state.*.*",
         "policy.fault_question.*",
         "$KV.services.*",
@@ -213,7 +214,7 @@ JOINS_ANY = _agent_named("join-any", "~")
 _STREAMS = (
     "ACCOUNTS",
     *("AUDIT", "DEAD_LETTERS", "FAULTS", "FAULT_QUEUE", "JOBS", "LEARNT", "LOGS", "POLICIES", "SIGNALS"),
-    *("GENERATIONS", "KV_generations", "KV_services"),
+    *("GENERATIONS", "KV_generations", "KV_services", "KV_service_salt"),
     *("STEPS", "TELEMETRY", "UNREADABLE", "OBJ_artifacts", "KV_rendezvous", "RENDEZVOUS_COUNTERS"),
     *(
         "KV_answers",
@@ -287,6 +288,7 @@ _GATEWAY_KEEPS = (
     "$KV.datasets.*",
     "$KV.generations.*",
     "$KV.secrets.*.*",
+    "$KV.service_salt.*",
     "$KV.uploads.*",
     *_FEEDS,
 )
@@ -300,7 +302,7 @@ GATEWAY = Effects(
         *("job.command.*", "mesh.command.*", "mesh.query", "policy.command.*", "policy.question.*.*"),
         *("data.command.*", "model.command.*", "model.query.keys"),
         *("cluster.*.read", "cluster.*.strike", "step.dispatch.*.*", "store.query.*.*"),
-        *("telemetry.observation.*", "account.query"),
+        *("telemetry.observation.*", "telemetry.outcomes.gateway-a", "account.query"),
         *("service.command.*", "service.query", "serve.bind.*.*", "serve.end.*.*", "serve.predict.*.*"),
         *_GATEWAY_KEEPS,
     ),
@@ -337,7 +339,10 @@ GATEWAY = Effects(
                     *("signal.qos.report.*", "topology.graph.*"),
                 ),
                 "STEPS": ("data.notice.*.*", "step.claim.*.*"),
-                "TELEMETRY": ("telemetry.instance.*.*", "telemetry.node.*", "telemetry.observation.*"),
+                "TELEMETRY": (
+                    *("telemetry.instance.*.*", "telemetry.node.*", "telemetry.observation.*"),
+                    "telemetry.outcomes.*",
+                ),
                 "UNREADABLE": ("unreadable.*",),
                 "KV_answers": ("$KV.answers.*",),
                 "KV_builds": ("$KV.builds.*",),
@@ -348,6 +353,7 @@ GATEWAY = Effects(
                 "KV_datasets": ("$KV.datasets.*",),
                 "KV_generations": ("$KV.generations.*",),
                 "KV_services": ("$KV.services.*",),
+                "KV_service_salt": ("$KV.service_salt.*",),
                 "KV_feeds": _FEEDS[:2],
                 "KV_feed_records": _FEEDS[2:],
                 "KV_secrets": ("$KV.secrets.*.*",),

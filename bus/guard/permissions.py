@@ -54,6 +54,7 @@ PRIVATE = (
         subjects.BIND_SESSION,
         subjects.WAVE_TOKENS,
         subjects.PREDICT,
+        subjects.SERVICE_SALT,
     ),
     *(subjects.ACCOUNT_SLICE, subjects.ACCOUNT_POSITION, subjects.ACCOUNT_QUERY, subjects.BUDGET_STATE),
     *(subjects.REGISTER_MODEL, subjects.MOVE_ALIAS, subjects.APPROVE_MODEL, subjects.EVALUATE_MODEL),

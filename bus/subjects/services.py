@@ -5,7 +5,7 @@ from __future__ import annotations
 from bus.subject_row import Names, Subject
 from bus.subjects.table import AAM, FM, MG, MI, RECORDS_BYTES, SMO
 from schemas.errors import Ack
-from schemas.services import generation, model_service, prediction
+from schemas.services import generation, model_service, outcomes, prediction
 
 __all__ = [
     "BIND_SESSION",
@@ -17,6 +17,8 @@ __all__ = [
     "PREDICT",
     "ROWS_NEEDED",
     "SERVICES_QUERY",
+    "SERVICE_OUTCOMES",
+    "SERVICE_SALT",
     "WAVE_TOKENS",
 ]
 
@@ -112,4 +114,22 @@ PREDICT = Subject(
     MI,
     "named tensors in, named tensors out",
     reply=prediction.Predicted,
+)
+SERVICE_OUTCOMES = Subject(
+    "service outcomes",
+    "telemetry.outcomes.{gateway}",
+    outcomes.ServiceOutcomes,
+    MG,
+    SMO | FM,
+    "how requests of a service ended, while there are versions to compare",
+    stream="TELEMETRY",
+)
+SERVICE_SALT = Subject(
+    "service salt",
+    "{scope}",
+    outcomes.ServiceSalt,
+    MG,
+    MG,
+    "what users' buckets are keyed with, so that nobody picks a version",
+    bucket="service_salt",
 )

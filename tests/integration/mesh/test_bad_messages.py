@@ -69,6 +69,7 @@ UNHEARD = {
     "fault question",
     "module drift",
     "generation",
+    "service salt",
     "model service",
     "rows needed",
     "wave tokens",
