@@ -182,6 +182,7 @@ class Gateway:
                     self.follower.follow(),
                     self.jobs.cache.run(),
                     self.generations.book.run(),
+                    self.generations.outcomes.run(),
                     self._keeper.run(),
                     self._models.run(),
                     self._faults.run(),

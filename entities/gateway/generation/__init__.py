@@ -11,6 +11,7 @@ answer_stream.py     the pieces of all answers of a request
 session.py           carries out the effects of a machine
 session_keeper.py    all sessions of this gateway: tokens in, losses, time; records and take-over
 service_book.py      the services, and which version answers a request
+shadowing.py         copies of requests for versions in shadow
 prompts.py           a request's prompt as tokens, outside of the event loop
 token_rates.py       pure: tokens per user and second
 operations.py        what the routes call
