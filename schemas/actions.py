@@ -316,8 +316,8 @@ def value_of(action: Action) -> str:
             return f"a failure every {between_s:g} s"
         case SetQueueOrder(jobs=jobs):
             return ", ".join(jobs)
-        case RollBack(service=service, version=version):
-            return f"{version} of {service} goes back"
+        case RollBack(version=version):
+            return f"without {version}"
         case SetTraffic(weights=weights):
             return ", ".join(f"{version} {weight / 100:g} %" for version, weight in sorted(weights.items()))
         case _:

@@ -70,6 +70,11 @@ class ServiceOutcomes(Message, wire="service.outcomes"):
         compared = {version for version, weight in self.weights.items() if weight} | set(self.shadow)
         return tuple(sorted(compared - {self.stable}))
 
+    @property
+    def candidate_jobs(self) -> tuple[str, ...]:
+        """The jobs of the candidates."""
+        return tuple(self.jobs[version] for version in self.candidates if version in self.jobs)
+
 
 class ServiceSalt(Message, wire="service.salt"):
     """What users' buckets are keyed with. In the bucket `service_salt`, drawn once by a gateway."""

@@ -83,7 +83,8 @@ class FirstRequests:
 class VersionWatch:
     """Hears how requests ended, and has bad versions go back.
 
-    `services`: the records; `consider`: judges a suggestion of the orchestrator's own loop.
+    `services`: the records; `consider`: judges a suggestion of the orchestrator's own loop; `again_s`: seconds
+    until what was declined is said again, for automation may be on by then.
     """
 
     def __init__(
@@ -91,12 +92,14 @@ class VersionWatch:
         bus: Bus,
         services: Mapping[str, ModelService],
         consider: Callable[[PolicySuggestion], Awaitable[object]],
+        again_s: float = 10.0,
     ) -> None:
+        self._again_s = again_s
         self._bus = bus
         self._services = services
         self._consider = consider
         self._first = FirstRequests()
-        self._said: dict[tuple[str, str], dict[str, int]] = {}
+        self._said: dict[tuple[str, str], tuple[dict[str, int], float]] = {}
 
     async def resume(self) -> None:
         """Counts what gateways have told since the last change of each service's traffic."""
@@ -121,11 +124,13 @@ class VersionWatch:
             self._first.forget(told.service)
             return
         for version, reason in self._first.take(told).items():
-            serves = service.version(version)
-            where = (told.service, version)
-            if serves is None or not service.weights.get(version) or self._said.get(where) == told.weights:
-                continue  # it has gone back, or was declined under these weights
-            self._said[where] = told.weights
+            serves, where, now = service.version(version), (told.service, version), time.monotonic()
+            if serves is None or not service.weights.get(version):
+                continue  # it has gone back
+            weights, at = self._said.get(where, ({}, 0.0))
+            if weights == told.weights and now < at + self._again_s:
+                continue
+            self._said[where] = told.weights, now
             await self._consider(_suggestion(told.service, version, serves.job, reason))
 
 
