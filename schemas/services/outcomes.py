@@ -5,7 +5,6 @@ from __future__ import annotations
 from pydantic import Field
 
 from schemas.base import Message, Part, Seconds, Token
-from schemas.marks import Secret
 
 MOST_OUTCOMES = 256
 """Requests that one message tells of."""
@@ -77,6 +76,9 @@ class ServiceOutcomes(Message, wire="service.outcomes"):
 
 
 class ServiceSalt(Message, wire="service.salt"):
-    """What users' buckets are keyed with. In the bucket `service_salt`, drawn once by a gateway."""
+    """What users' buckets are keyed with. In the bucket `service_salt`, drawn once by a gateway.
 
-    salt: Secret
+    It gives no access; whoever knows it finds a `user` for a version.
+    """
+
+    salt: str = Field(repr=False)

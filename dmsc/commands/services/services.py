@@ -55,10 +55,16 @@ def show(
     found = mesh.ask(lambda client: client.service(service))
     if history:
         rows = [
-            (strftime("%Y-%m-%d %H:%M:%S", localtime(each.at)), _shares(each.weights), each.by, each.why)
+            (
+                strftime("%Y-%m-%d %H:%M:%S", localtime(each.at)),
+                each.action,
+                _shares(each.weights),
+                each.by,
+                each.why,
+            )
             for each in found.history
         ]
-        mesh.show_table(found, ("at", "traffic", "by", "why"), rows)
+        mesh.show_table(found, ("at", "change", "traffic", "by", "why"), rows)
         return
     mesh.show_table(found, COLUMNS, [_row(found, each) for each in found.versions])
 
