@@ -12,6 +12,7 @@ import pytest
 from bus import subjects
 from bus.connection import Bus
 from dmsc.client.async_client import AsyncClient
+from dmsc.commands.services.ramping import ramp
 from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
 from entities.orchestrator import Orchestrator, OrchestratorConfig
@@ -368,3 +369,26 @@ async def test_a_new_leader_goes_on_counting(judged: Judged, dial: Dial, start: 
     await judged.tell(ended("v2", ok=False), ended("v2"))
     back = await judged.mesh.until(lambda service: service.weights == {"v1": 10_000})
     assert "5 of its first 5 requests failed, 0 of 30" in back.history[-1].why
+
+
+async def test_a_share_grows_in_steps_until_somebody_takes_it_back(mesh: Services) -> None:
+    ruth = mesh.ruth
+    for name in ("v1", "v2"):
+        await ruth.deploy(version(name))
+        await mesh.ready(name)
+    seen: list[dict[str, int]] = []
+
+    async def pause() -> None:
+        if len(seen) == 5:
+            await ruth.roll_back_service("chat", why="answers in capitals")
+
+    def done(service: ModelService) -> None:
+        seen.append(service.weights)
+
+    grown = await ramp(ruth, "chat", "v2", (100, 2_500, 10_000), pause, done=done)
+    assert seen == [{"v1": 9_900, "v2": 100}, {"v1": 7_500, "v2": 2_500}, {"v2": 10_000}]
+    assert (grown.stable, grown.history[-1].why) == ("v1", "step 3 of 3")
+    with pytest.raises(Conflict, match=r"v2 of chat stays at 0 %, after 5 %: ruth: answers in capitals"):
+        await ramp(ruth, "chat", "v2", (100, 500, 2_500), pause, done=done)
+    with pytest.raises(BadInput, match="v1 has no stable version beside it"):
+        await ramp(ruth, "chat", "v1", (100,), pause)
