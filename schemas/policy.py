@@ -126,7 +126,7 @@ class DirectModule(Message, wire="policy.direct"):
     user: str
 
 
-class PolicySuggestion(Message, wire="policy.suggestion", version=(1, 6)):
+class PolicySuggestion(Message, wire="policy.suggestion", version=(1, 7)):
     """A module's suggestion: action, confidence, reason, and how long it is valid.
 
     `scope` is the part of the job that it concerns, by `scope_of`. `input_revision` is the last step that the
