@@ -179,7 +179,7 @@ MODULE = Effects(
         *("policy.decision.*", "policy.switch.*"),
         "policy.learnt.state.*.*",
         "policy.fault_question.*",
-        "$KV.services.*",
+        *("$KV.services.*", "telemetry.service.*"),
         *("policy.order.mine", "policy.question.mine.*", "policy.suggestion.system.mine", *_EVERYBODY),
     ),
 )
@@ -303,6 +303,7 @@ GATEWAY = Effects(
         *("data.command.*", "model.command.*", "model.query.keys"),
         *("cluster.*.read", "cluster.*.strike", "step.dispatch.*.*", "store.query.*.*"),
         *("telemetry.observation.*", "telemetry.outcomes.gateway-a", "account.query"),
+        "telemetry.service.gateway-a",
         *("service.command.*", "service.query", "serve.bind.*.*", "serve.end.*.*", "serve.predict.*.*"),
         *_GATEWAY_KEEPS,
     ),

@@ -147,9 +147,9 @@ class GenerationSession:
 
     # --- what readers see ---------------------------------------------------------------------------------
     @property
-    def tokens(self) -> list[int]:
-        """Of the answer so far."""
-        return [token.token for token in self._tokens]
+    def tokens(self) -> tuple[GeneratedToken, ...]:
+        """The answer's tokens so far."""
+        return tuple(self._tokens)
 
     async def until(self, tokens: int) -> None:
         """Waits until the answer has so many tokens, or is over."""

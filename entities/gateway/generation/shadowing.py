@@ -87,7 +87,7 @@ def _same_tokens(one: GenerationSession, other: GenerationSession) -> int:
     """How many tokens, from the first on, are equal."""
     same = 0
     for mine, theirs in zip(one.tokens, other.tokens, strict=False):
-        if mine != theirs:
+        if mine.token != theirs.token:
             break
         same += 1
     return same

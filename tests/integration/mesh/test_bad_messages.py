@@ -71,6 +71,7 @@ UNHEARD = {
     "generation",
     "service salt",
     "model service",
+    "service figures",
     "rows needed",
     "wave tokens",
     "account slice",
