@@ -115,7 +115,7 @@ def serve(
                 return error.errno or errno.EIO
             return 0
 
-        # The server ignores SIGINT, and so would the child until it has its own handler: hold what comes before.
+        # The server ignores SIGINT, and so would the child until it has its own handler: hold it till then.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             failure = os.waitstatus_to_exitcode(os.waitpid(fork(answer, name), 0)[1]) if orphan else answer()
@@ -149,7 +149,7 @@ def fork(work: Callable[[], int], name: str | None) -> int:
 
 
 def end_with(work: Callable[[], int], name: str | None) -> NoReturn:
-    """Exit with the code that `work` returns. What it raises is printed, and the exit code is 1; 130 for SIGINT."""
+    """Exit with the code that `work` returns; 130 for SIGINT, 1 for what else it raises, which is printed."""
     code = 1
     try:
         code = work()

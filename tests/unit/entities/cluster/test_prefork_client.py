@@ -1,4 +1,4 @@
-"""Prefork servers: what becomes of a request whose server is fast, and of a signal to a child that has just begun."""
+"""Prefork servers: what becomes of requests whose server is fast, and of signals to children just begun."""
 
 from __future__ import annotations
 
