@@ -48,8 +48,8 @@ class ServeSpec(Part):
         0.05,
         ge=0,
         le=100,
-        description="nats per token of users' prompts that it may be worse by than the stable version before it "
-        "goes back; null: quality is not compared",
+        description="nats per token of users' prompts that it may be worse by than the stable version before "
+        "it goes back; null: quality is not compared",
     )
     tokenizer: Url | None = Field(
         None, description="`bytes`, or file, folder or URL of a tokenizer.json; not given: the weights' own"

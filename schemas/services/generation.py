@@ -27,7 +27,9 @@ class Sampling(Part):
     seed: int = Field(0, ge=0, lt=1 << 63)
     logprobs: int | None = Field(None, ge=0, le=20, description="likeliest tokens to tell; None: none")
     digests: bool = Field(False, description="tell a digest of the logits of each token")
-    scored: bool = Field(False, description="tell how likely the prompt's last tokens are, with the first one")
+    scored: bool = Field(
+        False, description="tell how likely the prompt's last tokens are, with the first one"
+    )
     stop_tokens: tuple[int, ...] = Field((), max_length=MOST_STOPS, description="each ends the answer")
     draw: str = Field("", description="names the request in draws: the same one gives the same tokens")
 
@@ -75,9 +77,7 @@ class BindSession(Message, wire="serve.bind"):
     fence: int = Field(ge=1)
     attempt: int = Field(ge=0)
     path: tuple[Member, ...] = Field(description="an owner of each stage, from the first")
-    tokens: Annotated[tuple[int, ...], PRIVATE] = Field(
-        description="of the prompt, and of the answer so far"
-    )
+    tokens: Annotated[tuple[int, ...], PRIVATE] = Field(description="of the prompt, and of the answer so far")
     prompt_tokens: int = Field(ge=0)
     most_tokens: int = Field(ge=0, description="of the answer")
     sampling: Sampling

@@ -1,4 +1,4 @@
-"""How requests of a service ended: what versions are judged by. Nothing of what was asked or answered is here."""
+"""How requests of a service ended, which versions are judged by. Nothing of what was asked is here."""
 
 from __future__ import annotations
 

@@ -76,7 +76,9 @@ def traffic(
     service: ServiceArgument,
     shares: Annotated[
         tuple[str, ...],
-        argument("VERSION=PERCENT…", "The share of each, 100 in all: v1=95 v2=5; or steps of one: v2=1,5,25."),
+        argument(
+            "VERSION=PERCENT…", "The share of each, 100 in all: v1=95 v2=5; or steps of one: v2=1,5,25."
+        ),
     ],
     every: Annotated[str, option("--every TIME", "Between two steps: 30s, 10m, 2h.")] = "10m",
     why: WhyOption = "",

@@ -198,9 +198,7 @@ class GenerationOperations:
 
     async def _predicted(self, generation: Generation, inputs: Sequence[NamedTensor]) -> Predicted:
         ports, job = self.keeper.ports, generation.job
-        path = choose_path(
-            ports.stages(generation), ChoosePath(frozenset(), ()), ports.loads, generation.id
-        )
+        path = choose_path(ports.stages(generation), ChoosePath(frozenset(), ()), ports.loads, generation.id)
         if isinstance(path, str):
             raise Unavailable(path, retry_after_s=1.0)
         answer = await self._bus.command(

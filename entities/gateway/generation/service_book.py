@@ -145,7 +145,6 @@ class ServiceBook:
             raise Unavailable(f"{name}@{chosen} is {version.state}{why}", retry_after_s=2.0)
         return service, version
 
-
     def _chosen(self, service: ModelService, key: str) -> str | None:
         """The version that a key gets. The keys of one that does not answer go to the heaviest that does."""
         owner = self._owner(service, key)
@@ -161,9 +160,7 @@ class ServiceBook:
         bucket = bucket_of(f"{service.service}/{key}", self._salt)
         return None if shares is None else shares.version_of(bucket)
 
-    def draw(
-        self, model: str, service: ModelService, version: ServedVersion, key: RequestKey
-    ) -> RequestDraw:
+    def draw(self, model: str, service: ModelService, version: ServedVersion, key: RequestKey) -> RequestDraw:
         """How a request came to this version."""
         is_drawn = "@" not in model and self._owner(service, key.text) == version.version
         number = key_hash(f"{service.service}/{key.text}", self._salt)

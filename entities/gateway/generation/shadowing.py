@@ -1,4 +1,4 @@
-"""Versions in shadow answer copies of requests: nobody sees their answers, and they are compared (ADR-0150)."""
+"""Versions in shadow answer copies of requests; nobody sees their answers, which are compared (ADR-0150)."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from schemas.services.model_service import ModelService, ServedVersion
 from schemas.services.outcomes import AnsweredRequest
 
 NOT_TO_BLAME = frozenset({"full", "context_length_exceeded"})
-"""Failures that say nothing of a version's weights and code: it has too few instances, or too short a context."""
+"""Failures that say nothing of a version's weights and code: too few instances, or too short a context."""
 ASKED_WRONGLY = (BadInput, BusUnreachable, Conflict, NotFound, RateLimited, Refused)
 
 
@@ -85,7 +85,9 @@ def outcome_of(draw: RequestDraw, trace: AnswerTrace) -> AnsweredRequest | None:
     )
 
 
-def prediction_outcome(draw: RequestDraw, at: float, error: DmscError | None = None) -> AnsweredRequest | None:
+def prediction_outcome(
+    draw: RequestDraw, at: float, error: DmscError | None = None
+) -> AnsweredRequest | None:
     """The same of `predict`: whole answers without tokens."""
     version, key = draw.version.version, draw.key
     if error is None:

@@ -380,7 +380,9 @@ class PolicyService:
                 before, message, facts, time.monotonic(), sid=sid, config=self._config, own=own
             )
             wanted = None if outcome.adopted else outcome.passed_on
-            if run is not None and wanted is not None and not isinstance(wanted, ServiceAction):  # only judged
+            if (
+                run is not None and wanted is not None and not isinstance(wanted, ServiceAction)
+            ):  # only judged
                 why = run.actions.objection(wanted)
                 outcome = replace(outcome, reason=why or outcome.reason)
             if outcome.adopted and run is not None:

@@ -133,7 +133,9 @@ class StandInInstance:
                 likeliest=((token_at(message, position), -0.5), (97, -1.5)),
                 ends="length" if position == end - 1 else "",
                 error=self.fails,
-                prompt_logprob=-1.5 if message.sampling.scored and position == message.prompt_tokens else None,
+                prompt_logprob=-1.5
+                if message.sampling.scored and position == message.prompt_tokens
+                else None,
             )
             known.append(token.token)
             if position - message.prompt_tokens in self.lost_positions:

@@ -335,9 +335,7 @@ async def test_a_version_that_fails_its_first_requests_goes_back_without_any_mod
             break
 
 
-async def test_a_slow_version_goes_back_by_the_canary_judge(
-    judged: Judged, dial: Dial, start: Start
-) -> None:
+async def test_a_slow_version_goes_back_by_the_canary_judge(judged: Judged, dial: Dial, start: Start) -> None:
     module = FunctionalModule(await dial("canary-judge", EntityKind.FUNCTIONAL_MODULE), CanaryJudge())
     await start(module)
     draw = np.random.default_rng(8)

@@ -206,8 +206,9 @@ async def test_a_version_with_damaged_weights_goes_back_by_itself(
     own.start("policy", ["policy", "run", "canary-judge"])
     await client.set_traffic("judged", {"v1": 5_000, "v2": 5_000}, why="try v2")
 
+    text = await asyncio.to_thread(Path(argparse.__file__).read_text)
+
     async def ask_until(over: asyncio.Event, number: int) -> None:
-        text = Path(argparse.__file__).read_text()
         while not over.is_set():
             number += 97
             await client.complete("judged", text[number : number + 24], tokens=1)

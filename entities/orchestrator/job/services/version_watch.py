@@ -83,8 +83,8 @@ class FirstRequests:
 class VersionWatch:
     """Hears how requests ended, and has bad versions go back.
 
-    `services`: the records; `consider`: judges a suggestion of the orchestrator's own loop; `again_s`: seconds
-    until what was declined is said again, for automation may be on by then.
+    `services`: the records; `consider`: judges a suggestion of the orchestrator's own loop; `again_s`:
+    seconds until what was declined is said again, for automation may be on by then.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A version that is worse goes back with the figures; one that is not stays, whoever tells what in which order."""
+"""A version that is worse goes back, with the figures; one that is not stays."""
 
 from __future__ import annotations
 

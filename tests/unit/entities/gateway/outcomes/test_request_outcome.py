@@ -59,7 +59,12 @@ def test_what_is_not_its_fault_says_nothing(ended: str, failure: str) -> None:
 
 @pytest.mark.parametrize(
     ("error", "blames"),
-    [(BadInput("x"), False), (RateLimited("x"), False), (BadModelOutput("x"), True), (Unavailable("x"), True)],
+    [
+        (BadInput("x"), False),
+        (RateLimited("x"), False),
+        (BadModelOutput("x"), True),
+        (Unavailable("x"), True),
+    ],
 )
 def test_predictions(error: DmscError, blames: bool) -> None:
     answered = prediction_outcome(DRAW, 12.0)
