@@ -331,9 +331,8 @@ async def test_an_analysis_that_works_has_the_time_that_it_needs(
     async with mesh.agent(works, analysis_timeout_s=1.0):
         order = Analyse(job=works, spec=spec(works, source=str(tmp_path / "runs")))
         await mesh.smo.ask(f"{works}-n", subjects.ANALYSE, order)
-        found = await mesh.smo.heard.first(
-            (ModelTopology, AnalysisFailed), lambda answer: answer.job == works
-        )
+        answers = (ModelTopology, AnalysisFailed)
+        found = await mesh.smo.heard.first(answers, lambda answer: answer.job == works)
         assert isinstance(found, ModelTopology), found
         assert len(found.layers) == 2
 
