@@ -25,7 +25,8 @@ def weights_with(service: ModelService, version: str, share: int) -> dict[str, i
     rest = 10_000 - share - sum(others.values())
     if rest < 0:
         raise BadInput(
-            f"{version}={share / 100:g} is {-rest / 100:g} more than {stable} can give: lower another version first"
+            f"{version}={share / 100:g} is {-rest / 100:g} more than {stable} can give: "
+            "lower another version first"
         )
     return {name: weight for name, weight in {**others, version: share, stable: rest}.items() if weight}
 
