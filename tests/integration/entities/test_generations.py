@@ -207,11 +207,6 @@ async def test_a_version_in_shadow_answers_copies_which_are_compared(
     assert stopped.json()["choices"][0]["finish_reason"] == "stop"
     pairs = await eventually(lambda: [pair for each in told for pair in each.mirrored][1:])
     assert pairs[0].same_tokens == pairs[0].answered.tokens
-    for each in served.last:
-        each.fails = "bad_model_output: not finite"
-    assert (await complete(http)).status_code == 500
-    pairs = await eventually(lambda: [pair for each in told for pair in each.mirrored][2:])
-    assert (pairs[0].answered.ok, pairs[0].shadow.ok) == (False, False)
     await eventually(lambda: not served.working)
 
 

@@ -200,7 +200,7 @@ async def test_a_version_with_damaged_weights_goes_back_by_itself(
     await client.download_weights(job, tmp_path / "weights")
     damage(tmp_path / "weights")
     for name, weights in (("v1", f"job:{job}"), ("v2", str(tmp_path / "weights"))):
-        serve = {"service": "judged", "version": name, "exact": "off"}
+        serve = {"service": "judged", "version": name, "exact": "off", "chunk_tokens": 16}
         await client.deploy(tiny_job(f"judged-{name}", initial_weights=weights, serve=serve))
         await ready(client, "judged")
     own.start("policy", ["policy", "run", "canary-judge"])
