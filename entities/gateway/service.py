@@ -24,6 +24,7 @@ from bus.logs import get_logger
 from bus.mesh.registration import RegistrationClient
 from bus.messaging.handlers import Subscription
 from entities.gateway.accounts.operations import AccountOperations
+from entities.gateway.accounts.use_reports import UseReports
 from entities.gateway.array_operations import ArrayOperations
 from entities.gateway.data_sets.operations import DataSetOperations
 from entities.gateway.data_sets.resolution import resolved
@@ -96,6 +97,7 @@ class GatewayConfig:
     door: HttpConfig = field(default_factory=HttpConfig)
     sessions: KeeperConfig = field(default_factory=KeeperConfig)
     generation: GenerationConfig = field(default_factory=GenerationConfig)
+    account_every_s: float = 5.0  # between two reports of who was answered; what a killed gateway may lose
     open_tokenizer: OpenTokenizer = open_bytes  # with libraries that the control plane itself has not
 
     def __post_init__(self) -> None:
@@ -136,6 +138,9 @@ class Gateway:
         self.generations = GenerationOperations(
             bus, config.sid, book, self._keeper, prompts, config.generation
         )
+        self._uses = UseReports(bus, config.sid, config.account_every_s)
+        self._keeper.observers.append(self._uses.session)
+        self.generations.on_prediction = self._uses.predicted
         self._models = ModelFollower(bus)
         self.models = ModelOperations(self._models, self.backends, self.jobs)
         self.jobs.with_models = partial(with_models, self.models)
@@ -183,6 +188,7 @@ class Gateway:
                     self.jobs.cache.run(),
                     self.generations.book.run(),
                     self._keeper.run(),
+                    self._uses.run(),
                     self._models.run(),
                     self._faults.run(),
                     self._claims.run(self._area.instances),

@@ -57,6 +57,7 @@ class Generation(Message, wire="serve.generation"):
     usage: bool = Field(False, description="whether a stream ends with the number of tokens")
     began: Time = 0.0
     ended: Literal["", "stop", "length", "cancelled", "failed"] = ""
+    mirrored: bool = Field(False, description="a copy for a version in shadow, which its user has not asked")
 
 
 class BindSession(Message, wire="serve.bind"):
@@ -89,6 +90,8 @@ class SessionLoad(Part):
     free_rows: int = Field(0, description="tokens that its cache has room for")
     rows: int = Field(0, description="tokens that its cache has room for in all")
     wave_ms: float = Field(0.0, description="milliseconds of a wave, smoothed")
+    busy_s: float = Field(0.0, ge=0, description="seconds that it computed what was new, since it serves")
+    recomputed_s: float = Field(0.0, ge=0, description="likewise, of rows that another one had computed")
 
 
 class SessionBound(Message, wire="serve.bound"):

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.tasks import TaskSet
+from entities.gateway.generation.held_requests import HeldRequests, HoldConfig
 from entities.gateway.generation.path_choice import choose_path
 from entities.gateway.generation.prompts import Prompts, of_chat, of_completion
 from entities.gateway.generation.service_book import ANSWERING, ServiceBook
@@ -47,6 +48,7 @@ class GenerationConfig:
     chat_tokens: int = 4_096
     most_shadows: int = 32
     rate: TokenRate = field(default_factory=TokenRate)
+    hold: HoldConfig = field(default_factory=HoldConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,10 @@ class GenerationOperations:
         self._gateway = gateway
         self._prompts = prompts
         self._config = config
+        self.held = HeldRequests(bus, book, keeper.is_staffed, config.hold)
+        """Requests that wait for a version to start."""
+        self.on_prediction: Callable[[Generation], None] = lambda generation: None
+        """Is called with each request for tensors that was answered."""
         self._rates = TokenBuckets(config.rate)
         self._shadows = TaskSet()
 
@@ -113,7 +119,7 @@ class GenerationOperations:
 
     async def complete(self, body: CompletionBody, access: AccessDecision, key: str | None) -> Answering:
         """Begins the answers to a completion. `key`: the request's idempotency key."""
-        service, version = self._version(body, access, key)
+        service, version = await self._awake(*self._version(body, access, key), access)
         tokenizer = await self._prompts.tokenizer(version)
         prompts = await of_completion(body, tokenizer, version.vocabulary)
         if len(prompts) * body.n > MOST_CHOICES:
@@ -126,7 +132,7 @@ class GenerationOperations:
 
     async def chat(self, body: ChatBody, access: AccessDecision, key: str | None) -> Answering:
         """Begins the answers to a conversation."""
-        service, version = self._version(body, access, key)
+        service, version = await self._awake(*self._version(body, access, key), access)
         tokenizer = await self._prompts.tokenizer(version)
         prompt = await of_chat(body, tokenizer, version.vocabulary)
         likeliest = (body.top_logprobs or 0) if body.logprobs else None
@@ -168,6 +174,7 @@ class GenerationOperations:
         service, version = self.book.version(model, key or secrets.token_hex(8))
         if version.kind == "generate":
             raise BadInput(f"{model} generates tokens; ask it at /v1/completions", param="model")
+        service, version = await self._awake(service, version, access)
         generation = Generation(
             id=secrets.token_hex(16),
             service=service.service,
@@ -194,9 +201,21 @@ class GenerationOperations:
             sid=path[0].sid,
         )
         self.keeper.ports.said(path[0].sid, answer.load)
-        return version, answer
+        self.on_prediction(generation)
+        # The first stage speaks for itself alone; the version's record knows of all.
+        return version, answer.model_copy(update={"exact": answer.exact and bool(version.exact)})
 
     # --- parts ----------------------------------------------------------------------------------------------
+    async def _awake(
+        self, service: ModelService, version: ServedVersion, access: AccessDecision
+    ) -> tuple[ModelService, ServedVersion]:
+        """The version once it has instances: one that gave its slots back starts with this request.
+
+        Raises:
+            Unavailable: it did not start in time, or too many requests wait already.
+        """
+        return await self.held.until_awake(service, version, access.user)
+
     def _version(
         self, body: SampledBody, access: AccessDecision, key: str | None
     ) -> tuple[ModelService, ServedVersion]:
@@ -323,7 +342,8 @@ class GenerationOperations:
                     continue
                 if len(self._shadows) >= self._config.most_shadows:
                     return  # they are a sample, and must not take the place of answers
-                change = {"version": name, "job": version.job, "prompt": prompt, **_new_names()}
+                change = {"version": name, "job": version.job, "prompt": prompt, "mirrored": True}
+                change |= _new_names()
                 self._shadows.create(self._shadow(template.model_copy(update=change)))
 
     async def _shadow(self, generation: Generation) -> None:

@@ -70,7 +70,6 @@ UNHEARD = {
     "module drift",
     "generation",
     "model service",
-    "service figures",
     "rows needed",
     "wave tokens",
     "account slice",

@@ -10,6 +10,7 @@ import pytest
 from entities.orchestrator.queue.mesh_slots import (
     LEFT_BEHIND,
     RegisteredSlots,
+    as_needed,
     busy_slots,
     emptied,
     job_request,
@@ -19,7 +20,11 @@ from entities.orchestrator.queue.mesh_slots import (
     slot_facts,
     work_left_s,
 )
-from entities.queue.queued_job import ActiveJob, JobRequest
+from entities.queue.decision import QueueDecision
+from entities.queue.queue_rules import QueueOrder, QueueRules
+from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob, Replicas
+from entities.queue.scheduling import QueueSurroundings, decide
+from entities.queue.slot_pools import MeshSlot, SlotTable
 from schemas.errors import BadInput
 from schemas.job_file.parallel import ReplicaRange
 from schemas.task_graph import PlanForecast
@@ -172,3 +177,41 @@ def test_a_range_is_not_widened_without_bound() -> None:
             "replicas: give at most 256"
         )
     assert shaped(spec, 256).parallel.replicas == ReplicaRange(min=1, want=256, max=256)
+
+
+def test_a_version_of_a_service_wants_what_its_load_needs_and_grows_into_no_idle_slots() -> None:
+    spec = jobs.spec(
+        parallel={"stages": 2, "replicas": {"min": 0, "want": 2, "max": 4}}, serve={"service": "chat"}
+    )
+    request = job_request(jobs.job("j", spec=spec), spec)
+    within = spec.parallel.replica_range
+    assert within is not None
+    assert (request.replicas, request.speeds) == (Replicas(least=1, want=2, most=2), ())
+    assert as_needed(request, within, 4).replicas == Replicas(least=1, want=4, most=4)
+    assert as_needed(request, within, 9).replicas.want == 4
+    assert as_needed(request, within, 1).replicas == Replicas(least=1, want=1, most=1)
+
+
+def test_services_and_training_share_slots_by_priority() -> None:
+    table = SlotTable([MeshSlot(slot=f"s{number}", node="n") for number in range(4)])
+    around = QueueSurroundings(table=table, rules=QueueRules(order=QueueOrder.PRIORITY))
+    trains = jobs.spec(parallel={"stages": 1, "replicas": 3}, queue={"priority": 1})
+    training = ActiveJob(
+        request=job_request(jobs.job("trains", spec=trains), trains),
+        replicas=3,
+        slots=("s0", "s1", "s2"),
+        started_at=0.0,
+    )
+
+    def woken(priority: int) -> QueueDecision:
+        spec = jobs.spec(
+            parallel={"stages": 2, "replicas": {"min": 0, "want": 1, "max": 2}},
+            serve={"service": "chat"},
+            queue={"priority": priority},
+        )
+        request = job_request(jobs.job("chat", spec=spec), spec)
+        return decide([QueuedJob(request=request, since=10.0)], [training], around, 10_000.0)
+
+    assert [park.job for park in woken(2).parks] == ["trains"]
+    assert woken(1).parks == []
+    assert "needs 2 slots, 1 of 4 is free" in woken(1).holds["chat"].reason
