@@ -38,7 +38,10 @@ async def expected_tensors(
     if found == sha256:
         return {stored: line for stored, (_, line) in lines.items()}
     if not lines:
-        whole = {stored: await _line_of(artifacts, stored_at) for stored, stored_at in await _all(artifacts, shards)}
+        whole = {
+            stored: await _line_of(artifacts, stored_at)
+            for stored, stored_at in await _all(artifacts, shards)
+        }
         found = weights_sha256(whole)
         if found == sha256:
             return whole

@@ -37,7 +37,7 @@ class UseReports:
         return self._epoch_s + time.monotonic()
 
     def session(self, session: GenerationSession) -> None:
-        """A session begins here, or goes on here: its last writer counts all of its tokens once it is over."""
+        """A session begins or goes on here: its last writer counts all of its tokens once it is over."""
         session.on_end(lambda tokens: self._over(session, tokens))
 
     def _over(self, session: GenerationSession, tokens: int) -> None:
@@ -46,9 +46,7 @@ class UseReports:
             return  # nobody asked for it; or whoever goes on with it counts it
         prompt = len(generation.prompt) if session.machine.is_bound or tokens else 0
         if prompt or tokens:
-            self._meter.add(
-                generation.job, generation.user, self._now(), prompt_tokens=prompt, tokens=tokens
-            )
+            self._meter.add(generation.job, generation.user, self._now(), prompt_tokens=prompt, tokens=tokens)
 
     def predicted(self, generation: Generation) -> None:
         """A request for tensors was answered."""

@@ -51,8 +51,10 @@ class ServedLoad:
             version.loads |= figures.loads
             # A gateway that began anew counts from nothing.
             known = before is not None and before.since == message.since
-            former = before.figures if before is not None and known else VersionFigures(
-                service=figures.service, version=figures.version, job=figures.job
+            former = (
+                before.figures
+                if before is not None and known
+                else VersionFigures(service=figures.service, version=figures.version, job=figures.job)
             )
             if before is not None and known and now > before.at:
                 told.tokens_per_s = max(0, figures.tokens - former.tokens) / (now - before.at)

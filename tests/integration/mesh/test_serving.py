@@ -65,7 +65,9 @@ async def client(witness: Witness) -> AsyncIterator[AsyncClient]:
 async def trained(witness: Witness) -> str:
     """A job that is done; one for all tests here."""
     entries = await witness.bus.bucket(subjects.JOB_RECORD).entries()
-    done = [each.message.job for each in entries if each.message.spec.name == "learns" and each.message.weights]
+    done = [
+        each.message.job for each in entries if each.message.spec.name == "learns" and each.message.weights
+    ]
     if done:
         return str(done[0])
     job = await witness.submit(tiny_job("learns", training={"steps": 3, "validation_microbatches": 0}))
@@ -204,7 +206,9 @@ async def test_a_version_rests_while_nobody_asks_and_follows_its_load(
 
     async def holds_nothing() -> bool:
         nodes = (await client.mesh()).nodes
-        return not any(slot.busy_with and slot.busy_with.startswith(serving) for n in nodes for slot in n.slots)
+        return not any(
+            slot.busy_with and slot.busy_with.startswith(serving) for n in nodes for slot in n.slots
+        )
 
     await eventually(holds_nothing)
     one, other = await asyncio.gather(*(answer(client, "import ", 1, "sleepy") for _ in range(2)))
@@ -269,7 +273,9 @@ async def test_a_frozen_gateway_writes_nothing_any_more(
     texts = [line.removeprefix("data: ") for line in rest.text.splitlines() if line.startswith("data: ")]
     assert texts[-1] == "[DONE]"
     assert text_of(texts) == whole
-    assert whole.startswith(text_of([*begun, *later])), "what the frozen one says is a part of the same answer"
+    assert whole.startswith(text_of([*begun, *later])), (
+        "what the frozen one says is a part of the same answer"
+    )
     await eventually(lambda: id in log_of(own, "gateway-a").partition("generation over")[2])
     entry = await witness.bus.bucket(subjects.GENERATION).get(leader=True, id=id)
     assert entry is not None

@@ -211,7 +211,9 @@ def _checked(
         return sample, check
     whole_s = (time.perf_counter() - began) * (context / tokens) ** 2  # attention grows by the square
     if whole_s > LONGEST_TRY_S:
-        log.info("not tried with the whole context", tokens=tokens, context=context, estimate_s=round(whole_s))
+        log.info(
+            "not tried with the whole context", tokens=tokens, context=context, estimate_s=round(whole_s)
+        )
         return sample, check
     return tried_with(context)
 

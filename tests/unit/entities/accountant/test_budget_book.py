@@ -79,7 +79,9 @@ def test_a_budget_with_another_limit_is_the_same_budget() -> None:
 
 def test_a_services_budget_holds_its_versions_and_a_users_has_their_part_of_its_work() -> None:
     version = row("v", user="owner", service="chat", held_s=900.0, busy_s=300.0)
-    tokens = AccountRow(payer_kind="service", payer="v/ruth", user="ruth", service="chat", tokens=5, answers=1)
+    tokens = AccountRow(
+        payer_kind="service", payer="v/ruth", user="ruth", service="chat", tokens=5, answers=1
+    )
     slices = [slice_of(version, tokens, row("j1", user="owner", held_s=60.0))]
     chats = meter(service="chat", device_hours=0.2, at_end="stop")
     chats.take(slices)

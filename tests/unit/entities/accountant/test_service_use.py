@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from entities.accountant.payers import Payer, Payers
 from entities.accountant.ledger import RowKey
+from entities.accountant.payers import Payer, Payers
 from entities.accountant.service_use import shared_by_use, take_use
 from entities.accountant.statement import make_statement
 from schemas.accounts import SLICE_S, AccountRow, CountedUses, ServiceUse, UseReport
@@ -73,7 +73,11 @@ def test_a_report_of_another_time_is_refused() -> None:
 
 
 def test_work_is_its_users_by_their_tokens_and_waiting_its_owners() -> None:
-    rows = [version(energy_j=90.0, metered_s=900.0, recomputed_s=60.0), given("ruth", 200, 100), given("ann", 100)]
+    rows = [
+        version(energy_j=90.0, metered_s=900.0, recomputed_s=60.0),
+        given("ruth", 200, 100),
+        given("ann", 100),
+    ]
     rows.append(row("j1", held_s=5.0))
     shared = shared_by_use(rows)
     held = {each.user: each.held_s for each in shared if each.payer == "v"}
@@ -93,7 +97,11 @@ def test_tensors_are_shared_by_answers_and_what_nobody_was_given_is_the_owners()
         "ruth": pytest.approx(225.0),
         "ann": pytest.approx(75.0),
     }
-    for rows in ([version()], [version(busy_s=0.0), given("ruth", 5)], [version(held_s=0.0), given("ruth", 5)]):
+    for rows in (
+        [version()],
+        [version(busy_s=0.0), given("ruth", 5)],
+        [version(held_s=0.0), given("ruth", 5)],
+    ):
         assert [each for each in shared_by_use(rows) if each.payer == "v"] == rows[:1]
 
 

@@ -31,7 +31,11 @@ class Version:
     def __init__(self, *pins: PinnedKnob, least: int = 1, **scale: float) -> None:
         given = spec(
             parallel={"stages": 1, "replicas": {"min": least, "want": 1, "max": 4}},
-            serve={"service": "s", "sessions": 8, "scale": {"fill": 0.5, "up_s": 0.0, "down_s": 0.0, **scale}},
+            serve={
+                "service": "s",
+                "sessions": 8,
+                "scale": {"fill": 0.5, "up_s": 0.0, "down_s": 0.0, **scale},
+            },
         )
         record = job_record("j", spec=given).model_copy(update={"state": JobState.RUNNING, "pins": pins})
         self.told: list[str] = []

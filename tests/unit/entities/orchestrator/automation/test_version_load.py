@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 
 from entities.orchestrator.automation.served_load import ServedLoad
-from entities.orchestrator.automation.version_load import ScaleDecision, ScaleMemory, VersionLoad, decide, need
+from entities.orchestrator.automation.version_load import (
+    ScaleDecision,
+    ScaleMemory,
+    VersionLoad,
+    decide,
+    need,
+)
 from schemas.job_file.parallel import ReplicaRange
 from schemas.serve_spec import ScaleSpec, ServeSpec
 from schemas.services.figures import ServiceFigures, VersionFigures
@@ -71,11 +77,16 @@ def test_fewer_replicas_are_those_that_were_needed_at_most_in_a_minute() -> None
     assert version.look(light, 59.0) is None
     less = version.look(light, 60.0)
     assert less is not None
-    assert (less.replicas, less.reason) == (2, "no more than 2 needed for 60 s: 2 sessions, of 10 per replica")
+    assert (less.replicas, less.reason) == (
+        2,
+        "no more than 2 needed for 60 s: 2 sessions, of 10 per replica",
+    )
     assert version.look(light, 61.0) is None
     assert version.look(VersionLoad(sessions=9, room=10), 100.0) is None, "two are needed: it begins anew"
     assert version.look(light, 121.5) is None
-    assert version.look(light, 181.5) == ScaleDecision(1, "no more than 1 needed for 60 s: 2 sessions, of 10 per replica")
+    assert version.look(light, 181.5) == ScaleDecision(
+        1, "no more than 1 needed for 60 s: 2 sessions, of 10 per replica"
+    )
     assert version.look(VersionLoad(room=10), 9_999.0) is None, "min is 1: it stays"
 
 

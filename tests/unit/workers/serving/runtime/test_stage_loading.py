@@ -94,7 +94,9 @@ async def test_the_stages_of_a_model_of_single_passes_find_the_same_batches() ->
 async def test_samples_of_a_large_model_of_several_stages_are_computed_alone_where_that_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("workers.serving.runtime.stage_loading.build_layers", partial(build_layers, whole_bytes=0))
+    monkeypatch.setattr(
+        "workers.serving.runtime.stage_loading.build_layers", partial(build_layers, whole_bytes=0)
+    )
     plain = await loaded(order(1, 2, kind="predict"))
     assert (plain.exact, plain.unit) == (False, 1)
     assert "large model's stages are not probed together" in plain.because

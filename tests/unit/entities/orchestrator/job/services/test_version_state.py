@@ -80,7 +80,9 @@ def test_a_version_that_nobody_asks_is_idle_until_it_answers_again() -> None:
     resting = observed(ready, served(dormant=True, held="nobody has asked it for 300 s"), [serving(0)])
     assert (resting.state, resting.replicas) == (VersionState.IDLE, (1, 0))
     assert resting.reason == "nobody has asked it for 300 s; the next request starts it"
-    assert observed(ready, served(dormant=True, held="x"), [serving(0), serving(1)]).state is VersionState.IDLE
+    assert (
+        observed(ready, served(dormant=True, held="x"), [serving(0), serving(1)]).state is VersionState.IDLE
+    )
     starting = observed(resting, served(JobState.DEPLOYING), [serving(0)])
     assert (starting.state, starting.reason) == (VersionState.IDLE, "starts: deploying: why")
     assert observed(starting, served(), [serving(0), serving(1)]).state is VersionState.READY
