@@ -75,8 +75,8 @@ class TensorDigest:
         if _line(self._stored, self._digest.hexdigest()) != self._expected:
             stored = self._stored
             raise BadModel(
-                f"initial_weights {self._url}: {stored.shard} is damaged: {stored.name} is not what the version's "
-                "digest says: copy the file anew"
+                f"initial_weights {self._url}: {stored.shard} is damaged: {stored.name} is not what the "
+                "version's digest says: copy the file anew"
             )
 
 

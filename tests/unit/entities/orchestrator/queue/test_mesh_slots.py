@@ -198,7 +198,7 @@ def test_services_and_training_share_slots_by_priority() -> None:
     trains = jobs.spec(parallel={"stages": 1, "replicas": 3}, queue={"priority": 1})
     training = ActiveJob(
         request=job_request(jobs.job("trains", spec=trains), trains),
-        replicas=3,
+        replicas=1,
         slots=("s0", "s1", "s2"),
         started_at=0.0,
     )
