@@ -178,7 +178,7 @@ MODULE = Effects(
         *("telemetry.observation.*", "topology.graph.*", "policy.decision.*", "policy.switch.*"),
         "policy.learnt.state.*.*",
         "policy.fault_question.*",
-        "$KV.services.*",
+        *("$KV.services.*", "telemetry.service.*"),
         *("policy.order.mine", "policy.question.mine.*", "policy.suggestion.system.mine", *_EVERYBODY),
     ),
 )
@@ -300,7 +300,7 @@ GATEWAY = Effects(
         *("job.command.*", "mesh.command.*", "mesh.query", "policy.command.*", "policy.question.*.*"),
         *("data.command.*", "model.command.*", "model.query.keys"),
         *("cluster.*.read", "cluster.*.strike", "step.dispatch.*.*", "store.query.*.*"),
-        *("telemetry.observation.*", "account.query"),
+        *("telemetry.observation.*", "telemetry.service.gateway-a", "account.query"),
         *("service.command.*", "service.query", "serve.bind.*.*", "serve.end.*.*", "serve.predict.*.*"),
         *_GATEWAY_KEEPS,
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bus.subject_row import Names, Subject
 from bus.subjects.table import AAM, FM, MG, MI, RECORDS_BYTES, SMO
 from schemas.errors import Ack
-from schemas.services import generation, model_service, prediction
+from schemas.services import figures, generation, model_service, prediction
 
 __all__ = [
     "BIND_SESSION",
@@ -17,6 +17,7 @@ __all__ = [
     "PREDICT",
     "ROWS_NEEDED",
     "SERVICES_QUERY",
+    "SERVICE_FIGURES",
     "WAVE_TOKENS",
 ]
 
@@ -58,6 +59,14 @@ SERVICES_QUERY = Subject(
     "which services there are",
     reply=model_service.ServiceList,
     answer_bytes=RECORDS_BYTES,
+)
+SERVICE_FIGURES = Subject(
+    "service figures",
+    "telemetry.service.{gateway}",
+    figures.ServiceFigures,
+    MG,
+    MG | SMO | FM,
+    "what a gateway has answered for each version: counts, times and loads, no content",
 )
 GENERATION = Subject(
     "generation",

@@ -204,6 +204,7 @@ class ServingRuntime:
             "retained_bytes": self._kept.bytes,
             "computed": self._thread.done,
             "computing_ms": self._thread.computing_ms,
+            "serving": self._load(),
         }
 
     def links(self) -> tuple[LinkSample, ...]:
