@@ -28,6 +28,8 @@ from entities.gateway.array_operations import ArrayOperations
 from entities.gateway.data_sets.operations import DataSetOperations
 from entities.gateway.data_sets.resolution import resolved
 from entities.gateway.dispatch.dispatcher import Dispatcher, DispatcherConfig
+from entities.gateway.figures.figures_publisher import FiguresConfig, FiguresPublisher
+from entities.gateway.figures.service_counter import ServiceCounter
 from entities.gateway.generation.operations import GenerationConfig, GenerationOperations
 from entities.gateway.generation.prompts import Prompts
 from entities.gateway.generation.service_book import ServiceBook
@@ -96,6 +98,7 @@ class GatewayConfig:
     door: HttpConfig = field(default_factory=HttpConfig)
     sessions: KeeperConfig = field(default_factory=KeeperConfig)
     generation: GenerationConfig = field(default_factory=GenerationConfig)
+    figures: FiguresConfig = field(default_factory=FiguresConfig)
     open_tokenizer: OpenTokenizer = open_bytes  # with libraries that the control plane itself has not
 
     def __post_init__(self) -> None:
@@ -136,6 +139,12 @@ class Gateway:
         self.generations = GenerationOperations(
             bus, config.sid, book, self._keeper, prompts, config.generation
         )
+        counter = ServiceCounter(
+            self._keeper.ports.loads, lambda job: (each.sid for each in registry.view.instances(job=job))
+        )
+        self._keeper.observers.append(counter.session)
+        self.generations.counted = counter.prediction
+        self._figures = FiguresPublisher(bus, config.sid, counter, book.living, config.figures)
         self._models = ModelFollower(bus)
         self.models = ModelOperations(self._models, self.backends, self.jobs)
         self.jobs.with_models = partial(with_models, self.models)
@@ -183,6 +192,7 @@ class Gateway:
                     self.jobs.cache.run(),
                     self.generations.book.run(),
                     self._keeper.run(),
+                    self._figures.run(),
                     self._models.run(),
                     self._faults.run(),
                     self._claims.run(self._area.instances),
@@ -246,7 +256,12 @@ class Gateway:
             metrics=HttpMetrics(
                 self.config.sid, lambda: self.exposition, lambda: registry.view.records.values()
             ),
-            dashboard=Dashboard(self._bus, self.config.sid, lambda: registry.view.records.values()),
+            dashboard=Dashboard(
+                self._bus,
+                self.config.sid,
+                lambda: registry.view.records.values(),
+                services=self.generations.book.living,
+            ),
             curves=JobCurves(self._bus),
             feeds=FeedOperations(self.jobs.feeds, self.jobs.stored),
             generations=self.generations,
@@ -328,8 +343,9 @@ class Gateway:
         """The gateway's metrics, for the process's exposition."""
         http, sid = self.http, self.config.sid
         if http is None:
-            return self.backends.readings()
+            return chain(self._figures.readings(), self.backends.readings())
         return chain(
+            self._figures.readings(),
             http.metrics.readings(),
             http.load.readings(sid),
             http.connections.readings(sid),

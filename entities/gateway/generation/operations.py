@@ -6,7 +6,8 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,6 +89,8 @@ class GenerationOperations:
         self._config = config
         self._rates = TokenBuckets(config.rate)
         self._shadows = TaskSet()
+        self.counted: Callable[[Generation], AbstractContextManager[None]] = lambda _: nullcontext()
+        """Surrounds each prediction, and counts it."""
 
     def models(self) -> tuple[ServedModel, ...]:
         """Each service, and each of its versions."""
@@ -178,6 +181,10 @@ class GenerationOperations:
             session=0,
             most_tokens=0,
         )
+        with self.counted(generation):
+            return version, await self._predicted(generation, inputs)
+
+    async def _predicted(self, generation: Generation, inputs: Sequence[NamedTensor]) -> Predicted:
         path = choose_path(
             self.keeper.ports.stages(generation),
             ChoosePath(frozenset(), ()),
@@ -188,13 +195,13 @@ class GenerationOperations:
             raise Unavailable(path, retry_after_s=1.0)
         answer = await self._bus.command(
             subjects.PREDICT,
-            Predict(job=version.job, generation=generation.id, path=path, inputs=tuple(inputs)),
+            Predict(job=generation.job, generation=generation.id, path=path, inputs=tuple(inputs)),
             deadline_s=self._config.predict_s,
-            job=version.job,
+            job=generation.job,
             sid=path[0].sid,
         )
         self.keeper.ports.said(path[0].sid, answer.load)
-        return version, answer
+        return answer
 
     # --- parts ----------------------------------------------------------------------------------------------
     def _version(

@@ -56,6 +56,8 @@ class SessionKeeper:
         self._followed: Counter[str] = Counter()
         self._subscriptions: dict[str, asyncio.Task[Subscription]] = {}
         self._ends: set[asyncio.Task[None]] = set()
+        self.observers: list[Callable[[GenerationSession], None]] = []
+        """Are called with each session that begins here, or goes on here, before anything happens in it."""
 
     async def run(self) -> None:
         """Until cancelled. Sessions that are open then stay with their owners: another gateway goes on."""
@@ -132,6 +134,8 @@ class SessionKeeper:
     def _hold(self, generation: Generation) -> GenerationSession:
         session = GenerationSession(self.ports, generation)
         self._sessions[generation.job, generation.session] = session
+        for observe in self.observers:
+            observe(session)
         task = asyncio.create_task(self._until_over(session), name=f"generation {generation.id}")
         self._ends.add(task)
         task.add_done_callback(self._ends.discard)
