@@ -36,6 +36,17 @@ class LoadOptions:
     tokens: int = 64
 
 
+def check_options(options: ChaosOptions) -> None:
+    """Raise `BadInput` for what can't be done to a service."""
+    if options.every.seconds is None:
+        raise BadInput(f"--every {options.every}: a service has no steps; give a time, as 10s")
+    if options.faults is None:
+        raise BadInput("a service has no end; say how many faults with --faults")
+    useless = [kind.value for kind in options.kinds if kind in USELESS]
+    if useless:
+        raise BadInput(f"--what {useless[0]}: hits nothing of a service; leave it out")
+
+
 class ServiceChaos:
     """Runs a service of one mesh on this machine with and without faults. `chaos`: opened for that mesh."""
 
@@ -54,7 +65,7 @@ class ServiceChaos:
             BadInput: The version does not answer with tokens, or has instances on other machines; or the
                 options are for jobs.
         """
-        self._check(options)
+        check_options(options)
         async with AsyncExitStack() as stack:
             if isinstance(service, JobSpec):
                 name, wanted = await self._deployed(service, stack)
@@ -69,15 +80,6 @@ class ServiceChaos:
                 client = AsyncClient(urls, token=address.token, patience_s=self._chaos.times.patience_s)
                 clients.append(await stack.enter_async_context(client))
             return await self._both(found, name, clients, options)
-
-    def _check(self, options: ChaosOptions) -> None:
-        if options.every.seconds is None:
-            raise BadInput(f"--every {options.every}: a service has no steps; give a time, as 10s")
-        if options.faults is None:
-            raise BadInput("a service has no end; say how many faults with --faults")
-        useless = [kind.value for kind in options.kinds if kind in USELESS]
-        if useless:
-            raise BadInput(f"--what {useless[0]}: hits nothing of a service; leave it out")
 
     async def _deployed(self, spec: JobSpec, stack: AsyncExitStack) -> tuple[str, str]:
         if spec.serve is None:

@@ -95,7 +95,7 @@ def chaos(
     from bus.logs import configure_logging
     from dmsc.chaos.plan import FaultKind, parse_every, parse_kinds
     from dmsc.chaos.run import ChaosOptions, open_chaos
-    from dmsc.chaos.services.service_chaos import LoadOptions
+    from dmsc.chaos.services.service_chaos import LoadOptions, check_options
     from dmsc.client.job_file import load_job, named_urls
     from dmsc.console.exit_codes import ExitCode
     from dmsc.launch.prefork_server import running_prefork_server
@@ -117,8 +117,13 @@ def chaos(
             "--allow-url is for the mesh of --private; `dmsc up --allow-url` starts others with it"
         )
     is_service = job.startswith(SERVICE) if spec is None else spec.serve is not None
-    if is_service and (reference is not None or no_reference):
-        raise bad_input("answers of a service are compared with its own: leave out --reference")
+    if is_service:
+        options = replace(options, faults=faults or FAULTS)
+        check_options(options)
+        if reference is not None or no_reference:
+            raise bad_input(
+                "answers of a service are compared with its own: leave out --reference and --no-reference"
+            )
 
     def say(text: str) -> None:
         print(text, file=sys.stderr if json else sys.stdout, flush=True)
@@ -140,7 +145,6 @@ def chaos(
             opened = open_chaos(StateFolder(state), say)
         if is_service:
             load = LoadOptions(clients=clients, tokens=tokens)
-            options = replace(options, faults=faults or FAULTS)
             served = job.removeprefix(SERVICE) if spec is None else spec
             shown = _of_service(run_async(_chaos_of_service(served, options, load, opened)))
         else:

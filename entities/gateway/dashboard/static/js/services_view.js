@@ -73,7 +73,7 @@ export class ServicesView {
     text(parts.owner, [row.user, row.tenant, row.stable && `stable: ${row.stable}`].filter(Boolean).join(" · "));
     this.allow(parts.rollback, row, "roll back", row.service);
     this.allow(parts.stop, row, "stop", row.service);
-    parts.rollback.hidden = !row.stable;
+    parts.rollback.hidden = !row.stable || row.versions.some(({ stable, weight }) => stable && weight === 1);
     keyed(parts.body, row.versions, (version) => version.version, (version) => this.makeVersion(element, version), (line, version) => this.showVersion(line, row, version));
     parts.more.hidden = !row.more_versions;
     text(parts.more, `${row.more_versions} more versions without traffic: dmsc service show ${row.service}`);
