@@ -7,7 +7,12 @@ import time
 from collections.abc import Iterable, Iterator
 
 from prometheus_client import GCCollector, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
@@ -90,17 +95,28 @@ def families(readings: Iterable[m.MetricReading]) -> list[Metric]:
 
     If a series has several readings, the last one counts.
     """
-    values: dict[str, dict[tuple[str, ...], float]] = {}
+    values: dict[str, dict[tuple[str, ...], float | m.Distribution]] = {}
     for reading in readings:
         values.setdefault(reading.metric.name, {})[reading.labels] = reading.value
     return [_family(row, values[row.name]) for row in m.METRICS if row.name in values]
 
 
-def _family(row: m.Metric, values: dict[tuple[str, ...], float]) -> Metric:
+def _family(row: m.Metric, values: dict[tuple[str, ...], float | m.Distribution]) -> Metric:
+    if row.kind == "histogram":
+        return _histogram(row, values)
     make = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
     family = make(row.name, row.about, labels=row.labels)
     for labels, value in values.items():
         family.add_metric(labels, value)
+    return family
+
+
+def _histogram(row: m.Metric, values: dict[tuple[str, ...], float | m.Distribution]) -> Metric:
+    family = HistogramMetricFamily(row.name, row.about, labels=row.labels)
+    for labels, value in values.items():
+        assert isinstance(value, m.Distribution), row.name
+        names = [*(f"{bound:g}" for bound in value.bounds), "+Inf"]
+        family.add_metric(labels, list(zip(names, value.below, strict=True)), value.total)
     return family
 
 

@@ -7,6 +7,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +95,8 @@ class GenerationOperations:
         """Is called with each request for tensors that was answered."""
         self._rates = TokenBuckets(config.rate)
         self._shadows = TaskSet()
+        self.counted: Callable[[Generation], AbstractContextManager[None]] = lambda _: nullcontext()
+        """Surrounds each prediction, and counts it."""
 
     def models(self) -> tuple[ServedModel, ...]:
         """Each service, and each of its versions."""
@@ -185,6 +188,12 @@ class GenerationOperations:
             session=0,
             most_tokens=0,
         )
+        with self.counted(generation):
+            answer = await self._predicted(generation, inputs)
+        # The first stage speaks for itself alone; the version's record knows of all.
+        return version, answer.model_copy(update={"exact": answer.exact and bool(version.exact)})
+
+    async def _predicted(self, generation: Generation, inputs: Sequence[NamedTensor]) -> Predicted:
         path = choose_path(
             self.keeper.ports.stages(generation),
             ChoosePath(frozenset(), ()),
@@ -195,15 +204,14 @@ class GenerationOperations:
             raise Unavailable(path, retry_after_s=1.0)
         answer = await self._bus.command(
             subjects.PREDICT,
-            Predict(job=version.job, generation=generation.id, path=path, inputs=tuple(inputs)),
+            Predict(job=generation.job, generation=generation.id, path=path, inputs=tuple(inputs)),
             deadline_s=self._config.predict_s,
-            job=version.job,
+            job=generation.job,
             sid=path[0].sid,
         )
         self.keeper.ports.said(path[0].sid, answer.load)
         self.on_prediction(generation)
-        # The first stage speaks for itself alone; the version's record knows of all.
-        return version, answer.model_copy(update={"exact": answer.exact and bool(version.exact)})
+        return answer
 
     # --- parts ----------------------------------------------------------------------------------------------
     async def _awake(

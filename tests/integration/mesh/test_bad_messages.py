@@ -70,6 +70,7 @@ UNHEARD = {
     "module drift",
     "generation",
     "model service",
+    "service figures",
     "rows needed",
     "wave tokens",
     "account slice",
