@@ -393,6 +393,8 @@ class JobRuns:
                 spec = reshaped(run.job.spec, message.stages, message.replicas)
                 self.admission.reshaping(message, run.present_record(), spec)
                 await run.shape.reshape(spec)
+                if message.replicas is not None and spec.serve is not None:  # whatever its load is
+                    self._set_by_person(message.job, REPLICAS, str(message.replicas), message.user)
             parallel = spec.parallel
             shape = f" with {parallel.stages} stages, replicas {parallel.replicas_per_stage()}"
         await run.parking.resume(f"resumed by {message.user}{shape}")

@@ -215,29 +215,33 @@ async def test_a_version_rests_while_nobody_asks_and_follows_its_load(
     assert essence(one) == essence(other)
     await eventually(rests, "it does not rest again")
 
-    over = asyncio.Event()
+    over, answered = asyncio.Event(), 0
 
     async def keep_asking(seed: int) -> None:
+        nonlocal answered
         while not over.is_set():
             assert essence(await answer(client, "import ", 2 * seed + 1, "sleepy")) == essence(one)
+            answered += 1
 
-    async def grown() -> bool:
-        return (await version_of(client, "sleepy")).replicas == (2, 2)
+    async def has(replicas: int) -> bool:
+        return (await version_of(client, "sleepy")).replicas == (replicas, replicas)
 
     async with asyncio.TaskGroup() as askers:
         for seed in range(6):
             askers.create_task(keep_asking(seed))
         try:
-            await eventually(grown)
+            await eventually(lambda: has(2))
             history = witness.bus.history(subjects.JOB_EVENT, job=serving)
             said = [record.message.text async for record in history]
             assert any("2 replicas wanted instead of 1: " in text for text in said), said
+            await client.scale_version("sleepy", "v1", 1)
+            await eventually(lambda: has(1))
+            assert [pin.knob for pin in (await client.job(serving)).pins] == ["replicas"]
+            before = answered
+            await eventually(lambda: answered > before + 30)
+            assert await has(1), "what a person has set stays, whatever its load"
         finally:
             over.set()
-    await client.scale_version("sleepy", "v1", 1)
-    pins = (await client.job(serving)).pins
-    assert [pin.knob for pin in pins] == ["replicas"]
-    assert not await rests(), "what a person has set stays"
     await client.stop_service("sleepy")
 
 
