@@ -57,7 +57,10 @@ class Generation(Message, wire="serve.generation"):
     usage: bool = Field(False, description="whether a stream ends with the number of tokens")
     began: Time = 0.0
     ended: Literal["", "stop", "length", "cancelled", "failed"] = ""
-    mirrored: bool = Field(False, description="a copy for a version in shadow, which its user has not asked")
+    mirrored: bool = Field(False, description="a copy, for a version in shadow")
+    charged: int | None = Field(
+        None, ge=0, description="tokens of its answer that are in its user's account; none: nor is the prompt"
+    )
 
 
 class BindSession(Message, wire="serve.bind"):

@@ -44,9 +44,11 @@ class UseReports:
         generation, finish = session.generation, session.finished
         if generation.mirrored or finish is None or finish.ended == "fenced":
             return  # nobody asked for it; or whoever goes on with it counts it
-        prompt = len(generation.prompt) if session.machine.is_bound or tokens else 0
-        if prompt or tokens:
-            self._meter.add(generation.job, generation.user, self._now(), prompt_tokens=prompt, tokens=tokens)
+        before = generation.charged  # its client came back for what it had not read
+        prompt = len(generation.prompt) if before is None and (session.machine.is_bound or tokens) else 0
+        more = max(0, tokens - (before or 0))
+        if prompt or more:
+            self._meter.add(generation.job, generation.user, self._now(), prompt_tokens=prompt, tokens=more)
 
     def predicted(self, generation: Generation) -> None:
         """A request for tensors was answered."""

@@ -122,7 +122,7 @@ class HeldRequests:
                 return
             if found[1].state is VersionState.IDLE and loop.time() >= order_at:
                 order_at = loop.time() + config.order_s
-                await self._order(*key, user)
+                self._tasks.create(self._order(*key, user))  # it may take longer than the start
             await asyncio.sleep(config.look_s)
 
     async def _order(self, service: str, version: str, user: str) -> None:

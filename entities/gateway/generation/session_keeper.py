@@ -153,7 +153,8 @@ class SessionKeeper:
         if self._sessions.get(key) is session:
             del self._sessions[key]
         if finish is not None and finish.ended != "fenced":
-            ended = generation.model_copy(update={"ended": finish.ended})
+            told = len(session.machine.answer)
+            ended = generation.model_copy(update={"ended": finish.ended, "charged": told})
             revision = self._revisions.pop(generation.id, 0)
             with suppress(DmscError):  # another writer has it, or the bus is away: it expires
                 await self._bucket.update(

@@ -17,6 +17,7 @@ from bus.tap.live_tap import Tap
 from bus.tap.message import TappedMessage
 from dmsc.metrics.exposition import Exposition
 from entities.gateway import Gateway, GatewayConfig
+from schemas.accounts import ServiceUse
 from schemas.envelope import EntityKind
 from schemas.services.generation import Generation
 from tests.integration.entities.conftest import Dial, Start, bearer
@@ -451,3 +452,36 @@ def _sorted_labels(line: str) -> str:
 
 async def _is_known(http: httpx.AsyncClient) -> bool:
     return (await http.get("/v1/models/tensors", headers=RUTH)).status_code == 200
+
+
+async def test_what_a_user_was_given_is_told_the_accountant_once(
+    served: Served, http: httpx.AsyncClient, gateway: Gateway, dial: Dial
+) -> None:
+    """Also if a client comes back for the end of an answer; copies for a version in shadow are nobody's."""
+    service = gateway.generations.book.get("letters")
+    assert service is not None
+    (stable,) = service.versions
+    versions = (stable, stable.model_copy(update={"version": "v2"}))
+    changed = service.model_copy(update={"versions": versions, "shadow": ("v2",)})
+    await served.bus.bucket(subjects.MODEL_SERVICE).put(changed, service="letters")
+    await eventually(lambda: gateway.generations.book.get("letters") == changed)
+    accountant = await dial("accountant", EntityKind.ACCOUNTANT)
+    response = await complete(http)
+    assert response.status_code == 200
+
+    async def over() -> bool:
+        found = {(record.version, record.ended) for record in await served.records()}
+        return found == {("v1", "length"), ("v2", "length")}
+
+    await eventually(over)
+    id = response.headers["dmsc-generation"]
+    again = await http.get(f"/v1/generations/{id}/events", headers=RUTH | {"Last-Event-ID": "6"})
+    assert again.text.rstrip().endswith("[DONE]")
+    await eventually(over)
+
+    async def told() -> list[ServiceUse]:
+        records = [each.message async for each in accountant.history(subjects.USE_REPORT)]
+        return list(records[-1].uses) if records else []
+
+    (use,) = await eventually(told)
+    assert (use.job, use.user, use.prompt_tokens, use.tokens, use.answers) == ("serve1", "ruth", 3, 8, 1)
