@@ -16,7 +16,7 @@ Kind = Literal["gauge", "counter", "histogram"]
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """The value of a histogram: how many values are at most each of `bounds`, and last, how many there are."""
+    """The value of a histogram: how many values are at most each of `bounds`; last, how many there are."""
 
     bounds: tuple[float, ...]
     below: tuple[int, ...]

@@ -16,8 +16,8 @@ MOST_VERSIONS = 256
 class VersionFigures(Part):
     """A version as one gateway knows it; counts are since `ServiceFigures.since`.
 
-    `requests` counts what is over, by how it ended: `ok`, `cancelled`, or the code of an error. A request that
-    another gateway went on with is counted there.
+    `requests` counts what is over, by how it ended: `ok`, `cancelled`, or the code of an error. A request
+    that another gateway went on with is counted there.
     """
 
     service: Token

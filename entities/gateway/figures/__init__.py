@@ -1,4 +1,4 @@
-"""What this gateway has answered for each version of a service: counted here, told on the bus and to `/metrics`.
+"""What this gateway has answered for each version of a service: counted, told on the bus and to `/metrics`.
 
 It decides what of a request is counted and when that is said; it sees when a session begins, gets its first
 token and ends, and never what was asked. The gateway's `service.py` puts it beside the sessions
