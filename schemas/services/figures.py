@@ -35,7 +35,7 @@ class VersionFigures(Part):
 
 
 class ServiceFigures(Message, wire="telemetry.service"):
-    """MG → SMO, modules and dashboards: versions whose figures changed; each replaces its former one.
+    """MG → SMO and dashboards: versions whose figures changed; each replaces its former one.
 
     While a version is asked nothing, nothing is said of it. A later `since`: the gateway began anew.
     """
