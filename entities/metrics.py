@@ -16,7 +16,7 @@ Kind = Literal["gauge", "counter", "histogram"]
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """The value of a histogram: how many values are at most each of `bounds`, and last, how many there are."""
+    """The value of a histogram: how many values are at most each of `bounds`; last, how many there are."""
 
     bounds: tuple[float, ...]
     below: tuple[int, ...]
@@ -34,17 +34,25 @@ class Metric:
     source: str
     labels: tuple[str, ...]
 
-    def __call__(self, value: float | Distribution, **labels: str) -> MetricReading:
+    def __call__(self, value: float, **labels: str) -> MetricReading:
         return MetricReading(self, tuple(labels[name] for name in self.labels), value)
+
+    def spread(self, values: Distribution, **labels: str) -> MetricReading:
+        """The reading of a histogram."""
+        return MetricReading(self, tuple(labels[name] for name in self.labels), values.below[-1], values)
 
 
 @dataclass(frozen=True, slots=True)
 class MetricReading:
-    """One value at this moment. `labels` has the labels' values, in the order of the metric's labels."""
+    """One value at this moment. `labels` has the labels' values, in the order of the metric's labels.
+
+    That of a histogram is how many values it has; `values` says how they are spread.
+    """
 
     metric: Metric
     labels: tuple[str, ...]
-    value: float | Distribution
+    value: float
+    values: Distribution | None = None
 
 
 @runtime_checkable

@@ -32,7 +32,7 @@ HOLDS_USER_VALUES = Mark("holds user values")
 credential or key are secret."""
 
 PRIVATE = Mark("private")
-"""What a user asked or was answered: prompts, tokens, tensors. Of any shape, which stays, with nothing in it."""
+"""What a user asked or was answered: prompts, tokens, tensors. Its shape stays, with nothing in it."""
 
 REFERS = Mark("refers")
 """The id of an envelope that this message is about: it is one of the causes of this one."""

@@ -129,7 +129,7 @@ def _hide(value: Any) -> Any:
 
 
 def _hide_content(value: Any) -> Any:
-    """Hide texts and numbers at any depth; how many there are stays, so that the body still fits its schema."""
+    """Hide texts and numbers at any depth. Their number stays, so that the body still fits its schema."""
     if isinstance(value, Mapping):
         return {key: _hide_content(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

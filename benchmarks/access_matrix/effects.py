@@ -179,7 +179,7 @@ MODULE = Effects(
         *("telemetry.observation.*", "topology.graph.*", "policy.decision.*", "policy.switch.*"),
         "policy.learnt.state.*.*",
         "policy.fault_question.*",
-        *("$KV.services.*", "telemetry.service.*"),
+        "$KV.services.*",
         *("policy.order.mine", "policy.question.mine.*", "policy.suggestion.system.mine", *_EVERYBODY),
     ),
 )

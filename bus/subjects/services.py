@@ -65,7 +65,7 @@ SERVICE_FIGURES = Subject(
     "telemetry.service.{gateway}",
     figures.ServiceFigures,
     MG,
-    MG | SMO | FM,
+    MG | SMO,
     "what a gateway has answered for each version: counts, times and loads, no content",
 )
 GENERATION = Subject(

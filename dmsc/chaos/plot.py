@@ -73,7 +73,7 @@ def lines(report: ChaosReport, width: int = 72) -> list[str]:
 def drawn(
     values: Sequence[float], top: float, faults: Sequence[InjectedFault], span: tuple[float, float]
 ) -> list[str]:
-    """Two lines for a terminal: `values` in equal slices of `span`, from 0 to `top`, and letters of faults."""
+    """Two lines for a terminal: `values` in equal slices of `span`, from 0 to `top`; letters of faults."""
     (began, ended), width = span, len(values)
     blocks = "".join(
         _blocks[min(round(value / top * (len(_blocks) - 1)), len(_blocks) - 1)] if top else " "
@@ -104,7 +104,7 @@ def drawn_svg(
     clean: float,
     unit: str,
 ) -> str:
-    """The SVG of a rate over the time `span`, beside that of the clean run, with a labelled line per fault."""
+    """The SVG of a rate over the time `span`, beside that of the clean run; a labelled line per fault."""
     began, ended = span
     span_s = max(ended - began, 1e-9)
     highest = max((rate for _, rate in points), default=0.0)

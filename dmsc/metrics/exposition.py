@@ -95,28 +95,29 @@ def families(readings: Iterable[m.MetricReading]) -> list[Metric]:
 
     If a series has several readings, the last one counts.
     """
-    values: dict[str, dict[tuple[str, ...], float | m.Distribution]] = {}
+    values: dict[str, dict[tuple[str, ...], m.MetricReading]] = {}
     for reading in readings:
-        values.setdefault(reading.metric.name, {})[reading.labels] = reading.value
+        values.setdefault(reading.metric.name, {})[reading.labels] = reading
     return [_family(row, values[row.name]) for row in m.METRICS if row.name in values]
 
 
-def _family(row: m.Metric, values: dict[tuple[str, ...], float | m.Distribution]) -> Metric:
+def _family(row: m.Metric, readings: dict[tuple[str, ...], m.MetricReading]) -> Metric:
     if row.kind == "histogram":
-        return _histogram(row, values)
+        return _histogram(row, readings)
     make = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
     family = make(row.name, row.about, labels=row.labels)
-    for labels, value in values.items():
-        family.add_metric(labels, value)
+    for labels, reading in readings.items():
+        family.add_metric(labels, reading.value)
     return family
 
 
-def _histogram(row: m.Metric, values: dict[tuple[str, ...], float | m.Distribution]) -> Metric:
+def _histogram(row: m.Metric, readings: dict[tuple[str, ...], m.MetricReading]) -> Metric:
     family = HistogramMetricFamily(row.name, row.about, labels=row.labels)
-    for labels, value in values.items():
-        assert isinstance(value, m.Distribution), row.name
-        names = [*(f"{bound:g}" for bound in value.bounds), "+Inf"]
-        family.add_metric(labels, list(zip(names, value.below, strict=True)), value.total)
+    for labels, reading in readings.items():
+        if reading.values is not None:
+            names = [*(f"{bound:g}" for bound in reading.values.bounds), "+Inf"]
+            buckets = list(zip(names, map(float, reading.values.below), strict=True))
+            family.add_metric(labels, buckets, reading.values.total)
     return family
 
 

@@ -16,8 +16,8 @@ MOST_VERSIONS = 256
 class VersionFigures(Part):
     """A version as one gateway knows it; counts are since `ServiceFigures.since`.
 
-    `requests` counts what is over, by how it ended: `ok`, `cancelled`, or the code of an error. A request that
-    another gateway went on with is counted there.
+    `requests` counts what is over, by how it ended: `ok`, `cancelled`, or the code of an error. A request
+    that another gateway went on with is counted there.
     """
 
     service: Token
@@ -35,7 +35,7 @@ class VersionFigures(Part):
 
 
 class ServiceFigures(Message, wire="telemetry.service"):
-    """MG → SMO, modules and dashboards: versions whose figures changed; each replaces its former one.
+    """MG → SMO and dashboards: versions whose figures changed; each replaces its former one.
 
     While a version is asked nothing, nothing is said of it. A later `since`: the gateway began anew.
     """

@@ -77,9 +77,7 @@ class BindSession(Message, wire="serve.bind"):
     fence: int = Field(ge=1)
     attempt: int = Field(ge=0)
     path: tuple[Member, ...] = Field(description="an owner of each stage, from the first")
-    tokens: Annotated[tuple[int, ...], PRIVATE] = Field(
-        description="of the prompt, and of the answer so far"
-    )
+    tokens: Annotated[tuple[int, ...], PRIVATE] = Field(description="of the prompt, and of the answer so far")
     prompt_tokens: int = Field(ge=0)
     most_tokens: int = Field(ge=0, description="of the answer")
     sampling: Sampling

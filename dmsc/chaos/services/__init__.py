@@ -1,4 +1,4 @@
-"""Chaos runs of model services: clients that ask all the time, faults, and each answer compared with the first.
+"""Chaos runs of model services: clients ask all the time, and each answer is compared with the first.
 
 It decides what is asked, and whether an answer lost or doubled anything; faults, victims and plans are those
 of jobs (`dmsc.chaos`). `dmsc chaos SERVICE` calls it.

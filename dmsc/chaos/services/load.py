@@ -1,4 +1,4 @@
-"""The load of a service under chaos: what is asked, and what an answer is beside the undisturbed one. Pure."""
+"""The load of a service under chaos: what is asked, and an answer beside the undisturbed one. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Executes a chaos run of a service: undisturbed answers, the same ones with the plan's faults, and the report."""
+"""Executes a chaos run of a service: undisturbed answers, the same with faults, and the report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 
-from bus.tasks import cancel
 from dmsc.chaos.holding import Holding
 from dmsc.chaos.injection import fault_line
 from dmsc.chaos.patience import persistently
@@ -30,7 +29,7 @@ USELESS = frozenset({FaultKind.DATA, FaultKind.DISK_FULL, FaultKind.NO_ROOM})
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """How much is asked: `clients` at a time, `tokens` of each answer; each client has a request of its own."""
+    """How much is asked: by `clients` at a time, each with a request of its own for `tokens` tokens."""
 
     clients: int = 8
     tokens: int = 64
@@ -91,7 +90,9 @@ class ServiceChaos:
             try:
                 await persistently(lambda: self._chaos.client.stop_service(name, version))
             except DmscError as error:
-                self._chaos.say(f"{name}@{version} still runs: dmsc service stop {name} {version} ({error.text})")
+                self._chaos.say(
+                    f"{name}@{version} still runs: dmsc service stop {name} {version} ({error.text})"
+                )
 
         stack.push_async_callback(stop)
         return name, version
@@ -106,7 +107,9 @@ class ServiceChaos:
                 names = ", ".join(each.version for each in service.versions) or "none"
                 raise BadInput(f"service {name} has no version {wanted or 'with traffic'}; it has {names}")
             if version.state in (VersionState.REFUSED, VersionState.RETIRED):
-                raise BadInput(f"{name}@{version.version} is {version.state}: {version.reason or 'no reason'}")
+                raise BadInput(
+                    f"{name}@{version.version} is {version.state}: {version.reason or 'no reason'}"
+                )
             if version.state is VersionState.READY:
                 break
             if version.state != said:
@@ -114,7 +117,9 @@ class ServiceChaos:
                 said = version.state
             await asyncio.sleep(self._chaos.times.look_every_s)
         if version.kind != "generate":
-            raise BadInput(f"{name} answers with tensors; chaos compares the tokens of services that generate")
+            raise BadInput(
+                f"{name} answers with tensors; chaos compares the tokens of services that generate"
+            )
         return version
 
     # --- the two runs -------------------------------------------------------------------------------------

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from dmsc.chaos import plot
 from dmsc.chaos.report import InjectedFault, quantile
-from dmsc.chaos.services.load import LoadAnswer, AnswerVerdict, judge, pieces_per_s
+from dmsc.chaos.services.load import AnswerVerdict, LoadAnswer, judge, pieces_per_s
 
 SAID = 5
 """Wrong answers that are listed; the others are counted."""
@@ -23,7 +22,7 @@ SAID = 5
 
 @dataclass(frozen=True, kw_only=True)
 class FaultWait:
-    """What one fault cost the answers that were under way; `wait_s` is that of the one that waited longest."""
+    """What one fault cost the answers under way; `wait_s` is that of the one that waited longest."""
 
     fault: int
     kind: str
@@ -101,7 +100,9 @@ class ServiceChaosReport:
             if (verdict := judge(answer, self.references[answer.request])) is not AnswerVerdict.EQUAL
         ]
         for answer, verdict in wrong[:SAID]:
-            what = answer.error or f"{answer.text[-24:]!r} beside {self.references[answer.request].text[-24:]!r}"
+            what = (
+                answer.error or f"{answer.text[-24:]!r} beside {self.references[answer.request].text[-24:]!r}"
+            )
             lines.append(f"request {answer.request} {verdict.value}: {what}")
         if len(wrong) > SAID:
             lines.append(f"{len(wrong) - SAID} more answers are not as undisturbed")
@@ -205,7 +206,7 @@ class ServiceChaosReport:
 
 
 def svg(report: ServiceChaosReport) -> str:
-    """The SVG: pieces/s over seconds, the undisturbed run's rate as a dashed line, a labelled line per fault."""
+    """The SVG: pieces/s over seconds, the undisturbed run's rate as a dashed line, a line per fault."""
     rates, (began, ended) = report.rates(240)
     slice_s = (ended - began) / max(1, len(rates))
     points = [

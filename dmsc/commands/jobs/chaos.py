@@ -30,7 +30,8 @@ Say = Callable[[str], None]
 
 def chaos(
     job: Annotated[
-        str, argument("JOB", "A job file, the id of a running job, or service:NAME (or service:NAME@VERSION).")
+        str,
+        argument("JOB", "A job file, the id of a running job, or service:NAME (or service:NAME@VERSION)."),
     ],
     seed: Annotated[
         int, option("--seed", "The seed of the fault plan; the same seed gives the same plan.", min=0)

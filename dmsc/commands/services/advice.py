@@ -14,9 +14,7 @@ def of_list(services: Sequence[ModelService]) -> list[str]:
     if not services:
         return [FIRST]
     living = [service for service in services if service.state is not ServiceState.STOPPED]
-    return [
-        f"{service.service}: {line}" for service in living for line in _troubles(service)
-    ]
+    return [f"{service.service}: {line}" for service in living for line in _troubles(service)]
 
 
 def of_service(service: ModelService) -> list[str]:
@@ -29,8 +27,8 @@ def of_service(service: ModelService) -> list[str]:
         if _is_idle(service, version):
             share = f"{service.stable or 'OTHER'}=95 {version.version}=5"
             lines.append(
-                f"{version.version} is ready and gets no traffic: dmsc service traffic {name} {share}, or have "
-                f"it answer copies only: dmsc service shadow {name} {version.version}"
+                f"{version.version} is ready and gets no traffic: dmsc service traffic {name} {share}, "
+                f"or have it answer copies only: dmsc service shadow {name} {version.version}"
             )
     if service.history:
         last = service.history[-1]
@@ -42,11 +40,11 @@ def of_service(service: ModelService) -> list[str]:
 def _troubles(service: ModelService) -> Iterator[str]:
     name = service.service
     for version in service.versions:
-        state, why = version.state.value, f" ({version.reason})" if version.reason else ""
+        job, state, why = version.job, version.state.value, f" ({version.reason})" if version.reason else ""
         if state == "deploying":
-            yield f"{version.version} is not ready yet{why}: dmsc queue {version.job}, dmsc logs --job {version.job}"
+            yield f"{version.version} is not ready yet{why}: dmsc queue {job}, dmsc logs --job {job}"
         elif state == "impaired":
-            yield f"{version.version} has a stage without anybody{why}: dmsc faults, dmsc logs --job {version.job}"
+            yield f"{version.version} has a stage without anybody{why}: dmsc faults, dmsc logs --job {job}"
         elif state == "refused":
             yield (
                 f"{version.version} was refused{why}; mend that, and deploy it under another name: "

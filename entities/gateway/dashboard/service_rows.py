@@ -86,7 +86,7 @@ class ServiceFiguresBook:
     def lately(
         self, services: Collection[str], gateways: Collection[str], now: float
     ) -> dict[tuple[str, str], Lately]:
-        """(service, version) → what happened lately. `gateways`: those that are there: others answer nobody."""
+        """(service, version) → what happened lately. `gateways`: those that are there."""
         found: dict[tuple[str, str], list[_Spell]] = {}
         for (service, version, gateway), spell in self._spells.items():
             if service in services and gateway in gateways:
@@ -115,7 +115,7 @@ class ServiceFiguresBook:
         return Lately(dict(per_s), +counts, tokens, tuple(first_token), sessions, waiting)
 
     def _before(self, spell: _Spell, now: float) -> tuple[VersionFigures | None, float]:
-        """The figures at the window's begin, None where the gateway began later, and the seconds since then."""
+        """The figures at the window's begin, None if the gateway began later; and the seconds since then."""
         begin = now - self._times.window_s
         before = None
         for told in spell.told:

@@ -81,4 +81,4 @@ class FiguresPublisher:
         yield metrics.SERVICE_WAITING(figures.waiting, **names)
         below = tuple(accumulate(figures.first_token))
         spread = metrics.Distribution(FIRST_TOKEN_S, below, figures.first_token_s)
-        yield metrics.SERVICE_FIRST_TOKEN_S(spread, **names)
+        yield metrics.SERVICE_FIRST_TOKEN_S.spread(spread, **names)

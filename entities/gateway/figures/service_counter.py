@@ -103,7 +103,9 @@ class ServiceCounter:
             count = VersionCount(generation.job)  # a version of that name was removed, and is another one now
         self._versions[key] = count
         if len(self._versions) > KEPT:
-            idle = next((each for each, kept in self._versions.items() if not (kept.open or kept.predicting)), key)
+            idle = next(
+                (each for each, kept in self._versions.items() if not (kept.open or kept.predicting)), key
+            )
             if idle != key:
                 del self._versions[idle]
                 self._told.pop(idle, None)

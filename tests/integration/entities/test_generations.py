@@ -388,7 +388,7 @@ async def test_what_is_answered_is_counted_and_a_tap_shows_nothing_of_it(
 
         listening = asyncio.create_task(listen())
         assert (await complete(http, text, logprobs=2, stop="okapi stop")).status_code == 200
-        keyed = RUTH | {"Idempotency-Key": "okapi"}
+        keyed = RUTH | {"Idempotency-Key": "once"}
         chat = {"model": "letters", "messages": [{"role": "user", "content": text}], "stream": True}
         chat |= {"max_completion_tokens": 8, "temperature": 0}
         asked = await http.post("/v1/chat/completions", json=chat, headers=keyed)

@@ -24,11 +24,11 @@ def answer(request: int = 0, began: float = 0.0, *, every_s: float = 0.1, **more
         "text": "whole",
         "finish": "length",
     }
-    return LoadAnswer(**(fields | more))  # type: ignore[arg-type]
+    return LoadAnswer(**(fields | more))
 
 
 def fault(number: int, at: float, kind: FaultKind = FaultKind.INSTANCE, **more: object) -> InjectedFault:
-    return InjectedFault(number=number, kind=kind, at=at, victim="j-s0-r0", **more)  # type: ignore[arg-type]
+    return InjectedFault(number=number, kind=kind, at=at, victim="j-s0-r0", **more)
 
 
 def report(answers: list[LoadAnswer], faults: list[InjectedFault]) -> ServiceChaosReport:

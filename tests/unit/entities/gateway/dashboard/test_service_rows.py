@@ -30,7 +30,12 @@ def version(name: str = "v1", **more: object) -> ServedVersion:
 
 
 def served(*versions: ServedVersion, name: str = "chat", **more: object) -> ModelService:
-    fields = {"service": name, "user": "ruth", "versions": versions or (version(),), "weights": {"v1": 10_000}}
+    fields = {
+        "service": name,
+        "user": "ruth",
+        "versions": versions or (version(),),
+        "weights": {"v1": 10_000},
+    }
     return ModelService.model_validate(fields | {"stable": "v1"} | more)
 
 
