@@ -277,9 +277,7 @@ async def test_a_frozen_gateway_writes_nothing_any_more(
     texts = [line.removeprefix("data: ") for line in rest.text.splitlines() if line.startswith("data: ")]
     assert texts[-1] == "[DONE]"
     assert text_of(texts) == whole
-    assert whole.startswith(text_of([*begun, *later])), (
-        "what the frozen one says is a part of it"
-    )
+    assert whole.startswith(text_of([*begun, *later])), "what the frozen one says is a part of it"
     await eventually(lambda: id in log_of(own, "gateway-a").partition("generation over")[2])
     entry = await witness.bus.bucket(subjects.GENERATION).get(leader=True, id=id)
     assert entry is not None
