@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from bus.files.artifacts import Artifacts
@@ -98,7 +99,7 @@ async def _line_of(artifacts: Artifacts, stored: StoredTensor) -> str:
     digest = hashlib.sha256()
     if stored.end > stored.start:
         async for piece in artifacts.open_range(stored.shard, stored.start, stored.end - stored.start):
-            await in_thread(lambda data=piece: digest.update(data))
+            await in_thread(partial(digest.update, piece))
     return _line(stored, digest.hexdigest())
 
 

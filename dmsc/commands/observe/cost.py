@@ -77,7 +77,8 @@ def cost(
     else:
         statement = _of_recording(recording, prices, key, mesh)
     lines = (*statement.lines, *_sums(statement))
-    columns, rows = COLUMNS, [_row(line) for line in lines]
+    columns: tuple[str, ...] = COLUMNS
+    rows = [_row(line) for line in lines]
     if any(line.tokens or line.prompt_tokens for line in lines):
         columns = (*COLUMNS, *OF_SERVICES)
         rows = [(*row, *_tokens(line)) for row, line in zip(rows, lines, strict=True)]
