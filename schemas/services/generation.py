@@ -61,6 +61,10 @@ class Generation(Message, wire="serve.generation"):
     mirrored: bool = Field(False, description="a copy, for a version in shadow")
     began: Time = 0.0
     ended: Literal["", "stop", "length", "cancelled", "failed"] = ""
+    mirrored: bool = Field(False, description="a copy, for a version in shadow")
+    charged: int | None = Field(
+        None, ge=0, description="tokens of its answer that are in its user's account; none: nor is the prompt"
+    )
 
 
 class BindSession(Message, wire="serve.bind"):
@@ -91,6 +95,8 @@ class SessionLoad(Part):
     free_rows: int = Field(0, description="tokens that its cache has room for")
     rows: int = Field(0, description="tokens that its cache has room for in all")
     wave_ms: float = Field(0.0, description="milliseconds of a wave, smoothed")
+    busy_s: float = Field(0.0, ge=0, description="seconds that it computed what was new, since it serves")
+    recomputed_s: float = Field(0.0, ge=0, description="likewise, of rows that another one had computed")
 
 
 class SessionBound(Message, wire="serve.bound"):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from dmsc.console.command_app import CommandApp, argument, option
 from dmsc.console.exit_codes import bad_input
 from dmsc.console.option_groups import GatewayQuery
+from dmsc.console.options import print_text
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -26,6 +27,8 @@ def list_(mesh: GatewayQuery = GatewayQuery()) -> None:
 
     Example: dmsc service list
     """
+    from dmsc.commands.services.advice import of_list
+
     found = mesh.ask(lambda client: client.services())
     rows = [
         (
@@ -40,6 +43,7 @@ def list_(mesh: GatewayQuery = GatewayQuery()) -> None:
     ]
     columns = ("service", "state", "traffic", "versions", "stable", "user")
     mesh.show_table({"services": found}, columns, rows)
+    _advise(mesh, of_list(found))
 
 
 @app.command()
@@ -53,6 +57,8 @@ def show(
     Example: dmsc service show chat
     """
     from time import localtime, strftime
+
+    from dmsc.commands.services.advice import of_service
 
     found = mesh.ask(lambda client: client.service(service))
     if history:
@@ -69,6 +75,7 @@ def show(
         mesh.show_table(found, ("at", "change", "traffic", "by", "why"), rows)
         return
     mesh.show_table(found, COLUMNS, [_row(found, each) for each in found.versions])
+    _advise(mesh, of_service(found))
 
 
 @app.command()
@@ -197,6 +204,12 @@ def _ramp(service: str, wanted: dict[str, list[int]], every: str, why: str, mesh
         return asyncio.sleep(every_s)
 
     _say(mesh, mesh.ask(lambda client: ramp(client, service, version, steps, pause, why=why, done=done)))
+
+
+def _advise(mesh: GatewayQuery, lines: list[str]) -> None:
+    """Prints what to do next, for people only."""
+    for line in () if mesh.json else lines:
+        print_text(line)
 
 
 def _say(mesh: GatewayQuery, service: ModelService) -> None:

@@ -6,13 +6,15 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from bus import subjects
 from bus.connection import Bus
+from entities.gateway.generation.held_requests import HeldRequests, HoldConfig
 from entities.gateway.generation.path_choice import choose_path
 from entities.gateway.generation.prompts import Prompts, of_chat, of_completion
 from entities.gateway.generation.service_book import RequestKey, ServiceBook
@@ -47,6 +49,7 @@ class GenerationConfig:
     chat_tokens: int = 4_096
     most_shadows: int = 32
     rate: TokenRate = field(default_factory=TokenRate)
+    hold: HoldConfig = field(default_factory=HoldConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +89,15 @@ class GenerationOperations:
         self._gateway = gateway
         self._prompts = prompts
         self._config = config
+        self.held = HeldRequests(bus, book, keeper.is_staffed, config.hold)
+        """Requests that wait for a version to start."""
+        self.on_prediction: Callable[[Generation], None] = lambda generation: None
+        """Is called with each request for tensors that was answered."""
         self._rates = TokenBuckets(config.rate)
         self.outcomes = OutcomeReports(bus, gateway, self.book.living)
         self._shadows = Shadows(keeper, self.outcomes, config.most_shadows)
+        self.counted: Callable[[Generation], AbstractContextManager[None]] = lambda _: nullcontext()
+        """Surrounds each prediction, and counts it."""
 
     def models(self) -> tuple[ServedModel, ...]:
         """Each service, and each of its versions."""
@@ -115,7 +124,7 @@ class GenerationOperations:
     async def complete(self, body: CompletionBody, access: AccessDecision, key: str | None) -> Answering:
         """Begins the answers to a completion. `key`: the request's idempotency key."""
         sticky = RequestKey.of(access.user, body.user, key)
-        service, version = self._version(body, access, sticky)
+        service, version = await self._awake(*self._version(body, access, sticky), access)
         tokenizer = await self._prompts.tokenizer(version)
         prompts = await of_completion(body, tokenizer, version.vocabulary)
         if len(prompts) * body.n > MOST_CHOICES:
@@ -130,7 +139,7 @@ class GenerationOperations:
     async def chat(self, body: ChatBody, access: AccessDecision, key: str | None) -> Answering:
         """Begins the answers to a conversation."""
         sticky = RequestKey.of(access.user, body.user, key)
-        service, version = self._version(body, access, sticky)
+        service, version = await self._awake(*self._version(body, access, sticky), access)
         tokenizer = await self._prompts.tokenizer(version)
         prompt = await of_chat(body, tokenizer, version.vocabulary)
         likeliest = (body.top_logprobs or 0) if body.logprobs else None
@@ -174,6 +183,7 @@ class GenerationOperations:
         service, version = self.book.version(model, sticky.text)
         if version.kind == "generate":
             raise BadInput(f"{model} generates tokens; ask it at /v1/completions", param="model")
+        service, version = await self._awake(service, version, access)
         generation = Generation(
             id=secrets.token_hex(16),
             service=service.service,
@@ -186,7 +196,8 @@ class GenerationOperations:
         )
         draw, now = self.book.draw(model, service, version, sticky), asyncio.get_running_loop().time
         try:
-            answer = await self._predicted(generation, inputs)
+            with self.counted(generation):
+                answer = await self._predicted(generation, inputs)
         except DmscError as error:
             self.outcomes.predicted(draw, now(), error)
             raise
@@ -194,7 +205,8 @@ class GenerationOperations:
             self.outcomes.predicted(draw, now())
             raise
         self.outcomes.predicted(draw, now())
-        return version, answer
+        # The first stage speaks for itself alone; the version's record knows of all.
+        return version, answer.model_copy(update={"exact": answer.exact and bool(version.exact)})
 
     async def _predicted(self, generation: Generation, inputs: Sequence[NamedTensor]) -> Predicted:
         ports, job = self.keeper.ports, generation.job
@@ -209,9 +221,20 @@ class GenerationOperations:
             sid=path[0].sid,
         )
         ports.said(path[0].sid, answer.load)
+        self.on_prediction(generation)
         return answer
 
     # --- parts ----------------------------------------------------------------------------------------------
+    async def _awake(
+        self, service: ModelService, version: ServedVersion, access: AccessDecision
+    ) -> tuple[ModelService, ServedVersion]:
+        """The version once it has instances: one that gave its slots back starts with this request.
+
+        Raises:
+            Unavailable: it did not start in time, or too many requests wait already.
+        """
+        return await self.held.until_awake(service, version, access.user)
+
     def _version(
         self, body: SampledBody, access: AccessDecision, key: RequestKey
     ) -> tuple[ModelService, ServedVersion]:

@@ -24,7 +24,9 @@ SCOPE = "mesh"
 """The key of the one salt."""
 
 ANSWERING = frozenset({VersionState.READY, VersionState.IMPAIRED})
-"""Versions that take requests: an impaired one has its lost instances replaced in a moment."""
+"""Versions that answer: an impaired one has its lost instances replaced in a moment."""
+ASKABLE = ANSWERING | {VersionState.IDLE}
+"""Versions that take requests: an idle one starts with the first (`held_requests`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,8 @@ class ServiceBook:
 
         A key keeps its version for as long as that one's weight does not fall.
 
+        The version may be idle, see `HeldRequests`.
+
         Raises:
             NotFound: there is no such service or version; the text names those that there are.
             Unavailable: it has no version that answers now.
@@ -140,7 +144,7 @@ class ServiceBook:
             raise NotFound(
                 f"the model {model!r} does not exist; there are: {names}", reason=MODEL, param="model"
             )
-        if version.state not in ANSWERING:
+        if version.state not in ASKABLE:
             why = f" ({version.reason})" if version.reason else ""
             raise Unavailable(f"{name}@{chosen} is {version.state}{why}", retry_after_s=2.0)
         return service, version
@@ -148,7 +152,7 @@ class ServiceBook:
     def _chosen(self, service: ModelService, key: str) -> str | None:
         """The version that a key gets. The keys of one that does not answer go to the heaviest that does."""
         owner = self._owner(service, key)
-        answering = {each.version for each in service.versions if each.state in ANSWERING}
+        answering = {each.version for each in service.versions if each.state in ASKABLE}
         if owner is None or owner in answering:
             return owner
         left = {version: weight for version, weight in service.weights.items() if version in answering}
