@@ -58,7 +58,6 @@ class Generation(Message, wire="serve.generation"):
     model: str = Field("", max_length=200, description="as the request named it")
     shape: Literal["completion", "chat"] = Field("completion", description="of the answer")
     usage: bool = Field(False, description="whether a stream ends with the number of tokens")
-    mirrored: bool = Field(False, description="a copy, for a version in shadow")
     began: Time = 0.0
     ended: Literal["", "stop", "length", "cancelled", "failed"] = ""
     mirrored: bool = Field(False, description="a copy, for a version in shadow")

@@ -94,7 +94,7 @@ class ServiceFiguresBook:
         return {key: self._sum(spells, now) for key, spells in found.items()}
 
     def _sum(self, spells: Iterable[_Spell], now: float) -> Lately:
-        per_s: Counter[str] = Counter()
+        per_s: defaultdict[str, float] = defaultdict(float)
         counts: Counter[str] = Counter()
         first_token = [0] * (len(FIRST_TOKEN_S) + 1)
         tokens = 0.0

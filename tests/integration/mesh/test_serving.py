@@ -236,6 +236,7 @@ async def test_a_version_with_damaged_weights_goes_back_by_itself(
     own.retire("policy")
     await client.stop_service("judged")
 
+
 # --- by load, to zero, and back ----------------------------------------------------------------------------
 async def version_of(client: AsyncClient, service: str) -> ServedVersion:
     (version,) = (await client.service(service)).versions

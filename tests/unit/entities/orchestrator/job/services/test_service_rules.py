@@ -238,6 +238,7 @@ def test_the_history_says_what_was_done() -> None:
         *("deploy", "traffic", "promote", "rollback", "shadow", "stop")
     ]
 
+
 def test_an_idle_version_may_get_traffic_and_be_gone_back_to() -> None:
     idle = both(versions=(version("v1", VersionState.IDLE), version("v2")), weights={"v2": WHOLE})
     shared = ordered(idle, order("traffic", weights={"v1": 4_000, "v2": 6_000}), 1.0)
