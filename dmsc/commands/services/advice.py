@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from schemas.services.model_service import ModelService, ServedVersion, ServiceState
+from schemas.services.model_service import ModelService, ServedVersion, ServiceState, TrafficChange
 
 FIRST = "no model is served; serve what a job has trained: dmsc serve JOB --service NAME"
 
@@ -24,17 +24,41 @@ def of_service(service: ModelService) -> list[str]:
         return [f"{name} is stopped; a version begins it anew: dmsc serve FILE --service {name}"]
     lines = list(_troubles(service))
     for version in service.versions:
-        if _is_idle(service, version):
+        if (back := went_back(service, version.version)) is not None:
+            lines.append(
+                f"{version.version} went back ({back.by}): {back.why}; mend it, and deploy it under another "
+                f"name: dmsc serve FILE --service {name} --version NAME"
+            )
+        elif _is_idle(service, version):
             share = f"{service.stable or 'OTHER'}=95 {version.version}=5"
             lines.append(
                 f"{version.version} is ready and gets no traffic: dmsc service traffic {name} {share}, "
                 f"or have it answer copies only: dmsc service shadow {name} {version.version}"
             )
+    if len(service.weights) > 1 and service.stable not in service.weights:
+        lines.append(
+            f"nobody is compared, for the stable version ({service.stable}) gets no traffic: give it a part "
+            f"(dmsc service traffic {name} …)"
+        )
     if service.history:
         last = service.history[-1]
         why = f": {last.why}" if last.why else ""
         lines.append(f"traffic as {last.by} set it{why}; all changes: dmsc service show {name} --history")
     return lines
+
+
+def went_back(service: ModelService, version: str) -> TrafficChange | None:
+    """The rollback by which a version that is ready lost its traffic; None: it was none."""
+    found = service.version(version)
+    if found is None or not _is_idle(service, found):
+        return None
+    before: TrafficChange | None = None
+    lost_by: TrafficChange | None = None
+    for change in service.history:
+        if before is not None and before.weights.get(version) and not change.weights.get(version):
+            lost_by = change
+        before = change
+    return lost_by if lost_by is not None and lost_by.action == "rollback" else None
 
 
 def _troubles(service: ModelService) -> Iterator[str]:

@@ -23,8 +23,8 @@ from entities.gateway.generation.session_keeper import SessionKeeper
 from entities.gateway.generation.session_machine import ChoosePath
 from entities.gateway.generation.shadowing import Shadows
 from entities.gateway.generation.token_rates import TokenBuckets, TokenRate
-from entities.gateway.outcomes.outcome_reports import OutcomeReports, is_judged
-from entities.gateway.outcomes.request_outcome import RequestDraw
+from entities.gateway.outcomes.outcome_reports import OutcomeReports, is_judged, is_shared
+from entities.gateway.outcomes.request_outcome import MEASURED, RequestDraw
 from entities.tokens.byte_tokens import Tokenizer
 from schemas.errors import BadInput, DmscError, NotFound, RateLimited, Unavailable
 from schemas.services.completion import MOST_CHOICES, ChatBody, CompletionBody, SampledBody, ServedModel
@@ -65,10 +65,20 @@ class Answering:
     def first(self) -> Generation:
         return self.sessions[0].generation
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether versions are compared by it."""
+        return bool(self.sessions[0].owed)
+
+    async def begun(self) -> bool:
+        """Waits for its first token, or its end. True."""
+        await self.sessions[0].until(1)
+        return True
+
     def cancel(self) -> None:
         """Its client is gone, or has all that it wants. Sessions that are over stay as they are."""
         for session in self.sessions:
-            session.cancel()
+            session.leave()
 
 
 class GenerationOperations:
@@ -328,6 +338,7 @@ class GenerationOperations:
         answering = Answering(draw.service, draw.version, tokenizer, sessions)
         for session in sessions[:1]:  # one draw, one outcome
             session.on_over(partial(self.outcomes.ended, draw))
+            session.owed = MEASURED if draw.is_drawn and is_shared(draw.service) else 0
         try:
             for each in begun:
                 if isinstance(each, BaseException):

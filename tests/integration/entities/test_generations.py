@@ -6,14 +6,12 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
-import pytest
 
 from bus import subjects
-from bus.connection import Bus
 from bus.tap.live_tap import Tap
 from bus.tap.message import TappedMessage
 from dmsc.metrics.exposition import Exposition
@@ -25,6 +23,7 @@ from tests.integration.entities.conftest import Dial, Start, bearer
 from tests.integration.entities.serving_stand_in import RUTH, Served, answer_to, complete, deploy
 from tests.patience import PATIENCE_S
 from tests.waiting import eventually
+
 
 class EventReader:
     """An open stream, read event by event: pairs of id and data."""

@@ -113,6 +113,8 @@ async def _answered(
     if answering is None:
         return Response(status_code=CLIENT_LEFT)
     if body.stream:
+        if not await _may_begin(request, answering):
+            return Response(status_code=CLIENT_LEFT)
         return _stream(context, request, bearer, answering, 0)
     facts: RequestFacts = request.scope["dmsc"]
     facts.identity = f"user {access.user}"
@@ -125,6 +127,24 @@ async def _answered(
     if whole is None:
         return Response(status_code=CLIENT_LEFT)
     return answer(whole, headers=_headers(answering))
+
+
+async def _may_begin(request: Request, answering: Answering) -> bool:
+    """Whether the client is still there when the answer may begin.
+
+    Headers say which version answers. Where versions are compared that is told with the first token: who knew
+    it before could go on with one version's slow answers alone (ADR-0150).
+    """
+    if not answering.is_measured:
+        return True
+    try:
+        begun = await unless_left(request, answering.begun())
+    except BaseException:
+        answering.cancel()
+        raise
+    if begun is None:
+        answering.cancel()
+    return begun is not None
 
 
 def service_of(model: str) -> str:
