@@ -8,42 +8,27 @@ from hashlib import blake2b
 
 from bus import subjects
 from bus.connection import Bus
-from bus.logs import get_logger
 from bus.messaging.key_value import Change
-from schemas.errors import DmscError, NotFound, Unavailable
+from entities.patient_watch import watching
+from schemas.errors import NotFound, Unavailable
 from schemas.services.generation import Generation
 from schemas.services.model_service import WHOLE, ModelService, ServedVersion, ServiceState, VersionState
-
-log = get_logger("gateway")
 
 ANSWERING = frozenset({VersionState.READY, VersionState.IMPAIRED})
 """Versions that take requests: an impaired one has its lost instances replaced in a moment."""
 
 
 class ServiceBook:
-    """Services by name, kept by a watch.
+    """Services by name, kept by a watch."""
 
-    `retry_s`: between attempts to begin it while the bus is not ready.
-    """
-
-    def __init__(self, bus: Bus, retry_s: float = 0.5) -> None:
+    def __init__(self, bus: Bus) -> None:
         self._bucket = bus.bucket(subjects.MODEL_SERVICE)
-        self._retry_s = retry_s
         self._services: dict[str, ModelService] = {}
 
     async def run(self) -> None:
         """Watches the bucket until cancelled."""
-        while True:
-            try:
-                watch = await self._bucket.watch(self._changed)
-                break
-            except DmscError as error:
-                log.info("services can't be watched yet", code=error.code, error=error.text)
-                await asyncio.sleep(self._retry_s)
-        try:
+        async with watching(self._bucket, self._changed):
             await asyncio.get_running_loop().create_future()
-        finally:
-            await watch.stop()
 
     async def _changed(self, change: Change) -> None:
         if isinstance(change.message, ModelService):
