@@ -7,7 +7,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -70,9 +70,11 @@ class Answering:
         """Whether versions are compared by it."""
         return bool(self.sessions[0].owed)
 
-    async def begun(self) -> bool:
-        """Waits for its first token, or its end. True."""
-        await self.sessions[0].until(1)
+    async def begun(self, most_s: float) -> bool:
+        """Waits for its first token, its end, or so long. True."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(most_s):
+                await self.sessions[0].until(1)
         return True
 
     def cancel(self) -> None:

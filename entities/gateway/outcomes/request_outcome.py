@@ -61,12 +61,10 @@ class AnswerTrace:
 def outcome_of(draw: RequestDraw, trace: AnswerTrace) -> AnsweredRequest | None:
     """The outcome; None: it says nothing of the version.
 
-    A client that leaves before the first token has waited at least so long. Of an answer that another writer
-    goes on with there is what came before: nobody knew who answers until its first token.
+    An answer that ends before its first token, or that another writer goes on with, has been waited for at
+    least so long.
     """
     version, key = draw.version.version, draw.key
-    if trace.ended == "fenced" and trace.first_at is None:
-        return None
     if trace.ended == "failed":
         code = trace.failure.partition(":")[0]
         if code in NOT_TO_BLAME:
@@ -75,7 +73,7 @@ def outcome_of(draw: RequestDraw, trace: AnswerTrace) -> AnsweredRequest | None:
     first_at = trace.over_at if trace.first_at is None else trace.first_at
     per_token_s = None
     measured = min(trace.tokens, MEASURED)
-    is_cut = trace.ended == "fenced" and measured < MEASURED
+    is_cut = trace.ended in ("cancelled", "fenced") and measured < MEASURED
     if measured > 1 and not is_cut and trace.first_at is not None and trace.measured_at is not None:
         per_token_s = max(0.0, trace.measured_at - trace.first_at) / (measured - 1)
     return AnsweredRequest(

@@ -113,7 +113,7 @@ async def _answered(
     if answering is None:
         return Response(status_code=CLIENT_LEFT)
     if body.stream:
-        if not await _may_begin(request, answering):
+        if not await _may_begin(request, answering, context.config.events.keepalive_s):
             return Response(status_code=CLIENT_LEFT)
         return _stream(context, request, bearer, answering, 0)
     facts: RequestFacts = request.scope["dmsc"]
@@ -129,16 +129,17 @@ async def _answered(
     return answer(whole, headers=_headers(answering))
 
 
-async def _may_begin(request: Request, answering: Answering) -> bool:
+async def _may_begin(request: Request, answering: Answering, silence_s: float) -> bool:
     """Whether the client is still there when the answer may begin.
 
     Headers say which version answers. Where versions are compared that is told with the first token: who knew
-    it before could go on with one version's slow answers alone (ADR-0150).
+    it before could go on with one version's slow answers alone (ADR-0150). After `silence_s` it begins all
+    the same, so that the connection lives.
     """
     if not answering.is_measured:
         return True
     try:
-        begun = await unless_left(request, answering.begun())
+        begun = await unless_left(request, answering.begun(silence_s))
     except BaseException:
         answering.cancel()
         raise
