@@ -21,8 +21,8 @@ log = get_logger("generation")
 
 @dataclass(frozen=True, kw_only=True)
 class OutcomeConfig:
-    """`every_s`: seconds between two reports; `last_s`: for those of a gateway that stops; `most_waiting`: reports
-    that wait until the next one.
+    """`every_s`: seconds between two reports; `last_s`: for those of a gateway that stops; `most_waiting`:
+    reports that wait until the next one.
     """
 
     every_s: float = 0.5

@@ -12,7 +12,7 @@ from schemas.services.outcomes import AnsweredRequest
 NOT_TO_BLAME = frozenset({"full", "context_length_exceeded"})
 """Failures that say nothing of a version's weights and code: too few instances, or too short a context."""
 MEASURED = 16
-"""Tokens of an answer by which a version's speed is judged: the first ones, whether its client stays or not."""
+"""Tokens of an answer by which a version's speed is judged: the first ones, whether its client stays."""
 ASKED_WRONGLY = (BadInput, BusUnreachable, Conflict, NotFound, RateLimited, Refused)
 
 

