@@ -206,8 +206,8 @@ class FollowedJob:
     async def until_all_but_held(self, held: str, step: int) -> None:
         """Every microbatch of a stage is in the sum of another replica, or waits at this one, `held`.
 
-        That one is asked again and again: its last microbatch may reach it after the others have summed theirs,
-        and nobody says so.
+        That one is asked again and again: its last microbatch may reach it after the others have summed
+        theirs, and nobody says so.
         """
         stage = held.split("-")[0]
         others = [unit for unit in self.units() if unit.startswith(f"{stage}-") and unit != held]

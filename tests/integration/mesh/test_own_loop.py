@@ -52,7 +52,7 @@ def shape(
 
 
 def test_an_instance_leaves_a_slow_slot_for_a_free_one(own_mesh: Mesh, slots: EmulatedSlots) -> None:
-    job = own_mesh.client.submit(shape("slowed", steps=60)).job
+    job = own_mesh.client.submit(shape("slowed", steps=45, pad_ms=2 * PAD_MS)).job
     story, slow = [], 1
     for event in own_mesh.client.events(job):
         story += [f"{event.kind}: {event.text}"] if event.text else []

@@ -25,6 +25,8 @@ SLOTS = 2
 """In each of two clusters."""
 LONG = 100_000
 """Steps of a job that is cancelled."""
+PAD_MS = 50.0
+"""Few long steps last as long as many short ones, and cost the machine less."""
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +87,9 @@ async def test_a_parked_job_precedes_one_that_never_started(own: OwnMesh, witnes
     await said(witness, never, "slots")  # more than there are: it holds nobody up
     holder = await witness.submit(of_slots("holds-one", 1, LONG))
     # Slow, so that it does not end before it is parked.
-    parked = await witness.submit(padded(of_slots("parked", 1, 40), pad_ms=25.0))
+    parked = await witness.submit(padded(of_slots("parked", 1, 20), pad_ms=PAD_MS))
     await witness.until_step(holder, 1)
-    await witness.until_step(parked, 8)
+    await witness.until_step(parked, 4)
     await witness.ask("job.park", job=parked)
     await said(witness, parked, "parked by rita")
     own.start("agent-b")
@@ -105,9 +107,9 @@ async def test_a_job_parks_for_one_of_higher_priority_and_goes_on_to_the_same_bi
     own: OwnMesh, witness: Witness
 ) -> None:
     """Another job, of no priority, waits all the while: who has begun goes on before it."""
-    spec = padded(of_slots("low", 2 * SLOTS, 24), pad_ms=25.0)
+    spec = padded(of_slots("low", 2 * SLOTS, 12), pad_ms=PAD_MS)
     low = await witness.submit(spec.model_copy(update={"queue": QueueSpec(notice_s=0.2)}))
-    await witness.until_step(low, 3)
+    await witness.until_step(low, 1)
     behind = await witness.submit(of_slots("behind", 1))
     await said(witness, behind, "needs 1 slots")
     urgent = await witness.submit(of_slots("high", 2 * SLOTS))
@@ -118,7 +120,7 @@ async def test_a_job_parks_for_one_of_higher_priority_and_goes_on_to_the_same_bi
     assert parked.at - told.at >= 0.1, "it was told when it parked"
     over = (await done(witness, urgent))[-1].at
     await done(witness, low)
-    assert len([step async for step in steps(witness, low) if step.at < over]) < 24
+    assert len([step async for step in steps(witness, low) if step.at < over]) < 12
     assert await ran(witness, behind) > over
 
 
@@ -127,14 +129,14 @@ async def test_a_job_shrinks_for_others_and_grows_into_what_they_leave(witness: 
 
     By itself it would give slots back that bring it nothing: on a busy machine, four replicas may not.
     """
-    spec = padded(of_slots("wide", 1, LONG), pad_ms=25.0)
+    spec = padded(of_slots("wide", 1, LONG), pad_ms=PAD_MS)
     within = ReplicaRange(min=1, want=2, max=4)
     parallel = spec.parallel.model_copy(update={"replicas": within})
     alone = AutomationSpec(mode="off")
     wide = await witness.submit(spec.model_copy(update={"parallel": parallel, "automation": alone}))
     await until_working(witness, wide, 4)
-    guest = await witness.submit(padded(of_slots("guest", 1, 12), pad_ms=25.0))
-    second = await witness.submit(padded(of_slots("second", 2, 12), pad_ms=25.0))
+    guest = await witness.submit(padded(of_slots("guest", 1, 6), pad_ms=PAD_MS))
+    second = await witness.submit(padded(of_slots("second", 2, 6), pad_ms=PAD_MS))
     await said(witness, wide, f"makes room for {second}")
     shrunk = await until_working(witness, wide, 1)
     await done(witness, guest)
@@ -151,7 +153,7 @@ async def test_an_array_keeps_its_limit_over_a_new_leader_and_others_wait_for_al
 ) -> None:
     """All four slots are free; the orchestrator that took the array dies while its first job runs."""
     seeds = [{"training.seed": seed} for seed in (1, 2, 1)]
-    spec = padded(of_slots("seeds", 1, 8), pad_ms=25.0)
+    spec = padded(of_slots("seeds", 1, 4), pad_ms=PAD_MS)
     spec = spec.model_copy(update={"array": ArraySpec(members=tuple(seeds), limit=1)})
     array = await witness.ask("job.submit", spec=spec)
     assert isinstance(array, JobArray)
@@ -201,12 +203,11 @@ async def test_a_reservation_outlives_the_leader_that_promised_it(own: OwnMesh, 
 
 async def until_working(client: Witness, job: str, replicas: int, since: float = 0.0) -> JobEvent:
     """The first step since then that was computed by so many."""
-    return await client.until_event(
-        job,
-        lambda event: event.at > since
-        and event.result is not None
-        and len(event.result.shares) == replicas,
-    )
+
+    def works(event: JobEvent) -> bool:
+        return event.at > since and event.result is not None and len(event.result.shares) == replicas
+
+    return await client.until_event(job, works)
 
 
 async def steps(client: Witness, job: str) -> AsyncIterator[JobEvent]:
