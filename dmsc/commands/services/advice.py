@@ -42,7 +42,7 @@ def _troubles(service: ModelService) -> Iterator[str]:
     for version in service.versions:
         job, state, why = version.job, version.state.value, f" ({version.reason})" if version.reason else ""
         if state == "deploying":
-            yield f"{version.version} is not ready yet{why}: dmsc queue {job}, dmsc logs --job {job}"
+            yield f"{version.version} is not ready yet{why}: dmsc queue explain {job}, dmsc logs --job {job}"
         elif state == "impaired":
             yield f"{version.version} has a stage without anybody{why}: dmsc faults, dmsc logs --job {job}"
         elif state == "refused":

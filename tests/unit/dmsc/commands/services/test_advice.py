@@ -42,7 +42,7 @@ def test_each_trouble_has_its_command() -> None:
     assert [line.split()[0] for line in lines] == ["v1", "v2", "v3", "v4"]
     for line, words in zip(
         lines,
-        ("dmsc faults", "(waits for 2 slots): dmsc queue j-v2", "--version NAME", "v1=95 v4=5"),
+        ("dmsc faults", "(waits for 2 slots): dmsc queue explain j-v2", "--version NAME", "v1=95 v4=5"),
         strict=True,
     ):
         assert words in line
