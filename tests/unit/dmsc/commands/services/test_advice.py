@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dmsc.commands.services.advice import FIRST, of_list, of_service
+from dmsc.commands.services.advice import FIRST, of_list, of_service, of_status
 from schemas.services.model_service import (
     ModelService,
     ServedVersion,
@@ -47,6 +47,7 @@ def test_each_trouble_has_its_command() -> None:
     ):
         assert words in line
     assert all(line.startswith("chat: v") for line in of_list([troubled]))
+    assert [line.split()[2] for line in of_status([troubled])] == ["v1", "v2"]
     assert of_service(service(version("v1"), weights={})) == ["nobody answers: dmsc service promote chat v1"]
 
 
