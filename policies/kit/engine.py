@@ -285,9 +285,7 @@ class Engine:
     def due(self, now: float) -> float | None:
         """Seconds until a decision is due for some job (0: now), or None if nothing new was seen."""
         delays_s = [
-            self._wait_s(job, now)
-            for job in self._changed - self._disabled
-            if job in self.observations.jobs
+            self._wait_s(job, now) for job in self._changed - self._disabled if job in self.observations.jobs
         ]
         return None if self.suspended or not delays_s else min(delays_s)
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from schemas.services.model_service import ModelService, ServedVersion, ServiceState, TrafficChange
+from schemas.services.model_service import (
+    ModelService,
+    ServedVersion,
+    ServiceState,
+    TrafficChange,
+    VersionState,
+)
 
+REFUSED = VersionState.REFUSED
 FIRST = "no model is served; serve what a job has trained: dmsc serve JOB --service NAME"
 
 
@@ -15,6 +22,16 @@ def of_list(services: Sequence[ModelService]) -> list[str]:
         return [FIRST]
     living = [service for service in services if service.state is not ServiceState.STOPPED]
     return [f"{service.service}: {line}" for service in living for line in _troubles(service)]
+
+
+def of_status(services: Sequence[ModelService]) -> list[str]:
+    """The lines below `dmsc status`: versions that should answer and don't; refused ones never did."""
+    living = [service for service in services if service.state is not ServiceState.STOPPED]
+    return [
+        f"service {service.service}: {line}"
+        for service in living
+        for line in _troubles(service, [each for each in service.versions if each.state is not REFUSED])
+    ]
 
 
 def of_service(service: ModelService) -> list[str]:
@@ -61,12 +78,12 @@ def went_back(service: ModelService, version: str) -> TrafficChange | None:
     return lost_by if lost_by is not None and lost_by.action == "rollback" else None
 
 
-def _troubles(service: ModelService) -> Iterator[str]:
+def _troubles(service: ModelService, among: Iterable[ServedVersion] | None = None) -> Iterator[str]:
     name = service.service
-    for version in service.versions:
+    for version in service.versions if among is None else among:
         job, state, why = version.job, version.state.value, f" ({version.reason})" if version.reason else ""
         if state == "deploying":
-            yield f"{version.version} is not ready yet{why}: dmsc queue {job}, dmsc logs --job {job}"
+            yield f"{version.version} is not ready yet{why}: dmsc queue explain {job}, dmsc logs --job {job}"
         elif state == "impaired":
             yield f"{version.version} has a stage without anybody{why}: dmsc faults, dmsc logs --job {job}"
         elif state == "refused":

@@ -178,7 +178,7 @@ def _percents(share: str) -> tuple[str, list[int]]:
     version, equals, percents = share.partition("=")
     try:
         steps = [round(float(percent.removesuffix("%")) * 100) for percent in percents.split(",")]
-    except ValueError:
+    except (ValueError, OverflowError):  # the latter: inf
         equals, steps = "", []
     if not equals or not version:
         raise bad_input(f"{share}: write VERSION=PERCENT, such as v2=5")

@@ -135,14 +135,13 @@ class GenerationOperations:
 
     async def complete(self, body: CompletionBody, access: AccessDecision, key: str | None) -> Answering:
         """Begins the answers to a completion. `key`: the request's idempotency key."""
+        if (answers := len(body.prompts) * body.n) > MOST_CHOICES:  # before any text is tokenized
+            text = f"n: prompts times n are {answers} answers, and {MOST_CHOICES} are the most of one request"
+            raise BadInput(text, param="n")
         sticky = RequestKey.of(access.user, body.user, key)
         service, version = await self._awake(*self._version(body, access, sticky), access)
         tokenizer = await self._prompts.tokenizer(version)
         prompts = await of_completion(body, tokenizer, version.vocabulary)
-        if len(prompts) * body.n > MOST_CHOICES:
-            raise BadInput(
-                f"n: {len(prompts)} prompts times {body.n} are more than {MOST_CHOICES} answers", param="n"
-            )
         sampling = self._sampling(body, access, key, tokenizer, body.logprobs)
         template = self._generation(body, access, service, version, sampling, body.max_tokens)
         draw = self.book.draw(body.model, service, version, sticky)

@@ -18,7 +18,6 @@ from dmsc.metrics.exposition import Exposition
 from entities.gateway import Gateway, GatewayConfig
 from schemas.accounts import ServiceUse
 from schemas.envelope import EntityKind
-from schemas.services.generation import Generation
 from tests.integration.entities.conftest import Dial, Start, bearer
 from tests.integration.entities.serving_stand_in import RUTH, Served, answer_to, complete, deploy
 from tests.patience import PATIENCE_S
@@ -237,6 +236,8 @@ REFUSALS: tuple[tuple[dict[str, Any], int, str, str], ...] = (
     ({"prompt": ""}, 400, "bad_input", "prompt"),
     ({"prompt": [256]}, 400, "bad_input", "256"),
     ({"n": 17}, 400, "invalid_value", "n"),
+    ({"prompt": ["a", "b", "c"], "n": 6}, 400, "bad_input", "18 answers"),
+    ({"prompt": ["a"] * 100_000}, 400, "bad_input", "100000 answers"),
 )
 """A change of a request, its status and code, and words of its message."""
 
@@ -285,6 +286,8 @@ async def test_tensors_in_and_out(served: Served, http: httpx.AsyncClient) -> No
         ({"x": "text"}, "inputs.x"),
         ({"x": {"dtype": ["float32"], "values": [1]}}, "dtype"),
         ({"x" * 121: [1]}, "inputs"),
+        ({"x": [[]] * 300_000}, "more than 262,144 lists"),
+        ({"x": {"dtype": "bool", "shape": [4], "data": data}}, "0 or 1"),
     ):
         response = await ask(wrong)
         assert response.status_code == 422

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dmsc.commands.services.advice import FIRST, of_list, of_service
+from dmsc.commands.services.advice import FIRST, of_list, of_service, of_status
 from schemas.services.model_service import (
     ModelService,
     ServedVersion,
@@ -42,11 +42,12 @@ def test_each_trouble_has_its_command() -> None:
     assert [line.split()[0] for line in lines] == ["v1", "v2", "v3", "v4"]
     for line, words in zip(
         lines,
-        ("dmsc faults", "(waits for 2 slots): dmsc queue j-v2", "--version NAME", "v1=95 v4=5"),
+        ("dmsc faults", "(waits for 2 slots): dmsc queue explain j-v2", "--version NAME", "v1=95 v4=5"),
         strict=True,
     ):
         assert words in line
     assert all(line.startswith("chat: v") for line in of_list([troubled]))
+    assert [line.split()[2] for line in of_status([troubled])] == ["v1", "v2"]
     assert of_service(service(version("v1"), weights={})) == ["nobody answers: dmsc service promote chat v1"]
 
 
