@@ -26,14 +26,20 @@ class ScaleSpec(Part):
     token_ms: float | None = Field(
         None,
         gt=0,
+        le=3_600_000,
         description="most milliseconds from a token to the next; slower ones want more replicas; not given: "
         "only room counts",
     )
-    up_s: float = Field(3.0, ge=0, description="for how long more is needed before replicas come, seconds")
-    down_s: float = Field(60.0, ge=0, description="for how long fewer do before one leaves, seconds")
+    up_s: float = Field(
+        3.0, ge=0, le=86_400, description="for how long more is needed before replicas come, seconds"
+    )
+    down_s: float = Field(
+        60.0, ge=0, le=86_400, description="for how long fewer do before one leaves, seconds"
+    )
     idle_s: float = Field(
         300.0,
         gt=0,
+        le=31_536_000,
         description="with min: 0: for how long nobody asks before all slots are given back, seconds; the "
         "next request starts the version",
     )

@@ -240,6 +240,8 @@ def document(model: type[Part], path: str, value: object) -> dict[str, Any]:
         body["data"] = {"kind": "huggingface"}
     if path.startswith("data.data_set."):
         body["data"] = {"kind": "dataset", "source": "dataset://x@1"}
+    if path == "parallel.replicas.min":
+        body["serve"] = {"service": "x"}
     if path == "data.shuffle_window":
         body["data"] = {"kind": "feed", "feed": "f"}
     if path.removeprefix("data.") in TEXT_NUMBERS:

@@ -134,7 +134,9 @@ class VersionWatch:
         async with aclosing(self._bus.history(subjects.SERVICE_OUTCOMES, since=since)) as told_before:
             async for record in told_before:
                 told = record.message
-                service = shared.get(told.service) if isinstance(told, ServiceOutcomes) else None
+                if not isinstance(told, ServiceOutcomes):
+                    continue
+                service = shared.get(told.service)
                 if service is None or told.revision < service.shared_since:
                     continue
                 self._first.take(told, _granted(service))
