@@ -9,6 +9,7 @@ from pydantic import Field
 
 from schemas.base import Part, Token
 from schemas.marks import Url
+from schemas.services.aggregation import Aggregation
 
 SERVICE_NAME = r"^[a-z0-9][a-z0-9_-]{0,62}$"
 
@@ -46,6 +47,11 @@ class ServeSpec(Part):
     batch: int = Field(32, ge=1, le=4096, description="most requests of `predict` in one pass")
     tokenizer: Url | None = Field(
         None, description="`bytes`, or file, folder or URL of a tokenizer.json; not given: the weights' own"
+    )
+    aggregation: Aggregation | None = Field(
+        None,
+        description="how several answers become one where a request says nothing of it: first, vote, "
+        "weighted or attention; not given: one version answers",
     )
     chat_template: str | None = Field(
         None, max_length=65_536, description="Jinja template of chats; not given: the tokenizer's own"

@@ -25,6 +25,13 @@ from bus.mesh.registration import RegistrationClient
 from bus.messaging.handlers import Subscription
 from entities.gateway.accounts.operations import AccountOperations
 from entities.gateway.array_operations import ArrayOperations
+from entities.gateway.batches.batch_log import BatchLog
+from entities.gateway.batches.batch_runner import BatchConfig, BatchRunner
+from entities.gateway.batches.file_store import FileStore
+from entities.gateway.batches.operations import BatchOperations
+from entities.gateway.batches.unit_work import UnitWork
+from entities.gateway.calls.aggregated import AggregatedCalls, AggregationConfig
+from entities.gateway.calls.calls import ServiceCalls
 from entities.gateway.data_sets.operations import DataSetOperations
 from entities.gateway.data_sets.resolution import resolved
 from entities.gateway.dispatch.dispatcher import Dispatcher, DispatcherConfig
@@ -96,6 +103,8 @@ class GatewayConfig:
     door: HttpConfig = field(default_factory=HttpConfig)
     sessions: KeeperConfig = field(default_factory=KeeperConfig)
     generation: GenerationConfig = field(default_factory=GenerationConfig)
+    aggregation: AggregationConfig = field(default_factory=AggregationConfig)
+    batches: BatchConfig = field(default_factory=BatchConfig)
     open_tokenizer: OpenTokenizer = open_bytes  # with libraries that the control plane itself has not
 
     def __post_init__(self) -> None:
@@ -135,6 +144,21 @@ class Gateway:
         prompts = Prompts(self.jobs.cache.get, reader.read)
         self.generations = GenerationOperations(
             bus, config.sid, book, self._keeper, prompts, config.generation
+        )
+        several = AggregatedCalls(self.generations, config.aggregation)
+        self.calls = ServiceCalls(self.generations, several)
+        batches, files = BatchLog(bus), FileStore(bus, self.jobs.stored.uploads, config.door.upload_hold_s)
+        self.batches = BatchOperations(bus, batches, files)
+        self._batch_runner = BatchRunner(
+            bus,
+            batches,
+            files,
+            UnitWork(bus, self.calls, files, config.batches.lines),
+            lambda: registry.view.records if registry.informed else None,
+            lambda record: access_client.revoked(
+                record.user, record.token_id, record.issued_at, expires=record.token_expires
+            ),
+            config.batches,
         )
         self._models = ModelFollower(bus)
         self.models = ModelOperations(self._models, self.backends, self.jobs)
@@ -183,6 +207,7 @@ class Gateway:
                     self.jobs.cache.run(),
                     self.generations.book.run(),
                     self._keeper.run(),
+                    self._batch_runner.run(),
                     self._models.run(),
                     self._faults.run(),
                     self._claims.run(self._area.instances),
@@ -250,6 +275,8 @@ class Gateway:
             curves=JobCurves(self._bus),
             feeds=FeedOperations(self.jobs.feeds, self.jobs.stored),
             generations=self.generations,
+            calls=self.calls,
+            batches=self.batches,
             config=config,
         )
 

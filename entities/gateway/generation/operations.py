@@ -14,20 +14,22 @@ from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.tasks import TaskSet
-from entities.gateway.generation.path_choice import choose_path
-from entities.gateway.generation.prompts import Prompts, of_chat, of_completion
+from entities.gateway.generation.path_choice import disjoint_paths, has_room
+from entities.gateway.generation.prompts import Prompts, of_chat, of_completion, tokens_of
 from entities.gateway.generation.service_book import ANSWERING, ServiceBook
 from entities.gateway.generation.session import GenerationSession
 from entities.gateway.generation.session_keeper import SessionKeeper
-from entities.gateway.generation.session_machine import ChoosePath
+from entities.gateway.generation.session_machine import Path
 from entities.gateway.generation.token_rates import TokenBuckets, TokenRate
 from entities.tokens.byte_tokens import Tokenizer
 from schemas.errors import BadInput, DmscError, NotFound, RateLimited, Unavailable
+from schemas.services.aggregation import AggregatedBy, Aggregation
 from schemas.services.completion import MOST_CHOICES, ChatBody, CompletionBody, SampledBody, ServedModel
 from schemas.services.generation import Generation, Sampling
 from schemas.services.model_service import ModelService, ServedVersion
 from schemas.services.prediction import NamedTensor, Predict, Predicted
 from schemas.signals import AccessDecision
+from schemas.step import Member
 
 log = get_logger("generation")
 
@@ -51,12 +53,16 @@ class GenerationConfig:
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """A request that is being answered: a session for each answer, `choices` per prompt, in order."""
+    """A request that is being answered: a session for each answer, `choices` per prompt, in order.
+
+    `aggregation`: whose answer it is, if several were asked.
+    """
 
     service: ModelService
     version: ServedVersion
     tokenizer: Tokenizer
     sessions: tuple[GenerationSession, ...]
+    aggregation: AggregatedBy | None = None
 
     @property
     def first(self) -> Generation:
@@ -111,9 +117,18 @@ class GenerationOperations:
             raise NotFound(f"the model {name!r} does not exist", reason="model_not_found", param="model")
         return found
 
-    async def complete(self, body: CompletionBody, access: AccessDecision, key: str | None) -> Answering:
-        """Begins the answers to a completion. `key`: the request's idempotency key."""
-        service, version = self._version(body, access, key)
+    async def complete(
+        self,
+        body: CompletionBody,
+        access: AccessDecision,
+        key: str | None,
+        avoid: frozenset[Member] = frozenset(),
+    ) -> Answering:
+        """Begins the answers to a completion.
+
+        `key`: the request's idempotency key. `avoid`: instances that work for the same request already.
+        """
+        service, version = self.chosen(body, access, key)
         tokenizer = await self._prompts.tokenizer(version)
         prompts = await of_completion(body, tokenizer, version.vocabulary)
         if len(prompts) * body.n > MOST_CHOICES:
@@ -122,11 +137,17 @@ class GenerationOperations:
             )
         sampling = self._sampling(body, access, key, tokenizer, body.logprobs)
         template = self._generation(body, access, service, version, sampling, body.max_tokens)
-        return await self._begin(service, version, tokenizer, template, prompts, body.n)
+        return await self._begin(service, version, tokenizer, template, prompts, body.n, avoid)
 
-    async def chat(self, body: ChatBody, access: AccessDecision, key: str | None) -> Answering:
-        """Begins the answers to a conversation."""
-        service, version = self._version(body, access, key)
+    async def chat(
+        self,
+        body: ChatBody,
+        access: AccessDecision,
+        key: str | None,
+        avoid: frozenset[Member] = frozenset(),
+    ) -> Answering:
+        """Begins the answers to a conversation; see `complete`."""
+        service, version = self.chosen(body, access, key)
         tokenizer = await self._prompts.tokenizer(version)
         prompt = await of_chat(body, tokenizer, version.vocabulary)
         likeliest = (body.top_logprobs or 0) if body.logprobs else None
@@ -138,7 +159,7 @@ class GenerationOperations:
         template = self._generation(body, access, service, version, sampling, most).model_copy(
             update={"shape": "chat"}
         )
-        return await self._begin(service, version, tokenizer, template, (prompt,), body.n)
+        return await self._begin(service, version, tokenizer, template, (prompt,), body.n, avoid)
 
     async def resume(self, id: str, access: AccessDecision) -> Answering:
         """Goes on with an answer that another gateway, or another connection, began.
@@ -168,49 +189,121 @@ class GenerationOperations:
         service, version = self.book.version(model, key or secrets.token_hex(8))
         if version.kind == "generate":
             raise BadInput(f"{model} generates tokens; ask it at /v1/completions", param="model")
-        generation = Generation(
+        (path, *_) = self.paths_of(service, version, access)
+        return version, await self.single_pass(version, path, inputs)
+
+    def paths_of(
+        self, service: ModelService, version: ServedVersion, access: AccessDecision
+    ) -> tuple[Path, ...]:
+        """Paths through the version's instances, the one with the most room first; they share as little as
+        they can. Raises `Unavailable` if a stage has nobody.
+        """
+        ports = self.keeper.ports
+        asked = self._asked(service, version, access.user)
+        paths = disjoint_paths(ports.stages(asked), ports.loads, asked.id)
+        if isinstance(paths, str):
+            raise Unavailable(paths, retry_after_s=1.0)
+        return paths
+
+    def has_room(self, model: str, key: str, share: float, mine: int = 0) -> bool:
+        """Whether the instances that would answer this request have less than `share` to do; also if none
+        would. `mine`: requests of the asker that were begun.
+        """
+        try:
+            service, version = self.book.version(model, key)
+        except DmscError:
+            return True  # who asks is told why
+        ports = self.keeper.ports
+        return has_room(ports.stages(self._asked(service, version, "")), ports.loads, share, mine)
+
+    def _asked(self, service: ModelService, version: ServedVersion, user: str) -> Generation:
+        """What a request without tokens is, where instances are looked for."""
+        return Generation(
             id=secrets.token_hex(16),
             service=service.service,
             version=version.version,
             job=version.job,
-            user=access.user,
+            user=user,
             writer=self._gateway,
             session=0,
             most_tokens=0,
         )
-        path = choose_path(
-            self.keeper.ports.stages(generation),
-            ChoosePath(frozenset(), ()),
-            self.keeper.ports.loads,
-            generation.id,
-        )
-        if isinstance(path, str):
-            raise Unavailable(path, retry_after_s=1.0)
-        answer = await self._bus.command(
+
+    async def single_pass(
+        self, version: ServedVersion, path: Path, inputs: Sequence[NamedTensor], *, embed: bool = False
+    ) -> Predicted:
+        """What these instances give for the tensors; with `embed` the one vector of the tokens.
+
+        Raises:
+            BadInput: the model does not take them.
+            Unavailable: the answer did not come in time.
+        """
+        answer: Predicted = await self._bus.command(
             subjects.PREDICT,
-            Predict(job=version.job, generation=generation.id, path=path, inputs=tuple(inputs)),
+            Predict(
+                job=version.job,
+                generation=secrets.token_hex(16),
+                path=path,
+                inputs=tuple(inputs),
+                embed=embed,
+            ),
             deadline_s=self._config.predict_s,
             job=version.job,
             sid=path[0].sid,
         )
         self.keeper.ports.said(path[0].sid, answer.load)
-        return version, answer
+        return answer
 
-    # --- parts ----------------------------------------------------------------------------------------------
-    def _version(
+    async def tokens(
+        self,
+        model: str,
+        texts: Sequence[str | tuple[int, ...]],
+        access: AccessDecision,
+        key: str,
+        param: str,
+    ) -> tuple[ModelService, ServedVersion, tuple[tuple[int, ...], ...]]:
+        """The tokens of texts for the version that answers `model`; they count towards the user's rate.
+
+        `key`: whose requests stay with one version. `param`: what errors name.
+        """
+        self._check_rate(access)
+        service, version = self.book.version(model, key)
+        tokenizer = await self._prompts.tokenizer(version)
+        found = await tokens_of(texts, tokenizer, version.vocabulary, param)
+        for tokens in found:
+            _check_length(len(tokens), 0, version)
+        self._rates.charge(access.user, sum(map(len, found)), time.monotonic())
+        return service, version, found
+
+    def chosen(
         self, body: SampledBody, access: AccessDecision, key: str | None
     ) -> tuple[ModelService, ServedVersion]:
+        """The version that answers this request: always the same one for its user, or its key.
+
+        Raises:
+            RateLimited: the user has had more tokens than the rate allows.
+            BadInput: the version takes tensors.
+        """
+        self._check_rate(access)
+        sticky = f"{access.user}/{body.user}" if body.user else (key or secrets.token_hex(8))
+        service, version = self.book.version(body.model, sticky)
+        if version.kind == "predict":
+            raise BadInput(f"{body.model} takes tensors; ask it at /v1/predict", param="model")
+        return service, version
+
+    def aggregation_of(self, version: ServedVersion) -> Aggregation | None:
+        """What the version's file says of several answers."""
+        serve = self._prompts.serve_spec(version)
+        return None if serve is None else serve.aggregation
+
+    # --- parts ----------------------------------------------------------------------------------------------
+    def _check_rate(self, access: AccessDecision) -> None:
         wait_s = self._rates.wait_s(access.user, time.monotonic())
         if wait_s > 0:
             raise RateLimited(
                 f"{access.user} has had more tokens than {self._config.rate.per_s:g} a second allow",
                 retry_after_s=wait_s,
             )
-        sticky = f"{access.user}/{body.user}" if body.user else (key or secrets.token_hex(8))
-        service, version = self.book.version(body.model, sticky)
-        if version.kind == "predict":
-            raise BadInput(f"{body.model} takes tensors; ask it at /v1/predict", param="model")
-        return service, version
 
     def _sampling(
         self,
@@ -271,6 +364,7 @@ class GenerationOperations:
         template: Generation,
         prompts: Sequence[tuple[int, ...]],
         choices: int,
+        avoid: frozenset[Member],
     ) -> Answering:
         for prompt in prompts:
             _check_length(len(prompt), template.most_tokens, version)
@@ -287,7 +381,7 @@ class GenerationOperations:
         ]
         now = time.monotonic()
         self._rates.charge(template.user, sum(len(each.prompt) for each in generations), now)
-        begun = await _all_or_cancelled([self.keeper.begin(each) for each in generations])
+        begun = await _all_or_cancelled([self.keeper.begin(each, avoid) for each in generations])
         sessions = tuple(each for each in begun if isinstance(each, GenerationSession))
         answering = Answering(service, version, tokenizer, sessions)
         try:

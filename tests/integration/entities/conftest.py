@@ -26,8 +26,10 @@ from entities.service_registry.core import RegistrationLeaseConfig
 from entities.service_registry.service import ServiceRegistry, ServiceRegistryConfig
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope
+from tests.integration.entities.serving_stand_in import Served, StandInInstance, deploy
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
 from tests.patience import PATIENCE_S
+from tests.waiting import eventually
 
 QUICK = RegistrationLeaseConfig(heartbeat_s=0.2, expiry_s=0.9, tick_s=0.1)
 """Leases for tests of expiry."""
@@ -199,3 +201,22 @@ class Heard:
 
     def clear(self) -> None:
         self.messages.clear()
+
+
+@pytest_asyncio.fixture
+async def served(dial: Dial, gateway: Gateway) -> AsyncIterator[Served]:
+    """The service `letters` of two stages with two instances each, known at the gateway."""
+    bus = await dial("orchestrator-records", EntityKind.ORCHESTRATOR)
+    instances = {}
+    for stage in range(2):
+        for replica in range(2):
+            sid = f"serve1-s{stage}-r{replica}"
+            instances[sid] = StandInInstance(await dial(sid, EntityKind.INSTANCE), sid, 2)
+            await instances[sid].start()
+    await deploy(bus)
+    view, book = gateway.follower.view, gateway.generations.book
+    await eventually(lambda: all(len(view.active(job="serve1", stage=stage)) == 2 for stage in range(2)))
+    await eventually(lambda: book.get("letters") is not None and gateway.jobs.cache.get("serve1") is not None)
+    yield Served(bus, instances)
+    for each in instances.values():
+        await each.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from schemas.services.generation import (
     BindSession,
     EndSession,
     GeneratedToken,
+    Generation,
     SessionBound,
     SessionLoad,
     WaveTokens,
@@ -33,11 +35,13 @@ from tests.builders.records import instance
 Gate = Callable[[int], Awaitable[None]]
 
 
-def token_at(message: BindSession, position: int) -> int:
+def token_at(message: BindSession, position: int, shift: int = 0) -> int:
     """A letter, or a blank."""
     prompt = message.tokens[: message.prompt_tokens]
     drawn = message.sampling.seed + len(message.sampling.draw) if message.sampling.temperature else 0
-    number = (sum((place + 1) * token for place, token in enumerate(prompt)) + 7 * position + drawn) % 27
+    number = (
+        sum((place + 1) * token for place, token in enumerate(prompt)) + 7 * position + drawn + shift
+    ) % 27
     return 32 if number == 26 else 97 + number
 
 
@@ -62,6 +66,10 @@ class StandInInstance:
         self.bound: dict[int, BindSession] = {}
         self.ended: list[EndSession] = []
         self.binds = 0
+        self.shift = 0  # of its letters: another version writes another text
+        self.outputs: Callable[[Predict], tuple[NamedTensor, ...]] = _again
+        self.held: asyncio.Event | None = None  # predictions wait for it
+        self.predicts: list[Predict] = []
         self.load = SessionLoad(most_sessions=most_sessions, free_rows=rows, rows=rows, wave_ms=1.0)
         self._known: dict[int, list[int]] = {}
         self._tasks = TaskSet()
@@ -126,7 +134,7 @@ class StandInInstance:
                 session=message.session,
                 fence=message.fence,
                 position=position,
-                token=token_at(message, position),
+                token=token_at(message, position, self.shift),
                 logprob=-0.5,
                 likeliest=((token_at(message, position), -0.5), (97, -1.5)),
                 ends="length" if position == end - 1 else "",
@@ -150,11 +158,46 @@ class StandInInstance:
         return Ack()
 
     async def _predict(self, message: Predict, envelope: Envelope) -> Predicted:
-        outputs = tuple(
-            NamedTensor(name=f"{each.name}_again", dtype=each.dtype, shape=each.shape, data=each.data)
-            for each in message.inputs
-        )
-        return Predicted(generation=message.generation, outputs=outputs, exact=True)
+        self.predicts.append(message)
+        if self.held is not None:
+            await self.held.wait()
+        return Predicted(generation=message.generation, outputs=self.outputs(message), exact=True)
+
+
+def _again(message: Predict) -> tuple[NamedTensor, ...]:
+    if message.embed:
+        (tokens,) = message.inputs
+        values = array("q", tokens.data)
+        data = array("f", (len(values), sum(values))).tobytes()
+        return (NamedTensor(name="mean of rows", dtype="float32", shape=(1, 2), data=data),)
+    return tuple(
+        NamedTensor(name=f"{each.name}_again", dtype=each.dtype, shape=each.shape, data=each.data)
+        for each in message.inputs
+    )
+
+
+class Served:
+    """A service of two stages with two instances each, behind a gateway."""
+
+    def __init__(self, bus: Bus, instances: dict[str, StandInInstance]) -> None:
+        self.bus = bus
+        self.instances = instances
+
+    @property
+    def last(self) -> list[StandInInstance]:
+        return [each for each in self.instances.values() if each.is_last]
+
+    def gate(self, gate: Callable[[int], Awaitable[None]] | None) -> None:
+        for each in self.last:
+            each.gate = gate
+
+    @property
+    def working(self) -> list[StandInInstance]:
+        """Instances that have a session now."""
+        return [each for each in self.instances.values() if each.bound]
+
+    async def records(self) -> list[Generation]:
+        return [entry.message for entry in await self.bus.bucket(subjects.GENERATION).entries()]
 
 
 async def deploy(

@@ -5,65 +5,20 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
-import pytest
 
 from bus import subjects
-from bus.connection import Bus
 from entities.gateway import Gateway, GatewayConfig
 from schemas.envelope import EntityKind
-from schemas.services.generation import Generation
 from tests.integration.entities.conftest import Dial, Start, bearer
-from tests.integration.entities.serving_stand_in import StandInInstance, answer_to, deploy
+from tests.integration.entities.serving_stand_in import Served, answer_to, deploy
 from tests.patience import PATIENCE_S
 from tests.waiting import eventually
 
 RUTH = bearer("ruth")
-
-
-class Served:
-    """A service of two stages with two instances each, behind a gateway."""
-
-    def __init__(self, bus: Bus, instances: dict[str, StandInInstance]) -> None:
-        self.bus = bus
-        self.instances = instances
-
-    @property
-    def last(self) -> list[StandInInstance]:
-        return [each for each in self.instances.values() if each.is_last]
-
-    def gate(self, gate: Callable[[int], Awaitable[None]] | None) -> None:
-        for each in self.last:
-            each.gate = gate
-
-    @property
-    def working(self) -> list[StandInInstance]:
-        """Instances that have a session now."""
-        return [each for each in self.instances.values() if each.bound]
-
-    async def records(self) -> list[Generation]:
-        return [entry.message for entry in await self.bus.bucket(subjects.GENERATION).entries()]
-
-
-@pytest.fixture
-async def served(dial: Dial, gateway: Gateway) -> AsyncIterator[Served]:
-    bus = await dial("orchestrator-records", EntityKind.ORCHESTRATOR)
-    instances = {}
-    for stage in range(2):
-        for replica in range(2):
-            sid = f"serve1-s{stage}-r{replica}"
-            instances[sid] = StandInInstance(await dial(sid, EntityKind.INSTANCE), sid, 2)
-            await instances[sid].start()
-    await deploy(bus)
-    view, book = gateway.follower.view, gateway.generations.book
-    await eventually(lambda: all(len(view.active(job="serve1", stage=stage)) == 2 for stage in range(2)))
-    await eventually(lambda: book.get("letters") is not None and gateway.jobs.cache.get("serve1") is not None)
-    yield Served(bus, instances)
-    for each in instances.values():
-        await each.kill()
 
 
 async def complete(http: httpx.AsyncClient, prompt: str | list[str] = "abc", **more: Any) -> httpx.Response:

@@ -180,7 +180,8 @@ class ServingRuntime:
     @property
     def step(self) -> int:
         """Waves so far, or batches of single passes."""
-        return self._waves if self._predictions is None else self._predictions.passes
+        passes = 0 if self._predictions is None else self._predictions.passes
+        return self._waves + passes
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -222,9 +223,11 @@ class ServingRuntime:
 
     # --- orders -------------------------------------------------------------------------------------------
     async def _predict(self, order: Predict, _: Envelope) -> Predicted:
-        if self._predictions is None:
+        if self._predictions is None or (self.loaded.kind == "generate" and not order.embed):
             raise BadInput("this version answers with tokens, not with tensors: ask it for a completion")
-        answer = await self._predictions.predict(order, self.loaded.exact)
+        # A text of a model of tokens is computed alone, so that its bits know no company.
+        exact = self.loaded.exact or (self.loaded.kind == "generate" and self.serve.exact != "off")
+        answer = await self._predictions.predict(order, exact)
         return answer.model_copy(update={"load": self._load()})
 
     async def _bind(self, order: BindSession, _: Envelope) -> SessionBound:

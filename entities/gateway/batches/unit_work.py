@@ -1,0 +1,167 @@
+"""The requests of one unit, answered beside and behind interactive ones."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+from bus.connection import Bus
+from entities.gateway.batches.batch_lines import (
+    BatchRequest,
+    answered_line,
+    request_of,
+    requests_in,
+    unread_line,
+)
+from entities.gateway.batches.file_store import FileStore, folder_of
+from entities.gateway.calls.calls import ServiceCalls
+from entities.gateway.calls.failures import openai_failure
+from schemas.base import Part
+from schemas.errors import BadInput, DmscError, Refused
+from schemas.services.batches import UNIT_LINES, BatchRecord, BatchUnit
+from schemas.services.completion import ChatCompletion, Completion
+from schemas.signals import AccessDecision
+
+INLINE_BYTES = 16 << 10
+"""Lines up to this size are parsed at once: a thread costs more than they do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineConfig:
+    """When requests of batches are made, and how long each is tried."""
+
+    most_lines: int = 16  # at a time, of all batches of this gateway
+    share: float = (
+        0.5  # a request begins while an instance of each stage has less than this of its room taken
+    )
+    pause_s: float = 0.1  # between two looks for room, and the shortest pause before a request is made again
+    longest_pause_s: float = 5.0
+    line_s: float = 900.0  # for which one request is tried while its service is away or full
+
+
+class UnitWork:
+    """Answers units. `config`: how much of the mesh batches may take."""
+
+    def __init__(
+        self, bus: Bus, calls: ServiceCalls, files: FileStore, config: LineConfig = LineConfig()
+    ) -> None:
+        self._bus = bus
+        self._calls = calls
+        self._files = files
+        self._config = config
+        self._room = asyncio.Semaphore(config.most_lines)
+        self._begun: Counter[str] = Counter()  # requests under way, by model
+
+    async def answered(self, record: BatchRecord, unit: int) -> BatchUnit:
+        """The unit with its answers, which are stored, and not decided yet.
+
+        Raises:
+            OverQuota: the batch's user has no room for the answers.
+            Unavailable: the bus is away.
+        """
+        begin, end = record.offsets[unit], record.offsets[unit + 1]
+        pieces = [piece async for piece in self._bus.objects.get(record.source, begin, end - begin)]
+        lines = requests_in(b"".join(pieces))
+        first = unit * UNIT_LINES
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._line(record, first + place, line)) for place, line in enumerate(lines)
+            ]
+        told = [task.result() for task in tasks]
+        output = b"".join(line for line, failed in told if not failed)
+        errors = b"".join(line for line, failed in told if failed)
+        return BatchUnit(
+            batch=record.batch,
+            unit=unit,
+            completed=sum(not failed for _, failed in told),
+            failed=sum(failed for _, failed in told),
+            output=await self._store(record, unit, "output", output),
+            output_bytes=len(output),
+            errors=await self._store(record, unit, "errors", errors),
+            error_bytes=len(errors),
+            by=self._bus.sender.name,
+        )
+
+    async def drop(self, unit: BatchUnit, instead: BatchUnit) -> None:
+        """Removes what was stored for a unit that another gateway has decided, unless it stored the same."""
+        kept = {instead.output, instead.errors}
+        await self._files.drop(tuple(name for name in (unit.output, unit.errors) if name not in kept))
+
+    async def _store(self, record: BatchRecord, unit: int, part: str, data: bytes) -> str:
+        if not data:
+            return ""
+        digest = hashlib.sha256(data).hexdigest()[:16]
+        name = f"{folder_of(record.user)}/{record.batch}/{unit:06d}-{part}-{digest}"
+        await self._files.put(_decision(record), name, data, len(data))
+        return name
+
+    # --- one request ----------------------------------------------------------------------------------------
+    async def _line(self, record: BatchRecord, number: int, line: bytes) -> tuple[bytes, bool]:
+        """Its line, and whether it is one of an error."""
+        try:
+            if len(line) > INLINE_BYTES:
+                request = await asyncio.to_thread(request_of, line, number, record.endpoint, record.model)
+            else:
+                request = request_of(line, number, record.endpoint, record.model)
+        except BadInput as error:
+            return unread_line(number, error), True
+        async with self._room:
+            try:
+                made = await self._patiently(record, request)
+            except DmscError as error:
+                status, body = openai_failure(error)
+                return answered_line(request.key, request.custom_id, int(status), body), True
+        body = _steady(made, request, int(record.created_at)).model_dump(mode="json")
+        return answered_line(request.key, request.custom_id, 200, body), False
+
+    async def _patiently(self, record: BatchRecord, request: BatchRequest) -> Part:
+        """Its answer. What another time may bring is tried again for `line_s`."""
+        config, text = self._config, json.dumps(request.body).encode()
+        # The same draws, and the same version, whichever gateway makes the request, however often.
+        key = f"batch/{request.key}"
+        until, pause_s = time.monotonic() + config.line_s, config.pause_s
+        model = str(request.body.get("model", ""))
+
+        async def allow(service: str) -> AccessDecision:
+            if service not in record.services:
+                raise Refused(f"{service} is no service that this batch was created for", user=record.user)
+            return _decision(record)
+
+        while True:
+            await self._turn(model, key)
+            self._begun[model] += 1
+            try:
+                return await self._calls.answer(record.endpoint, text, allow, key)
+            except DmscError as error:
+                if not error.retryable or time.monotonic() > until:
+                    raise
+                pause_s = min(2 * pause_s, config.longest_pause_s)
+                wait_s = max(pause_s, float(error.fields.get("retry_after_s", 0.0)))
+            finally:
+                self._begun.subtract((model,))
+                self._begun += Counter()  # which drops those at zero
+            await asyncio.sleep(wait_s)
+
+    async def _turn(self, model: str, key: str) -> None:
+        """Waits until those who ask themselves leave room for this request."""
+        config, operations = self._config, self._calls.operations
+        while not operations.has_room(model, key, config.share, self._begun[model]):  # noqa: ASYNC110
+            await asyncio.sleep(config.pause_s)  # no event says that an instance has less to do
+
+
+def _decision(record: BatchRecord) -> AccessDecision:
+    """What the authorizer said when the batch was created."""
+    return AccessDecision(allow=True, user=record.user, role=record.role, reason="batch", quota=record.quota)
+
+
+def _steady(made: Part, request: BatchRequest, created: int) -> Part:
+    """The answer without what is another one each time: the same request gives the same bytes."""
+    if not isinstance(made, Completion | ChatCompletion):
+        return made
+    kind = "cmpl" if isinstance(made, Completion) else "chatcmpl"
+    served = made.dmsc.model_copy(update={"generation": ""})
+    return made.model_copy(update={"id": f"{kind}-{request.key}", "created": created, "dmsc": served})
