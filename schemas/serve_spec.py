@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from schemas.aggregation import Aggregation
 from schemas.base import Part, Token
 from schemas.marks import Url
-from schemas.services.aggregation import Aggregation
 
 SERVICE_NAME = r"^[a-z0-9][a-z0-9_-]{0,62}$"
 

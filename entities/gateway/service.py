@@ -31,7 +31,7 @@ from entities.gateway.batches.file_store import FileStore
 from entities.gateway.batches.operations import BatchOperations
 from entities.gateway.batches.unit_work import UnitWork
 from entities.gateway.calls.aggregated import AggregatedCalls, AggregationConfig
-from entities.gateway.calls.calls import ServiceCalls
+from entities.gateway.calls.calls import WholeCalls
 from entities.gateway.data_sets.operations import DataSetOperations
 from entities.gateway.data_sets.resolution import resolved
 from entities.gateway.dispatch.dispatcher import Dispatcher, DispatcherConfig
@@ -146,7 +146,7 @@ class Gateway:
             bus, config.sid, book, self._keeper, prompts, config.generation
         )
         several = AggregatedCalls(self.generations, config.aggregation)
-        self.calls = ServiceCalls(self.generations, several)
+        self.calls = WholeCalls(self.generations, several)
         batches, files = BatchLog(bus), FileStore(bus, self.jobs.stored.uploads, config.door.upload_hold_s)
         self.batches = BatchOperations(bus, batches, files)
         self._batch_runner = BatchRunner(

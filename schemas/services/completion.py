@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from schemas.aggregation import AggregatedBy, Aggregation
 from schemas.base import Part
-from schemas.services.aggregation import AggregatedBy, Aggregation
 from schemas.services.generation import MOST_STOPS
 
 MOST_CHOICES = 16

@@ -125,7 +125,7 @@ def request_of(line: bytes, number: int, path: CallPath, model: str) -> BatchReq
         raise BadInput(f"request {number + 1} is no JSON object")
     named = document.get("custom_id")
     custom_id = named if isinstance(named, str) and named else f"request-{number + 1}"
-    body = document
+    body: Any = document
     if "body" in document or "url" in document:
         body = document.get("body")
         problem = _problem(document, path)

@@ -82,11 +82,11 @@ class BatchLog:
 
     async def commit(self, unit: BatchUnit) -> BatchUnit:
         """Decides a unit's answers: these, or those that another gateway was sooner with."""
-        names = {"batch": unit.batch, "unit": str(unit.unit)}
+        number = str(unit.unit)
         try:
-            await self._units.create(unit, **names)
+            await self._units.create(unit, batch=unit.batch, unit=number)
         except Conflict:
-            entry = await self._units.get(leader=True, **names)
+            entry = await self._units.get(leader=True, batch=unit.batch, unit=number)
             if entry is None:
                 raise Unavailable(f"unit {unit.unit} of {unit.batch} is written by others; again") from None
             found: BatchUnit = entry.message

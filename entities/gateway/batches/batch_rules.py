@@ -22,8 +22,6 @@ from schemas.services.batches import (
 )
 
 S = BatchState
-LIFE_S = 86_400.0
-"""Seconds of a batch's `completion_window`."""
 _GONE = (InstanceState.FAULTED, InstanceState.GONE)
 
 

@@ -12,7 +12,7 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from entities.gateway.batches.batch_lines import MOST_SERVICES, BatchScan
 from entities.gateway.batches.batch_log import BatchLog
-from entities.gateway.batches.batch_rules import LIFE_S, batch_view, moved
+from entities.gateway.batches.batch_rules import batch_view, moved
 from entities.gateway.batches.file_store import FileStore, folder_of
 from entities.gateway.calls.calls import Allow, service_of
 from schemas.errors import BadInput, LastingConflict, NotFound, RateLimited
@@ -37,12 +37,16 @@ MayRead = Callable[[str], Awaitable[object]]
 
 
 class BatchOperations:
-    """Files and batches. Who asks was told to the authorizer before."""
+    """Files and batches. Who asks was told to the authorizer before.
 
-    def __init__(self, bus: Bus, batches: BatchLog, files: FileStore) -> None:
+    `life_s`: seconds of a batch's `completion_window`, of which there is one.
+    """
+
+    def __init__(self, bus: Bus, batches: BatchLog, files: FileStore, life_s: float = 86_400.0) -> None:
         self.files = files
         self._bus = bus
         self._log = batches
+        self._life_s = life_s
 
     async def store(
         self,
@@ -111,7 +115,7 @@ class BatchOperations:
                 gateway=me.name,
                 incarnation=me.incarnation,
                 created_at=now,
-                expires_at=now + LIFE_S,
+                expires_at=now + self._life_s,
             )
         )
         log.info("batch created", batch=batch, lines=scan.lines, user=access.user)

@@ -18,7 +18,7 @@ from entities.gateway.batches.batch_lines import (
     unread_line,
 )
 from entities.gateway.batches.file_store import FileStore, folder_of
-from entities.gateway.calls.calls import ServiceCalls
+from entities.gateway.calls.calls import WholeCalls
 from entities.gateway.calls.failures import openai_failure
 from schemas.base import Part
 from schemas.errors import BadInput, DmscError, Refused
@@ -47,7 +47,7 @@ class UnitWork:
     """Answers units. `config`: how much of the mesh batches may take."""
 
     def __init__(
-        self, bus: Bus, calls: ServiceCalls, files: FileStore, config: LineConfig = LineConfig()
+        self, bus: Bus, calls: WholeCalls, files: FileStore, config: LineConfig = LineConfig()
     ) -> None:
         self._bus = bus
         self._calls = calls

@@ -15,8 +15,8 @@ from entities.gateway.calls.latencies import ServiceLatencies
 from entities.gateway.generation.operations import Answering, GenerationOperations
 from entities.gateway.generation.service_book import ANSWERING
 from entities.gateway.generation.session_machine import Path
+from schemas.aggregation import MOST_ASKED, AggregatedBy, Aggregation
 from schemas.errors import BadInput, NotFound, Unavailable
-from schemas.services.aggregation import MOST_ASKED, AggregatedBy, Aggregation
 from schemas.services.completion import ChatBody, ChatCompletion, Completion, CompletionBody
 from schemas.services.model_service import ModelService, ServedVersion
 from schemas.services.prediction import NamedTensor, Predicted
@@ -225,8 +225,9 @@ def no_vote(body: TextBody, how: Aggregation) -> str:
 
 
 def text_of(answer: Completion | ChatCompletion) -> str:
-    (choice, *_) = answer.choices
-    return choice.text if isinstance(answer, Completion) else choice.message.content
+    if isinstance(answer, Completion):
+        return answer.choices[0].text
+    return answer.choices[0].message.content
 
 
 def _versions(

@@ -11,9 +11,9 @@ from entities.gateway.calls.bodies import read_request
 from entities.gateway.calls.embeddings import embed
 from entities.gateway.calls.tensor_values import PredictBody, Prediction, question_of, value_of
 from entities.gateway.generation.operations import Answering, GenerationOperations
+from schemas.aggregation import Aggregation
 from schemas.base import Part
 from schemas.errors import BadInput, NotFound
-from schemas.services.aggregation import Aggregation
 from schemas.services.calls import CallPath
 from schemas.services.completion import ChatBody, ChatCompletion, Completion, CompletionBody, ServedBy
 from schemas.services.embeddings import EmbeddingsBody, TextVectors
@@ -24,7 +24,7 @@ Allow = Callable[[str], Awaitable[AccessDecision]]
 """From a service's name to the decision that allows the caller to use it. Raises `Refused`."""
 
 
-class ServiceCalls:
+class WholeCalls:
     """All kinds of calls, each as a whole. `several`: how more than one version or replica is asked."""
 
     def __init__(self, operations: GenerationOperations, several: AggregatedCalls | None = None) -> None:
@@ -45,7 +45,11 @@ class ServiceCalls:
             return await self.predict(text, allow, key)
         if path == "/v1/embeddings":
             return await self.embed(text, allow, key)
-        body = read_request(CompletionBody if path == "/v1/completions" else ChatBody, text)
+        body: TextBody
+        if path == "/v1/completions":
+            body = read_request(CompletionBody, text)
+        else:
+            body = read_request(ChatBody, text)
         if body.stream:
             raise BadInput("stream: answers within another request come whole; leave it out", param="stream")
         begun = await self.begin(body, allow, key)

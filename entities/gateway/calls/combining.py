@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,8 +15,8 @@ from entities.services.aggregation import (
     vote,
     weighted,
 )
+from schemas.aggregation import AggregatedBy, Aggregation
 from schemas.errors import BadInput
-from schemas.services.aggregation import AggregatedBy, Aggregation
 from schemas.services.prediction import NamedTensor
 
 MOST_CHOSEN = 16_384
@@ -57,7 +58,7 @@ def combined(
     return (_tensor("probabilities", mixed.value),), answered_by(how, mixed)
 
 
-def answered_by(how: Aggregation, answer: AggregatedAnswer[object]) -> AggregatedBy:
+def answered_by(how: Aggregation, answer: AggregatedAnswer[Any]) -> AggregatedBy:
     """What is told of whose answer it is."""
     return AggregatedBy(
         how=how.how,

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, ValidationError
 
+from schemas.aggregation import Aggregation
 from schemas.base import Part
 from schemas.errors import BadInput
 from schemas.explain import explain
-from schemas.services.aggregation import Aggregation
 from schemas.services.completion import ModelName, ServedBy
 from schemas.services.prediction import MOST_PREDICT_BYTES, MOST_TENSORS, NamedTensor
 

@@ -22,8 +22,8 @@ from entities.gateway.generation.session_keeper import SessionKeeper
 from entities.gateway.generation.session_machine import Path
 from entities.gateway.generation.token_rates import TokenBuckets, TokenRate
 from entities.tokens.byte_tokens import Tokenizer
+from schemas.aggregation import AggregatedBy, Aggregation
 from schemas.errors import BadInput, DmscError, NotFound, RateLimited, Unavailable
-from schemas.services.aggregation import AggregatedBy, Aggregation
 from schemas.services.completion import MOST_CHOICES, ChatBody, CompletionBody, SampledBody, ServedModel
 from schemas.services.generation import Generation, Sampling
 from schemas.services.model_service import ModelService, ServedVersion

@@ -15,7 +15,7 @@ from bus.files.artifacts import ReadableArtifacts
 from entities.gateway.accounts.operations import AccountOperations
 from entities.gateway.array_operations import ArrayOperations
 from entities.gateway.batches.operations import BatchOperations
-from entities.gateway.calls.calls import ServiceCalls
+from entities.gateway.calls.calls import WholeCalls
 from entities.gateway.dashboard import Dashboard
 from entities.gateway.data_sets.operations import DataSetOperations
 from entities.gateway.generation.operations import GenerationOperations
@@ -65,7 +65,7 @@ class HttpContext:
     curves: JobCurves
     feeds: FeedOperations
     generations: GenerationOperations
-    calls: ServiceCalls
+    calls: WholeCalls
     batches: BatchOperations
     config: HttpConfig
 

@@ -123,7 +123,9 @@ class StandInInstance:
         return SessionBound(session=message.session, outcome="bound", tokens=known, load=self.load)
 
     async def _generate(self, message: BindSession) -> None:
-        known = self._known[message.session]
+        known = self._known.get(message.session)
+        if known is None:  # its end came before its first turn
+            return
         end = message.prompt_tokens + message.most_tokens
         for position in range(message.prompt_tokens + len(known), end):
             if self.bound.get(message.session) is not message:

@@ -7,8 +7,8 @@ import pytest
 
 from entities.gateway.calls.combining import combined
 from entities.services.aggregation import VersionAnswer, weighted
+from schemas.aggregation import Aggregation
 from schemas.errors import BadInput, Unavailable
-from schemas.services.aggregation import Aggregation
 from schemas.services.prediction import NamedTensor
 
 WEIGHTS = {"v1": 5.0, "v2": 3.0, "v3": 2.0}
