@@ -59,6 +59,7 @@ PRIVATE = (
         subjects.BATCH_UNIT,
     ),
     *(subjects.ACCOUNT_SLICE, subjects.ACCOUNT_POSITION, subjects.ACCOUNT_QUERY, subjects.BUDGET_STATE),
+    subjects.USE_REPORT,
     *(subjects.REGISTER_MODEL, subjects.MOVE_ALIAS, subjects.APPROVE_MODEL, subjects.EVALUATE_MODEL),
     *(subjects.REMOVE_MODEL, subjects.RULE_MODEL, subjects.MODEL_KEYS),
     *(subjects.NAMED_MODEL, subjects.MODEL_VERSION, subjects.ALIAS_MOVE),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bus.subject_row import Names, Subject
 from bus.subjects.table import AAM, FM, MG, MI, RECORDS_BYTES, SMO
 from schemas.errors import Ack
-from schemas.services import batches, generation, model_service, prediction
+from schemas.services import batches, figures, generation, model_service, prediction
 
 __all__ = [
     "BATCH",
@@ -19,6 +19,7 @@ __all__ = [
     "PREDICT",
     "ROWS_NEEDED",
     "SERVICES_QUERY",
+    "SERVICE_FIGURES",
     "STORED_FILE",
     "WAVE_TOKENS",
 ]
@@ -61,6 +62,14 @@ SERVICES_QUERY = Subject(
     "which services there are",
     reply=model_service.ServiceList,
     answer_bytes=RECORDS_BYTES,
+)
+SERVICE_FIGURES = Subject(
+    "service figures",
+    "telemetry.service.{gateway}",
+    figures.ServiceFigures,
+    MG,
+    MG | SMO,
+    "what a gateway has answered for each version: counts, times and loads, no content",
 )
 GENERATION = Subject(
     "generation",

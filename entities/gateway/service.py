@@ -24,6 +24,7 @@ from bus.logs import get_logger
 from bus.mesh.registration import RegistrationClient
 from bus.messaging.handlers import Subscription
 from entities.gateway.accounts.operations import AccountOperations
+from entities.gateway.accounts.use_reports import UseReports
 from entities.gateway.array_operations import ArrayOperations
 from entities.gateway.batches.batch_log import BatchLog
 from entities.gateway.batches.batch_runner import BatchConfig, BatchRunner
@@ -35,6 +36,8 @@ from entities.gateway.calls.calls import WholeCalls
 from entities.gateway.data_sets.operations import DataSetOperations
 from entities.gateway.data_sets.resolution import resolved
 from entities.gateway.dispatch.dispatcher import Dispatcher, DispatcherConfig
+from entities.gateway.figures.figures_publisher import FiguresConfig, FiguresPublisher
+from entities.gateway.figures.service_counter import ServiceCounter
 from entities.gateway.generation.operations import GenerationConfig, GenerationOperations
 from entities.gateway.generation.prompts import Prompts
 from entities.gateway.generation.service_book import ServiceBook
@@ -105,6 +108,8 @@ class GatewayConfig:
     generation: GenerationConfig = field(default_factory=GenerationConfig)
     aggregation: AggregationConfig = field(default_factory=AggregationConfig)
     batches: BatchConfig = field(default_factory=BatchConfig)
+    account_every_s: float = 5.0  # between two reports of who was answered; what a killed gateway may lose
+    figures: FiguresConfig = field(default_factory=FiguresConfig)
     open_tokenizer: OpenTokenizer = open_bytes  # with libraries that the control plane itself has not
 
     def __post_init__(self) -> None:
@@ -160,6 +165,15 @@ class Gateway:
             ),
             config.batches,
         )
+        self._uses = UseReports(bus, config.sid, config.account_every_s)
+        self._keeper.observers.append(self._uses.session)
+        self.generations.on_prediction = self._uses.predicted
+        counter = ServiceCounter(
+            self._keeper.ports.loads, lambda job: (each.sid for each in registry.view.instances(job=job))
+        )
+        self._keeper.observers.append(counter.session)
+        self.generations.counted = counter.prediction
+        self._figures = FiguresPublisher(bus, config.sid, counter, book.living, config.figures)
         self._models = ModelFollower(bus)
         self.models = ModelOperations(self._models, self.backends, self.jobs)
         self.jobs.with_models = partial(with_models, self.models)
@@ -208,6 +222,8 @@ class Gateway:
                     self.generations.book.run(),
                     self._keeper.run(),
                     self._batch_runner.run(),
+                    self._uses.run(),
+                    self._figures.run(),
                     self._models.run(),
                     self._faults.run(),
                     self._claims.run(self._area.instances),
@@ -271,7 +287,12 @@ class Gateway:
             metrics=HttpMetrics(
                 self.config.sid, lambda: self.exposition, lambda: registry.view.records.values()
             ),
-            dashboard=Dashboard(self._bus, self.config.sid, lambda: registry.view.records.values()),
+            dashboard=Dashboard(
+                self._bus,
+                self.config.sid,
+                lambda: registry.view.records.values(),
+                services=self.generations.book.living,
+            ),
             curves=JobCurves(self._bus),
             feeds=FeedOperations(self.jobs.feeds, self.jobs.stored),
             generations=self.generations,
@@ -355,8 +376,9 @@ class Gateway:
         """The gateway's metrics, for the process's exposition."""
         http, sid = self.http, self.config.sid
         if http is None:
-            return self.backends.readings()
+            return chain(self._figures.readings(), self.backends.readings())
         return chain(
+            self._figures.readings(),
             http.metrics.readings(),
             http.load.readings(sid),
             http.connections.readings(sid),

@@ -20,6 +20,7 @@ from entities import metrics
 from entities.election.leadership import LeaderCandidate
 from entities.election.lease import LeadershipLeaseConfig
 from entities.orchestrator.automation.budget_holds import BudgetHolds
+from entities.orchestrator.automation.load_scaling import LoadScaling
 from entities.orchestrator.automation.loop_service import OwnLoop
 from entities.orchestrator.data_builds.builds import Builds, BuildsConfig
 from entities.orchestrator.faults.fault_location import stall_of
@@ -164,6 +165,7 @@ class Leader:
             bus, self._policies, self._runs, candidate.confirmed, config.promotion
         )
         self._own_loop = OwnLoop(self._runs, mesh, self._jobs.queue, self._policies, candidate.confirmed)
+        self._scaling = LoadScaling(bus, self._runs, candidate.confirmed)
         self._guards = RecordGuards(bus, self._runs, self._jobs.ended)
         seals = (partial(seal_secrets_anew, bus), partial(seal_links_anew, bus))
         self._sealing = Resealing(bus, EntityKind.ORCHESTRATOR, *seals)
@@ -246,6 +248,7 @@ class Leader:
         self._tasks.create_task(self._promotions.run(), name="promotions")
         if self.config.own_loop:
             self._tasks.create_task(self._own_loop.run(), name="own loop")
+            self._tasks.create_task(self._scaling.run(), name="scaling of versions")
         self._tasks.create_task(self._builds.sweep(), name="work of builds")
         self._tasks.create_task(self._services.run(), name="services")
         await self._policies.lapses()

@@ -30,16 +30,20 @@ class VersionState(StrEnum):
     """At least one replica of each stage was probed, and answers."""
     IMPAIRED = "impaired"
     """It was ready, and a stage of it has nobody now."""
+    IDLE = "idle"
+    """It gave its slots back because nobody asked it; the next request starts it."""
     REFUSED = "refused"
     """Its weights, its tokenizer or its arithmetic are not what was asked for; `reason` says which."""
     RETIRED = "retired"
     """Stopped by a person, or by a newer version's promotion."""
 
 
+_ENDS = (VersionState.REFUSED, VersionState.RETIRED)
 VERSION_TRANSITIONS: dict[VersionState, frozenset[VersionState]] = {
-    VersionState.DEPLOYING: frozenset({VersionState.READY, VersionState.REFUSED, VersionState.RETIRED}),
-    VersionState.READY: frozenset({VersionState.IMPAIRED, VersionState.REFUSED, VersionState.RETIRED}),
-    VersionState.IMPAIRED: frozenset({VersionState.READY, VersionState.REFUSED, VersionState.RETIRED}),
+    VersionState.DEPLOYING: frozenset({VersionState.READY, VersionState.IDLE, *_ENDS}),
+    VersionState.READY: frozenset({VersionState.IMPAIRED, VersionState.IDLE, *_ENDS}),
+    VersionState.IMPAIRED: frozenset({VersionState.READY, VersionState.IDLE, *_ENDS}),
+    VersionState.IDLE: frozenset({VersionState.READY, VersionState.IMPAIRED, *_ENDS}),
     VersionState.REFUSED: frozenset(),
     VersionState.RETIRED: frozenset(),
 }
@@ -111,14 +115,14 @@ class DeployVersion(Message, wire="service.deploy"):
 
 
 class OrderService(Message, wire="service.order"):
-    """MG → SMO: change a service.
+    """MG → SMO: change a service. `wake`: a request waits for an idle version, which is to start.
 
     `weights` are for `traffic`. All others name a `version`, but `rollback`, and `stop` of the whole service.
     """
 
     user: str
     service: Token
-    action: Literal["traffic", "promote", "rollback", "shadow", "unshadow", "scale", "stop"]
+    action: Literal["traffic", "promote", "rollback", "shadow", "unshadow", "scale", "wake", "stop"]
     version: Token | None = None
     weights: dict[Token, int] = {}
     replicas: int | None = Field(None, ge=0, description="of `scale`")

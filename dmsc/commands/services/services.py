@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from dmsc.console.command_app import CommandApp, argument, option
 from dmsc.console.exit_codes import bad_input
 from dmsc.console.option_groups import GatewayQuery
+from dmsc.console.options import print_text
 
 if TYPE_CHECKING:
     from schemas.services.model_service import ModelService, ServedVersion
@@ -24,6 +25,8 @@ def list_(mesh: GatewayQuery = GatewayQuery()) -> None:
 
     Example: dmsc service list
     """
+    from dmsc.commands.services.advice import of_list
+
     found = mesh.ask(lambda client: client.services())
     rows = [
         (
@@ -38,6 +41,7 @@ def list_(mesh: GatewayQuery = GatewayQuery()) -> None:
     ]
     columns = ("service", "state", "traffic", "versions", "stable", "user")
     mesh.show_table({"services": found}, columns, rows)
+    _advise(mesh, of_list(found))
 
 
 @app.command()
@@ -52,6 +56,8 @@ def show(
     """
     from time import localtime, strftime
 
+    from dmsc.commands.services.advice import of_service
+
     found = mesh.ask(lambda client: client.service(service))
     if history:
         rows = [
@@ -61,6 +67,7 @@ def show(
         mesh.show_table(found, ("at", "traffic", "by", "why"), rows)
         return
     mesh.show_table(found, COLUMNS, [_row(found, each) for each in found.versions])
+    _advise(mesh, of_service(found))
 
 
 @app.command()
@@ -155,6 +162,12 @@ def stop(
     Example: dmsc service stop chat v1
     """
     _say(mesh, mesh.ask(lambda client: client.stop_service(service, version, why=why)))
+
+
+def _advise(mesh: GatewayQuery, lines: list[str]) -> None:
+    """Prints what to do next, for people only."""
+    for line in () if mesh.json else lines:
+        print_text(line)
 
 
 def _say(mesh: GatewayQuery, service: ModelService) -> None:

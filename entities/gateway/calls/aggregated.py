@@ -78,6 +78,7 @@ class AggregatedCalls:
             raise BadInput(f"{model} generates tokens; ask it at /v1/completions", param="model")
         of: dict[str, tuple[ServedVersion, Path]] = {}
         if how.over == "replicas":
+            service, version = await self._operations.held.until_awake(service, version, access.user)
             paths = self._operations.paths_of(service, version, access)[:MOST_ASKED]
             of = {f"{version.version}#{number}": (version, path) for number, path in enumerate(paths)}
             asked, weights = tuple(of), dict.fromkeys(of, 1.0)
@@ -88,7 +89,8 @@ class AggregatedCalls:
                 if each.state in ANSWERING and (path := self._path(service, each, access)) is not None:
                     of[name] = (each, path)
         asks: dict[str, Ask[Predicted]] = {
-            name: partial(self._pass, service, each, path, tensors) for name, (each, path) in of.items()
+            name: partial(self._pass, service, each, access, path, tensors)
+            for name, (each, path) in of.items()
         }
         if how.how == "first":
             number, predicted = await hedged([*asks.values()], self._hedge_s(service))
@@ -111,10 +113,15 @@ class AggregatedCalls:
             return None
 
     async def _pass(
-        self, service: ModelService, version: ServedVersion, path: Path, tensors: Sequence[NamedTensor]
+        self,
+        service: ModelService,
+        version: ServedVersion,
+        access: AccessDecision,
+        path: Path,
+        tensors: Sequence[NamedTensor],
     ) -> Predicted:
         began = time.monotonic()
-        predicted = await self._operations.single_pass(version, path, tensors)
+        predicted = await self._operations.single_pass(service, version, access, path, tensors)
         self.noted(service.service, began)
         return predicted
 
@@ -133,6 +140,7 @@ class AggregatedCalls:
         service, version = self._operations.chosen(body, access, key)
         asks: dict[str, Ask[Answering]] = {}
         if how.over == "replicas":
+            service, version = await self._operations.held.until_awake(service, version, access.user)
             paths = self._operations.paths_of(service, version, access)[:MOST_ASKED]
             everyone = frozenset(member for path in paths for member in path)
             for number, path in enumerate(paths):

@@ -37,7 +37,7 @@ async def embed(
             given = NamedTensor(
                 name="tokens", dtype="int64", shape=(1, len(tokens)), data=array("q", tokens).tobytes()
             )
-            return await operations.single_pass(version, path, (given,), embed=True)
+            return await operations.single_pass(service, version, access, path, (given,), embed=True)
 
     try:
         async with asyncio.TaskGroup() as group:

@@ -6,7 +6,8 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.tasks import TaskSet
+from entities.gateway.generation.held_requests import HeldRequests, HoldConfig
 from entities.gateway.generation.path_choice import disjoint_paths, has_room
 from entities.gateway.generation.prompts import Prompts, of_chat, of_completion, tokens_of
 from entities.gateway.generation.service_book import ANSWERING, ServiceBook
@@ -49,6 +51,7 @@ class GenerationConfig:
     chat_tokens: int = 4_096
     most_shadows: int = 32
     rate: TokenRate = field(default_factory=TokenRate)
+    hold: HoldConfig = field(default_factory=HoldConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +95,14 @@ class GenerationOperations:
         self._gateway = gateway
         self._prompts = prompts
         self._config = config
+        self.held = HeldRequests(bus, book, keeper.is_staffed, config.hold)
+        """Requests that wait for a version to start."""
+        self.on_prediction: Callable[[Generation], None] = lambda generation: None
+        """Is called with each request for tensors that was answered."""
         self._rates = TokenBuckets(config.rate)
         self._shadows = TaskSet()
+        self.counted: Callable[[Generation], AbstractContextManager[None]] = lambda _: nullcontext()
+        """Surrounds each prediction, and counts it."""
 
     def models(self) -> tuple[ServedModel, ...]:
         """Each service, and each of its versions."""
@@ -128,7 +137,7 @@ class GenerationOperations:
 
         `key`: the request's idempotency key. `avoid`: instances that work for the same request already.
         """
-        service, version = self.chosen(body, access, key)
+        service, version = await self._awake(*self.chosen(body, access, key), access)
         tokenizer = await self._prompts.tokenizer(version)
         prompts = await of_completion(body, tokenizer, version.vocabulary)
         if len(prompts) * body.n > MOST_CHOICES:
@@ -147,7 +156,7 @@ class GenerationOperations:
         avoid: frozenset[Member] = frozenset(),
     ) -> Answering:
         """Begins the answers to a conversation; see `complete`."""
-        service, version = self.chosen(body, access, key)
+        service, version = await self._awake(*self.chosen(body, access, key), access)
         tokenizer = await self._prompts.tokenizer(version)
         prompt = await of_chat(body, tokenizer, version.vocabulary)
         likeliest = (body.top_logprobs or 0) if body.logprobs else None
@@ -189,8 +198,13 @@ class GenerationOperations:
         service, version = self.book.version(model, key or secrets.token_hex(8))
         if version.kind == "generate":
             raise BadInput(f"{model} generates tokens; ask it at /v1/completions", param="model")
-        (path, *_) = self.paths_of(service, version, access)
-        return version, await self.single_pass(version, path, inputs)
+        service, version = await self._awake(service, version, access)
+        asked = self._asked(service, version, access.user)
+        with self.counted(asked):
+            (path, *_) = self._paths(asked)
+            answer = await self._predicted(asked, path, inputs, embed=False)
+        # The first stage speaks for itself alone; the version's record knows of all.
+        return version, answer.model_copy(update={"exact": answer.exact and bool(version.exact)})
 
     def paths_of(
         self, service: ModelService, version: ServedVersion, access: AccessDecision
@@ -198,8 +212,10 @@ class GenerationOperations:
         """Paths through the version's instances, the one with the most room first; they share as little as
         they can. Raises `Unavailable` if a stage has nobody.
         """
+        return self._paths(self._asked(service, version, access.user))
+
+    def _paths(self, asked: Generation) -> tuple[Path, ...]:
         ports = self.keeper.ports
-        asked = self._asked(service, version, access.user)
         paths = disjoint_paths(ports.stages(asked), ports.loads, asked.id)
         if isinstance(paths, str):
             raise Unavailable(paths, retry_after_s=1.0)
@@ -230,7 +246,14 @@ class GenerationOperations:
         )
 
     async def single_pass(
-        self, version: ServedVersion, path: Path, inputs: Sequence[NamedTensor], *, embed: bool = False
+        self,
+        service: ModelService,
+        version: ServedVersion,
+        access: AccessDecision,
+        path: Path,
+        inputs: Sequence[NamedTensor],
+        *,
+        embed: bool = False,
     ) -> Predicted:
         """What these instances give for the tensors; with `embed` the one vector of the tokens.
 
@@ -238,20 +261,25 @@ class GenerationOperations:
             BadInput: the model does not take them.
             Unavailable: the answer did not come in time.
         """
+        asked = self._asked(service, version, access.user)
+        with self.counted(asked):
+            answer = await self._predicted(asked, path, inputs, embed=embed)
+        # A text of a model of tokens is computed alone; else the version's record knows of all stages.
+        alone = embed and version.kind == "generate"
+        return answer.model_copy(update={"exact": answer.exact and (alone or bool(version.exact))})
+
+    async def _predicted(
+        self, asked: Generation, path: Path, inputs: Sequence[NamedTensor], *, embed: bool
+    ) -> Predicted:
         answer: Predicted = await self._bus.command(
             subjects.PREDICT,
-            Predict(
-                job=version.job,
-                generation=secrets.token_hex(16),
-                path=path,
-                inputs=tuple(inputs),
-                embed=embed,
-            ),
+            Predict(job=asked.job, generation=asked.id, path=path, inputs=tuple(inputs), embed=embed),
             deadline_s=self._config.predict_s,
-            job=version.job,
+            job=asked.job,
             sid=path[0].sid,
         )
         self.keeper.ports.said(path[0].sid, answer.load)
+        self.on_prediction(asked)
         return answer
 
     async def tokens(
@@ -267,7 +295,7 @@ class GenerationOperations:
         `key`: whose requests stay with one version. `param`: what errors name.
         """
         self._check_rate(access)
-        service, version = self.book.version(model, key)
+        service, version = await self._awake(*self.book.version(model, key), access)
         tokenizer = await self._prompts.tokenizer(version)
         found = await tokens_of(texts, tokenizer, version.vocabulary, param)
         for tokens in found:
@@ -297,6 +325,16 @@ class GenerationOperations:
         return None if serve is None else serve.aggregation
 
     # --- parts ----------------------------------------------------------------------------------------------
+    async def _awake(
+        self, service: ModelService, version: ServedVersion, access: AccessDecision
+    ) -> tuple[ModelService, ServedVersion]:
+        """The version once it has instances: one that gave its slots back starts with this request.
+
+        Raises:
+            Unavailable: it did not start in time, or too many requests wait already.
+        """
+        return await self.held.until_awake(service, version, access.user)
+
     def _check_rate(self, access: AccessDecision) -> None:
         wait_s = self._rates.wait_s(access.user, time.monotonic())
         if wait_s > 0:
@@ -417,7 +455,8 @@ class GenerationOperations:
                     continue
                 if len(self._shadows) >= self._config.most_shadows:
                     return  # they are a sample, and must not take the place of answers
-                change = {"version": name, "job": version.job, "prompt": prompt, **_new_names()}
+                change = {"version": name, "job": version.job, "prompt": prompt, "mirrored": True}
+                change |= _new_names()
                 self._shadows.create(self._shadow(template.model_copy(update=change)))
 
     async def _shadow(self, generation: Generation) -> None:

@@ -17,7 +17,9 @@ from schemas.services.model_service import WHOLE, ModelService, ServedVersion, S
 log = get_logger("gateway")
 
 ANSWERING = frozenset({VersionState.READY, VersionState.IMPAIRED})
-"""Versions that take requests: an impaired one has its lost instances replaced in a moment."""
+"""Versions that answer: an impaired one has its lost instances replaced in a moment."""
+ASKABLE = ANSWERING | {VersionState.IDLE}
+"""Versions that take requests: an idle one starts with the first (`held_requests`)."""
 
 
 class ServiceBook:
@@ -69,6 +71,8 @@ class ServiceBook:
     def version(self, model: str, key: str) -> tuple[ModelService, ServedVersion]:
         """The service and version that answer. `model`: SERVICE or SERVICE@VERSION; `key`: see `version_of`.
 
+        The version may be idle, see `HeldRequests`.
+
         Raises:
             NotFound: there is no such service or version; the text names those that there are.
             Unavailable: it has no version that answers now.
@@ -90,7 +94,7 @@ class ServiceBook:
             raise NotFound(
                 f"the model {model!r} does not exist; there are: {names}", reason=MODEL, param="model"
             )
-        if version.state not in ANSWERING:
+        if version.state not in ASKABLE:
             why = f" ({version.reason})" if version.reason else ""
             raise Unavailable(f"{name}@{chosen} is {version.state}{why}", retry_after_s=2.0)
         return service, version
@@ -107,7 +111,7 @@ def version_of(service: ModelService, key: str) -> str | None:
     weights = {
         each.version: service.weights.get(each.version, 0)
         for each in service.versions
-        if each.state in ANSWERING
+        if each.state in ASKABLE
     }
     place = int.from_bytes(blake2b(f"{service.service}/{key}".encode(), digest_size=8).digest()) % WHOLE
     for version in sorted(weights):

@@ -52,7 +52,7 @@ class SessionConfig:
     times: SessionTimes = field(default_factory=SessionTimes)
     bind_s: float = 2.0  # for an owner's answer; it answers beside its computing, within milliseconds
     end_s: float = 2.0  # for telling an owner of a session's end; one that misses it forgets by itself
-    busy_s: float = 1.0  # `Retry-After` where all instances are full
+    busy_s: float = 1.0  # `Retry-After` where all instances are full, or a stage has nobody
 
 
 @dataclass(slots=True)
@@ -305,5 +305,5 @@ def failure_of(failure: str, busy_s: float) -> DmscError:
     if code == "context_length_exceeded":
         return BadInput(text, reason=code, param="messages")
     if code == "unavailable":
-        return Unavailable(text)
+        return Unavailable(text, retry_after_s=busy_s)
     return BadModelOutput(text or failure, reason=code)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 
 from bus import subjects
+from bus.tap.live_tap import Tap
+from bus.tap.message import TappedMessage
+from dmsc.metrics.exposition import Exposition
 from entities.gateway import Gateway, GatewayConfig
+from schemas.accounts import ServiceUse
 from schemas.envelope import EntityKind
 from tests.integration.entities.conftest import Dial, Start, bearer
 from tests.integration.entities.serving_stand_in import Served, answer_to, deploy
@@ -312,5 +317,128 @@ async def test_tensors_in_and_out(served: Served, http: httpx.AsyncClient) -> No
         assert words in response.json()["detail"]
 
 
+def _numbers(value: Any) -> list[list[Any]]:
+    """Each list of numbers in a tree of plain values."""
+    if isinstance(value, dict):
+        return [found for each in value.values() for found in _numbers(each)]
+    if isinstance(value, list | tuple):
+        whole = [list(value)] if value and all(isinstance(each, int | float) for each in value) else []
+        return whole + [found for each in value for found in _numbers(each)]
+    return []
+
+
+async def test_what_is_answered_is_counted_and_a_tap_shows_nothing_of_it(
+    served: Served, gateway: Gateway, http: httpx.AsyncClient, dial: Dial
+) -> None:
+    await deploy(served.bus, "tensors", kind="predict")
+    await eventually(lambda: _is_known(http))
+    seen: list[TappedMessage] = []
+    text, answer = "an okapi eats", answer_to("an okapi eats", 8)
+    secret = base64.b64encode(b"OKAPI-TENSOR").decode()
+    async with Tap(await dial("tap", EntityKind.TAP), (">", "$KV.>"), replies=True) as tap:
+
+        async def listen() -> None:
+            async for tapped in tap:
+                seen.append(tapped)
+
+        listening = asyncio.create_task(listen())
+        assert (await complete(http, text, logprobs=2, stop="okapi stop")).status_code == 200
+        keyed = RUTH | {"Idempotency-Key": "once"}
+        chat = {"model": "letters", "messages": [{"role": "user", "content": text}], "stream": True}
+        chat |= {"max_completion_tokens": 8, "temperature": 0}
+        asked = await http.post("/v1/chat/completions", json=chat, headers=keyed)
+        assert asked.text.count("data: ") >= 9
+        inputs = {"x": {"dtype": "uint8", "shape": [12], "data": secret}}
+        asked = await http.post("/v1/predict", json={"model": "tensors", "inputs": inputs}, headers=RUTH)
+        assert secret in asked.text or "outputs" in asked.json()
+        for each in served.last:
+            each.load = each.load.model_copy(update={"most_sessions": 0})
+        assert (await complete(http)).status_code == 429
+
+        async def shown() -> dict[str, Any] | None:
+            """The version's row of the page of services, once all is counted."""
+            page = await http.get("/v1/overview", params={"part": "services"}, headers=bearer("vera"))
+            rows = {row["service"]: row["versions"][0] for row in page.json()["services"]}
+            row: dict[str, Any] = rows["letters"]
+            return row if row.get("errors") else None
+
+        row = await eventually(shown)
+        rows = {"generation", "bind session", "wave tokens", "predict", "service figures"}
+        await eventually(lambda: rows <= {each.row.name for each in seen if each.row is not None})
+        listening.cancel()
+    assert row["errors"] == {"full": 1}
+    assert (row["weight"], row["stable"], row["sessions"], row["waiting"]) == (1.0, True, 0, 0)
+    assert row["tokens_per_s"] > 0
+    assert row["first_token_s"][0] is not None
+
+    exposition = Exposition()
+    exposition.add(served.bus, gateway)
+    page = (await exposition.render(""))[0].decode()
+    names = 'gateway="gateway-east",service="letters",version="v1"'
+    for line in (
+        f'dmsc_service_requests_total{{{names},outcome="ok"}} 2.0',
+        f'dmsc_service_requests_total{{{names},outcome="full"}} 1.0',
+        f'dmsc_service_tokens_total{{{names},kind="answer"}} 16.0',
+        f"dmsc_service_first_token_seconds_count{{{names}}} 2.0",
+        f"dmsc_service_weight_ratio{{{names}}} 1.0",
+        f"dmsc_service_sessions{{{names}}} 0.0",
+    ):
+        assert _sorted_labels(line) in {_sorted_labels(each) for each in page.splitlines()}, line
+
+    tokens = [list(each.encode()) for each in (text, answer)]
+    for tapped in seen:
+        tree = tapped.tree()
+        words = repr(tree).encode() + tapped.raw
+        assert b"okapi" not in words.lower(), tapped.subject
+        assert answer.encode() not in words, tapped.subject
+        for numbers in _numbers(tree):
+            for token in tokens:
+                ends = range(len(numbers) - len(token) + 1)
+                assert not any(numbers[at : at + len(token)] == token for at in ends), tapped.subject
+        for wave in tree["body"]["tokens"] if tapped.row is subjects.WAVE_TOKENS else ():
+            assert (wave["token"], wave["logprob"]) == (0, 0.0)
+
+
+def _sorted_labels(line: str) -> str:
+    """A line of a page of metrics with its labels in order of their names."""
+    name, opened, rest = line.partition("{")
+    labels, closed, value = rest.partition("}")
+    return name + opened + ",".join(sorted(labels.split(","))) + closed + value
+
+
 async def _is_known(http: httpx.AsyncClient) -> bool:
     return (await http.get("/v1/models/tensors", headers=RUTH)).status_code == 200
+
+
+async def test_what_a_user_was_given_is_told_the_accountant_once(
+    served: Served, http: httpx.AsyncClient, gateway: Gateway, dial: Dial
+) -> None:
+    """Also if a client comes back for the end of an answer; copies for a version in shadow are nobody's."""
+    service = gateway.generations.book.get("letters")
+    assert service is not None
+    (stable,) = service.versions
+    versions = (stable, stable.model_copy(update={"version": "v2"}))
+    changed = service.model_copy(update={"versions": versions, "shadow": ("v2",)})
+    await served.bus.bucket(subjects.MODEL_SERVICE).put(changed, service="letters")
+    await eventually(lambda: gateway.generations.book.get("letters") == changed)
+    accountant = await dial("accountant", EntityKind.ACCOUNTANT)
+    response = await complete(http)
+    assert response.status_code == 200
+
+    async def over() -> bool:
+        found = {(record.version, record.ended) for record in await served.records()}
+        return found == {("v1", "length"), ("v2", "length")}
+
+    await eventually(over)
+    id = response.headers["dmsc-generation"]
+    again = await http.get(f"/v1/generations/{id}/events", headers=RUTH | {"Last-Event-ID": "6"})
+    assert again.text.rstrip().endswith("[DONE]")
+    await eventually(over)
+    now = time.time()
+
+    async def told() -> list[ServiceUse]:
+        records = [each.message async for each in accountant.history(subjects.USE_REPORT)]
+        return list(records[-1].uses) if records and records[-1].at > now else []
+
+    (use,) = await eventually(told)
+    assert (use.job, use.user, use.prompt_tokens, use.tokens, use.answers) == ("serve1", "ruth", 3, 8, 1)

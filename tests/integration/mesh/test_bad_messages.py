@@ -73,6 +73,7 @@ UNHEARD = {
     "batch",
     "batch unit",
     "model service",
+    "service figures",
     "rows needed",
     "wave tokens",
     "account slice",

@@ -8,7 +8,9 @@ import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from bus import subjects
@@ -18,7 +20,7 @@ from schemas.job import JobSpec, JobState
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.services.batches import UNIT_LINES
 from schemas.services.completion import Completion
-from schemas.services.model_service import ModelService, VersionState
+from schemas.services.model_service import ModelService, ServedVersion, VersionState
 from tests.integration.mesh.conftest import tiny_job
 from tests.integration.mesh.own_mesh import CLUSTERS, TOKEN, OwnMesh, Witness
 from tests.patience import PATIENCE_S
@@ -62,13 +64,26 @@ async def client(witness: Witness) -> AsyncIterator[AsyncClient]:
         yield client
 
 
-def served(job: str, service: str = "library") -> JobSpec:
+async def trained(witness: Witness) -> str:
+    """A job that is done; one for all tests here."""
+    entries = await witness.bus.bucket(subjects.JOB_RECORD).entries()
+    done = [
+        each.message.job for each in entries if each.message.spec.name == "learns" and each.message.weights
+    ]
+    if done:
+        return str(done[0])
+    job = await witness.submit(tiny_job("learns", training={"steps": 3, "validation_microbatches": 0}))
+    assert (await witness.ended(job)).state is JobState.DONE
+    return job
+
+
+def served(job: str, service: str = "library", replicas: Any = 1, **serve: Any) -> JobSpec:
     """A version of what the job has trained, over two stages."""
     return tiny_job(
         "served",
         initial_weights=f"job:{job}",
-        parallel={"stages": 2, "replicas": 1},
-        serve={"service": service, "exact": "required", "chunk_tokens": 4},
+        parallel={"stages": 2, "replicas": replicas},
+        serve={"service": service, "exact": "required", "chunk_tokens": 4, **serve},
     )
 
 
@@ -83,10 +98,10 @@ async def ready(client: AsyncClient, name: str = "library") -> ModelService:
     return service
 
 
-async def answer(client: AsyncClient, prompt: str, seed: int) -> Completion:
+async def answer(client: AsyncClient, prompt: str, seed: int, service: str = "library") -> Completion:
     temperature = 0.0 if seed % 2 else 1.0
     return await client.complete(
-        "library", prompt, tokens=CONTEXT - len(prompt) - 1, temperature=temperature, seed=seed, digests=True
+        service, prompt, tokens=CONTEXT - len(prompt) - 1, temperature=temperature, seed=seed, digests=True
     )
 
 
@@ -95,8 +110,7 @@ def essence(completion: Completion) -> tuple[str, tuple[str, ...] | None]:
 
 
 async def test_answers_are_the_same_whoever_dies(own: OwnMesh, witness: Witness, client: AsyncClient) -> None:
-    job = await witness.submit(tiny_job("learns", training={"steps": 3, "validation_microbatches": 0}))
-    assert (await witness.ended(job)).state is JobState.DONE
+    job = await trained(witness)
     await client.deploy(served(job))
     service = await ready(client)
     serving = service.versions[0].job
@@ -142,9 +156,7 @@ async def test_answers_are_the_same_whoever_dies(own: OwnMesh, witness: Witness,
 async def test_a_batch_has_each_answer_once_whoever_dies(
     own: OwnMesh, witness: Witness, client: AsyncClient, tmp_path: Path
 ) -> None:
-    job = await witness.submit(tiny_job("learns", training={"steps": 3, "validation_microbatches": 0}))
-    assert (await witness.ended(job)).state is JobState.DONE
-    await client.deploy(served(job, "night"))
+    await client.deploy(served(await trained(witness), "night"))
     serving = (await ready(client, "night")).versions[0].job
     vectors = await client.embed("night", list(PROMPTS[:2]))
     asked = [
@@ -226,3 +238,120 @@ async def kill_owner(witness: Witness, job: str, stage: int) -> None:
         return record is not None and record.incarnation != former.incarnation
 
     await eventually(is_replaced, f"stage {stage} was not replaced")
+
+
+# --- by load, to zero, and back ----------------------------------------------------------------------------
+async def version_of(client: AsyncClient, service: str) -> ServedVersion:
+    (version,) = (await client.service(service)).versions
+    return version
+
+
+async def test_a_version_rests_while_nobody_asks_and_follows_its_load(
+    own: OwnMesh, witness: Witness, client: AsyncClient
+) -> None:
+    """It gives slots back, starts with the next requests, and grows by load; what a person has set stays."""
+    job = await trained(witness)
+    scale = {"fill": 1.0, "up_s": 0.0, "down_s": 600.0, "idle_s": 0.5}
+    spec = served(job, "sleepy", {"min": 0, "want": 1, "max": 2}, sessions=2, scale=scale)
+    await client.deploy(spec)
+    serving = (await client.service("sleepy")).versions[0].job
+
+    async def rests() -> bool:
+        return (await version_of(client, "sleepy")).state is VersionState.IDLE
+
+    await eventually(rests)
+    assert "the next request starts it" in (await version_of(client, "sleepy")).reason
+
+    async def holds_nothing() -> bool:
+        nodes = (await client.mesh()).nodes
+        return not any(
+            slot.busy_with and slot.busy_with.startswith(serving) for n in nodes for slot in n.slots
+        )
+
+    await eventually(holds_nothing)
+    one, other = await asyncio.gather(*(answer(client, "import ", 1, "sleepy") for _ in range(2)))
+    assert essence(one) == essence(other)
+    await eventually(rests, "it does not rest again")
+
+    over, answered = asyncio.Event(), 0
+
+    async def keep_asking(seed: int) -> None:
+        nonlocal answered
+        while not over.is_set():
+            assert essence(await answer(client, "import ", 2 * seed + 1, "sleepy")) == essence(one)
+            answered += 1
+
+    async def has(replicas: int) -> bool:
+        return (await version_of(client, "sleepy")).replicas == (replicas, replicas)
+
+    async with asyncio.TaskGroup() as askers:
+        for seed in range(6):
+            askers.create_task(keep_asking(seed))
+        try:
+            await eventually(lambda: has(2))
+            history = witness.bus.history(subjects.JOB_EVENT, job=serving)
+            said = [record.message.text async for record in history]
+            assert any("2 replicas wanted instead of 1: " in text for text in said), said
+            await client.scale_version("sleepy", "v1", 1)
+            await eventually(lambda: has(1))
+            assert [pin.knob for pin in (await client.job(serving)).pins] == ["replicas"]
+            before = answered
+            await eventually(lambda: answered > before + 30)
+            assert await has(1), "what a person has set stays, whatever its load"
+        finally:
+            over.set()
+    await client.stop_service("sleepy")
+
+
+# --- a gateway that is frozen ------------------------------------------------------------------------------
+async def test_a_frozen_gateway_writes_nothing_any_more(
+    own: OwnMesh, witness: Witness, client: AsyncClient
+) -> None:
+    """Another one goes on with its answer under a higher fence; when it is thawed, it changes nothing."""
+    job = await trained(witness)
+    await client.deploy(served(job, "frozen"))
+    await ready(client, "frozen")
+    whole = (await answer(client, "x", 1, "frozen")).choices[0].text
+    first, second = await gateway_urls(witness)
+    bearer = {"Authorization": f"Bearer {TOKEN}"}
+    body = {"model": "frozen", "prompt": "x", "max_tokens": CONTEXT - 2, "temperature": 0, "stream": True}
+    async with httpx.AsyncClient(headers=bearer, timeout=PATIENCE_S, trust_env=False) as http:
+        while True:
+            async with http.stream("POST", f"{first}/v1/completions", json=body) as response:
+                id, lines = response.headers["dmsc-generation"], response.aiter_lines()
+                begun = [await next_data(lines)]
+                own.kill("gateway-a", signal.SIGSTOP)
+                try:
+                    entry = await witness.bus.bucket(subjects.GENERATION).get(leader=True, id=id)
+                    assert entry is not None
+                    if entry.message.ended:  # it was over before: once more
+                        continue
+                    assert (entry.message.writer, entry.message.fence) == ("gateway-a", 1)
+                    rest = await http.get(f"{second}/v1/generations/{id}/events")
+                finally:
+                    own.kill("gateway-a", signal.SIGCONT)
+                later = [line.removeprefix("data: ") async for line in lines if line.startswith("data: ")]
+                break
+    texts = [line.removeprefix("data: ") for line in rest.text.splitlines() if line.startswith("data: ")]
+    assert texts[-1] == "[DONE]"
+    assert text_of(texts) == whole
+    assert whole.startswith(text_of([*begun, *later])), "what the frozen one says is a part of it"
+    await eventually(lambda: id in log_of(own, "gateway-a").partition("generation over")[2])
+    entry = await witness.bus.bucket(subjects.GENERATION).get(leader=True, id=id)
+    assert entry is not None
+    assert (entry.message.writer, entry.message.fence, entry.message.ended) == ("gateway-b", 2, "length")
+    assert (await answer(client, "x", 1, "frozen")).choices[0].text == whole
+    await client.stop_service("frozen")
+
+
+async def next_data(lines: AsyncIterator[str]) -> str:
+    async for line in lines:
+        if line.startswith("data: "):
+            return line.removeprefix("data: ")
+    raise AssertionError("the stream ended")
+
+
+def text_of(events: list[str]) -> str:
+    return "".join(
+        choice["text"] for event in events if event != "[DONE]" for choice in json.loads(event)["choices"]
+    )

@@ -142,6 +142,11 @@ class WaveRows:
     rows: int
     wanted: int = 0
 
+    @property
+    def recomputed(self) -> int:
+        """How many of them another owner had computed before."""
+        return max(0, min(self.rows, self.session.rebuilt - self.first))
+
 
 @dataclass(frozen=True, slots=True)
 class SentRows:

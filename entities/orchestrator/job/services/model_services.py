@@ -132,8 +132,8 @@ class ModelServices:
     async def order(self, message: OrderService, envelope: Envelope) -> ModelService:
         """Changes a service; see `service_rules`."""
         service = self._known(message.service)
-        if message.action == "scale":
-            await self._scale(service, message, envelope)
+        if message.action in ("scale", "wake"):
+            await (self._scale if message.action == "scale" else self._wake)(service, message, envelope)
             return await self._change(message.service, self._look)
         if message.action != "stop":
             change = partial(service_rules.ordered, order=message, now=time.time())
@@ -177,6 +177,13 @@ class ModelServices:
         else:
             scale = ScaleJob(job=job, user=user, replicas=replicas, quota=message.quota)
             await self._jobs.scale(scale, envelope)
+
+    async def _wake(self, service: ModelService, message: OrderService, envelope: Envelope) -> None:
+        """A request waits for a version that gave its slots back: it starts as soon as there is room."""
+        version = service_rules.named(service, message.version)
+        record = self._jobs.record(version.job)
+        if record is not None and record.dormant and version.state not in OVER:
+            await self._jobs.unpark(ResumeJob(job=version.job, user=message.user), envelope)
 
     # --- records ----------------------------------------------------------------------------------------
     async def _enter(self, record: JobRecord, tenant: str) -> ModelService:
@@ -266,7 +273,7 @@ def _served(record: JobRecord, sha256: str = "") -> ServedVersion:
         version=spec.serve.version,
         job=record.job,
         weights=spec.weights_url or "",
-        sha256=sha256,
+        sha256=sha256 or ("" if spec.initial_weights is None else spec.initial_weights.expected_sha256),
         stages=spec.parallel.stages,
         since=record.submitted_at,
     )

@@ -157,7 +157,8 @@ def settled(service: ModelService, now: float, *, by: str = "orchestrator", why:
     shadow = tuple(name for name in service.shadow if name in living)
     lost = [name for name in weights if name not in living]
     if lost:
-        weights = _without(weights, lost, stable if stable in ready else None)
+        idle = states.get(stable or "") is VersionState.IDLE
+        weights = _without(weights, lost, stable if stable in ready or idle else None)
     if not weights and ready:
         weights = {ready[0]: WHOLE}
         why = why or f"{ready[0]} is the first that is ready"
@@ -167,7 +168,8 @@ def settled(service: ModelService, now: float, *, by: str = "orchestrator", why:
         gone = next(each for each in service.versions if each.version == lost[0])
         why = why or f"{gone.version} is {gone.state}: {gone.reason}"
     state = ServiceState.STOPPED if not living else ServiceState.DEPLOYING
-    if any(states[name] in (VersionState.READY, VersionState.IMPAIRED) for name in living):
+    answers = (VersionState.READY, VersionState.IMPAIRED, VersionState.IDLE)
+    if any(states[name] in answers for name in living):
         state = ServiceState.SERVING
     after = service.model_copy(
         update={"state": state, "weights": weights, "stable": stable, "shadow": shadow}
@@ -207,7 +209,7 @@ def _weights(service: ModelService, asked: Mapping[str, int]) -> dict[str, int]:
 
 def _ready(service: ModelService, version: str | None) -> ServedVersion:
     found = named(service, version)
-    if found.state is not VersionState.READY:
+    if found.state not in (VersionState.READY, VersionState.IDLE):  # an idle one answers once it is asked
         why = f": {found.reason}" if found.reason else ""
         raise Conflict(f"version {found.version} of {service.service} is {found.state}, not ready{why}")
     return found

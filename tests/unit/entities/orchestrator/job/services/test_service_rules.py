@@ -161,3 +161,14 @@ def test_a_record_does_not_grow_for_ever() -> None:
         here = ordered(here, order("traffic", weights={"v1": WHOLE - at - 1, "v2": at + 1}), float(at))
         here = ordered(here, order("traffic", weights={"v1": WHOLE}), float(at))
     assert len(here.history) == MOST_CHANGES
+
+
+def test_an_idle_version_may_get_traffic_and_be_gone_back_to() -> None:
+    idle = both(versions=(version("v1", VersionState.IDLE), version("v2")), weights={"v2": WHOLE})
+    shared = ordered(idle, order("traffic", weights={"v1": 4_000, "v2": 6_000}), 1.0)
+    assert shared.weights == {"v1": 4_000, "v2": 6_000}
+    assert ordered(idle, order("rollback"), 2.0).weights == {"v1": WHOLE}
+    over = idle.model_copy(update={"versions": (version("v1", VersionState.IDLE), version("v2", RETIRED))})
+    assert settled(over, 3.0).weights == {"v1": WHOLE}, "the stable one starts with the next request"
+    alone = settled(service(versions=(version("v1", VersionState.IDLE),), weights={"v1": WHOLE}), 4.0)
+    assert alone.state is ServiceState.SERVING
