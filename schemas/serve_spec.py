@@ -71,6 +71,13 @@ class ServeSpec(Part):
         2.0, ge=0, le=1000, description="how long `predict` waits for company, milliseconds"
     )
     batch: int = Field(32, ge=1, le=4096, description="most requests of `predict` in one pass")
+    worse_nll: float | None = Field(
+        0.05,
+        ge=0,
+        le=100,
+        description="nats per token of users' prompts that it may be worse by than the stable version before "
+        "it goes back; null: quality is not compared",
+    )
     scale: ScaleSpec = Field(
         default_factory=ScaleSpec, description="when replicas come and go, where `replicas` is a range"
     )

@@ -176,7 +176,8 @@ MODULE = Effects(
     learns=(
         *("signal.advertisement", "signal.compute.*", "signal.qos.report.*", "mesh.leader"),
         *("step.claim.*.*", "data.notice.*.*", "telemetry.instance.*.*", "telemetry.node.*"),
-        *("telemetry.observation.*", "topology.graph.*", "policy.decision.*", "policy.switch.*"),
+        *("telemetry.observation.*", "telemetry.outcomes.*", "topology.graph.*"),
+        *("policy.decision.*", "policy.switch.*"),
         "policy.learnt.state.*.*",
         "policy.fault_question.*",
         "$KV.services.*",
@@ -214,7 +215,7 @@ JOINS_ANY = _agent_named("join-any", "~")
 _STREAMS = (
     "ACCOUNTS",
     *("AUDIT", "DEAD_LETTERS", "FAULTS", "FAULT_QUEUE", "JOBS", "LEARNT", "LOGS", "POLICIES", "SIGNALS"),
-    *("GENERATIONS", "KV_generations", "KV_services"),
+    *("GENERATIONS", "KV_generations", "KV_services", "KV_service_salt"),
     *("STEPS", "TELEMETRY", "UNREADABLE", "OBJ_artifacts", "KV_rendezvous", "RENDEZVOUS_COUNTERS"),
     *(
         "KV_answers",
@@ -291,6 +292,7 @@ _GATEWAY_KEEPS = (
     "$KV.datasets.*",
     "$KV.generations.*",
     "$KV.secrets.*.*",
+    "$KV.service_salt.*",
     "$KV.uploads.*",
     *_FEEDS,
 )
@@ -305,6 +307,7 @@ GATEWAY = Effects(
         *("data.command.*", "model.command.*", "model.query.keys"),
         *("cluster.*.read", "cluster.*.strike", "step.dispatch.*.*", "store.query.*.*"),
         *("telemetry.observation.*", "telemetry.service.gateway-a", "account.query", "account.use.gateway-a"),
+        "telemetry.outcomes.gateway-a",
         *("service.command.*", "service.query", "serve.bind.*.*", "serve.end.*.*", "serve.predict.*.*"),
         *_GATEWAY_KEEPS,
     ),
@@ -341,7 +344,10 @@ GATEWAY = Effects(
                     *("signal.qos.report.*", "topology.graph.*"),
                 ),
                 "STEPS": ("data.notice.*.*", "step.claim.*.*"),
-                "TELEMETRY": ("telemetry.instance.*.*", "telemetry.node.*", "telemetry.observation.*"),
+                "TELEMETRY": (
+                    *("telemetry.instance.*.*", "telemetry.node.*", "telemetry.observation.*"),
+                    "telemetry.outcomes.*",
+                ),
                 "UNREADABLE": ("unreadable.*",),
                 "KV_answers": ("$KV.answers.*",),
                 "KV_batches": _BATCHES,
@@ -353,6 +359,7 @@ GATEWAY = Effects(
                 "KV_datasets": ("$KV.datasets.*",),
                 "KV_generations": ("$KV.generations.*",),
                 "KV_services": ("$KV.services.*",),
+                "KV_service_salt": ("$KV.service_salt.*",),
                 "KV_feeds": _FEEDS[:2],
                 "KV_feed_records": _FEEDS[2:],
                 "KV_secrets": ("$KV.secrets.*.*",),

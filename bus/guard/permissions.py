@@ -57,6 +57,7 @@ PRIVATE = (
         subjects.STORED_FILE,
         subjects.BATCH,
         subjects.BATCH_UNIT,
+        subjects.SERVICE_SALT,
     ),
     *(subjects.ACCOUNT_SLICE, subjects.ACCOUNT_POSITION, subjects.ACCOUNT_QUERY, subjects.BUDGET_STATE),
     subjects.USE_REPORT,

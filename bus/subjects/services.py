@@ -5,7 +5,7 @@ from __future__ import annotations
 from bus.subject_row import Names, Subject
 from bus.subjects.table import AAM, FM, MG, MI, RECORDS_BYTES, SMO
 from schemas.errors import Ack
-from schemas.services import batches, figures, generation, model_service, prediction
+from schemas.services import batches, figures, generation, model_service, outcomes, prediction
 
 __all__ = [
     "BATCH",
@@ -20,6 +20,8 @@ __all__ = [
     "ROWS_NEEDED",
     "SERVICES_QUERY",
     "SERVICE_FIGURES",
+    "SERVICE_OUTCOMES",
+    "SERVICE_SALT",
     "STORED_FILE",
     "WAVE_TOKENS",
 ]
@@ -151,4 +153,22 @@ PREDICT = Subject(
     MI,
     "named tensors in, named tensors out",
     reply=prediction.Predicted,
+)
+SERVICE_OUTCOMES = Subject(
+    "service outcomes",
+    "telemetry.outcomes.{gateway}",
+    outcomes.ServiceOutcomes,
+    MG,
+    SMO | FM,
+    "how requests of a service ended, while there are versions to compare",
+    stream="TELEMETRY",
+)
+SERVICE_SALT = Subject(
+    "service salt",
+    "{scope}",
+    outcomes.ServiceSalt,
+    MG,
+    MG,
+    "what users' buckets are keyed with, so that nobody picks a version",
+    bucket="service_salt",
 )

@@ -167,12 +167,12 @@ class Gateway:
         )
         self._uses = UseReports(bus, config.sid, config.account_every_s)
         self._keeper.observers.append(self._uses.session)
-        self.generations.on_prediction = self._uses.predicted
+        self.generations.passes.on_prediction = self._uses.predicted
         counter = ServiceCounter(
             self._keeper.ports.loads, lambda job: (each.sid for each in registry.view.instances(job=job))
         )
         self._keeper.observers.append(counter.session)
-        self.generations.counted = counter.prediction
+        self.generations.passes.counted = counter.prediction
         self._figures = FiguresPublisher(bus, config.sid, counter, book.living, config.figures)
         self._models = ModelFollower(bus)
         self.models = ModelOperations(self._models, self.backends, self.jobs)
@@ -220,6 +220,7 @@ class Gateway:
                     self.follower.follow(),
                     self.jobs.cache.run(),
                     self.generations.book.run(),
+                    self.generations.outcomes.run(),
                     self._keeper.run(),
                     self._batch_runner.run(),
                     self._uses.run(),

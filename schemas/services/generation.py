@@ -27,6 +27,9 @@ class Sampling(Part):
     seed: int = Field(0, ge=0, lt=1 << 63)
     logprobs: int | None = Field(None, ge=0, le=20, description="likeliest tokens to tell; None: none")
     digests: bool = Field(False, description="tell a digest of the logits of each token")
+    scored: bool = Field(
+        False, description="tell how likely the prompt's last tokens are, with the first one"
+    )
     stop_tokens: tuple[int, ...] = Field((), max_length=MOST_STOPS, description="each ends the answer")
     draw: str = Field("", description="names the request in draws: the same one gives the same tokens")
 
@@ -138,6 +141,9 @@ class GeneratedToken(Part):
     logprob: Annotated[float | None, PRIVATE] = None
     likeliest: Annotated[tuple[tuple[int, float], ...], PRIVATE] = ()
     digest: Annotated[str, PRIVATE] = Field("", description="blake2b-8 of the logits, fp32, hexadecimal")
+    prompt_logprob: Annotated[float | None, PRIVATE] = Field(
+        None, description="mean logarithm of the probabilities of the prompt's last tokens, if asked for"
+    )
     ends: Literal["", "stop", "length"] = ""
     error: str = Field("", description="why there is none, as `bad_model_output: …`; ends the session")
 

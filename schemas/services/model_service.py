@@ -66,17 +66,33 @@ class ServedVersion(Part):
     context: int = Field(0, description="most tokens of prompt and answer; 0: not known yet")
     vocabulary: int = 0
     fingerprint: str = Field("", description="of the arithmetic that all replicas share")
+    worse_nll: float | None = Field(
+        None, description="nats per token of prompts that it may be worse by than the stable version"
+    )
     since: Time = 0.0
+
+
+class BucketRun(Part):
+    """Neighbouring buckets of one version: from `first` up to, not including, `end` (ADR-0135)."""
+
+    version: Token
+    first: int = Field(ge=0)
+    end: int = Field(le=WHOLE)
+
+
+TrafficAction = Literal["", "deploy", "traffic", "promote", "rollback", "shadow", "unshadow", "stop"]
+"""What changed a service's traffic; `deploy`: its first version was ready; empty: of an earlier record."""
 
 
 class TrafficChange(Part):
     """One change of the weights, or of who is in shadow."""
 
     at: Time
-    by: str
+    by: str = Field(description="a user, a functional module, or `orchestrator`")
     why: str = ""
     weights: dict[Token, int]
     shadow: tuple[Token, ...] = ()
+    action: TrafficAction = ""
 
 
 class ModelService(Message, wire="service.record"):
@@ -90,6 +106,7 @@ class ModelService(Message, wire="service.record"):
     weights: dict[Token, int] = Field(
         {}, description="version → its ten-thousandths; the sum is 10,000, or the map is empty"
     )
+    runs: tuple[BucketRun, ...] = Field((), description="which of the 10,000 buckets each version has")
     shadow: tuple[Token, ...] = Field((), description="versions that answer copies, which are thrown away")
     stable: Token | None = Field(None, description="the version that a rollback goes back to")
     history: tuple[TrafficChange, ...] = Field((), description="the last changes of traffic, newest last")

@@ -148,8 +148,8 @@ class UnitWork:
 
     async def _turn(self, model: str, key: str) -> None:
         """Waits until those who ask themselves leave room for this request."""
-        config, operations = self._config, self._calls.operations
-        while not operations.has_room(model, key, config.share, self._begun[model]):  # noqa: ASYNC110
+        config, passes = self._config, self._calls.operations.passes
+        while not passes.has_room(model, key, config.share, self._begun[model]):  # noqa: ASYNC110
             await asyncio.sleep(config.pause_s)  # no event says that an instance has less to do
 
 

@@ -79,7 +79,7 @@ class AggregatedCalls:
         of: dict[str, tuple[ServedVersion, Path]] = {}
         if how.over == "replicas":
             service, version = await self._operations.held.until_awake(service, version, access.user)
-            paths = self._operations.paths_of(service, version, access)[:MOST_ASKED]
+            paths = self._operations.passes.paths_of(service, version, access)[:MOST_ASKED]
             of = {f"{version.version}#{number}": (version, path) for number, path in enumerate(paths)}
             asked, weights = tuple(of), dict.fromkeys(of, 1.0)
         else:
@@ -108,7 +108,7 @@ class AggregatedCalls:
 
     def _path(self, service: ModelService, version: ServedVersion, access: AccessDecision) -> Path | None:
         try:
-            return self._operations.paths_of(service, version, access)[0]
+            return self._operations.passes.paths_of(service, version, access)[0]
         except Unavailable:
             return None
 
@@ -121,7 +121,7 @@ class AggregatedCalls:
         tensors: Sequence[NamedTensor],
     ) -> Predicted:
         began = time.monotonic()
-        predicted = await self._operations.single_pass(service, version, access, path, tensors)
+        predicted = await self._operations.passes.through(service, version, access, path, tensors)
         self.noted(service.service, began)
         return predicted
 
@@ -141,7 +141,7 @@ class AggregatedCalls:
         asks: dict[str, Ask[Answering]] = {}
         if how.over == "replicas":
             service, version = await self._operations.held.until_awake(service, version, access.user)
-            paths = self._operations.paths_of(service, version, access)[:MOST_ASKED]
+            paths = self._operations.passes.paths_of(service, version, access)[:MOST_ASKED]
             everyone = frozenset(member for path in paths for member in path)
             for number, path in enumerate(paths):
                 avoid = everyone.difference(path)

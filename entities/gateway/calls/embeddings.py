@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import secrets
 from array import array
 
 from entities.gateway.generation.operations import GenerationOperations
+from entities.gateway.generation.service_book import RequestKey
 from schemas.errors import BadInput
 from schemas.services.completion import ServedBy
 from schemas.services.embeddings import EmbeddingsBody, TextVector, TextVectors, VectorUsage
@@ -27,17 +27,16 @@ async def embed(
         BadInput: a text has no tokens or too many, or the model has no vectors of texts.
         Unavailable: a stage has nobody, or the answer did not come in time.
     """
-    sticky = f"{access.user}/{body.user}" if body.user else (key or secrets.token_hex(8))
+    sticky = RequestKey.of(access.user, body.user, key).text
     service, version, prompts = await operations.tokens(body.model, body.inputs, access, sticky, "input")
     room = asyncio.Semaphore(AT_ONCE)
 
     async def vector_of(tokens: tuple[int, ...]) -> Predicted:
         async with room:
-            path, *_ = operations.paths_of(service, version, access)
             given = NamedTensor(
                 name="tokens", dtype="int64", shape=(1, len(tokens)), data=array("q", tokens).tobytes()
             )
-            return await operations.single_pass(service, version, access, path, (given,), embed=True)
+            return await operations.passes.anywhere(service, version, access, (given,), embed=True)
 
     try:
         async with asyncio.TaskGroup() as group:

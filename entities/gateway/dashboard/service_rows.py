@@ -6,7 +6,7 @@ two messages of one gateway, summed over gateways.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -94,7 +94,7 @@ class ServiceFiguresBook:
         return {key: self._sum(spells, now) for key, spells in found.items()}
 
     def _sum(self, spells: Iterable[_Spell], now: float) -> Lately:
-        per_s: Counter[str] = Counter()
+        per_s: defaultdict[str, float] = defaultdict(float)
         counts: Counter[str] = Counter()
         first_token = [0] * (len(FIRST_TOKEN_S) + 1)
         tokens = 0.0

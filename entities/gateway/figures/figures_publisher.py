@@ -23,7 +23,8 @@ class FiguresConfig:
     """How often figures are told, in seconds."""
 
     every_s: float = 1.0  # between two messages: how late a page, or a decision about replicas, is
-    again_s: float = 10.0  # versions with answers under way are told again after that, for new listeners
+    again_s: float = 5.0  # versions that changed lately are told again after that, for new listeners
+    lately_s: float = 60.0  # … if they changed within this time
 
 
 class FiguresPublisher:
@@ -50,10 +51,10 @@ class FiguresPublisher:
         while True:
             await asyncio.sleep(self._config.every_s)
             now = time.monotonic()
-            again = now >= again_at
-            if again:
-                again_at = now + self._config.again_s
-            if versions := self._counter.changed(again=again):
+            again_from = None
+            if now >= again_at:
+                again_at, again_from = now + self._config.again_s, now - self._config.lately_s
+            if versions := self._counter.changed(now, again_from):
                 message = ServiceFigures(gateway=self._gateway, since=self._since, versions=versions)
                 with suppress(DmscError):
                     await self._bus.publish(subjects.SERVICE_FIGURES, message, gateway=self._gateway)

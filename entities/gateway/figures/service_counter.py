@@ -53,7 +53,8 @@ class ServiceCounter:
         self._loads = loads
         self._members = members
         self._versions: dict[Key, VersionCount] = {}
-        self._told: dict[Key, VersionFigures] = {}
+        self._told: dict[Key, tuple[VersionFigures, float]] = {}
+        """What was told last of each version, and when it was another one before."""
 
     # --- what happens -------------------------------------------------------------------------------------
     def session(self, session: GenerationSession) -> None:
@@ -130,19 +131,24 @@ class ServiceCounter:
         for key in self._versions:
             yield self._figures(key)
 
-    def changed(self, *, again: bool = False) -> tuple[VersionFigures, ...]:
+    def changed(self, now: float, again_from: float | None = None) -> tuple[VersionFigures, ...]:
         """The versions that are others than they were told, at most `MOST_VERSIONS`; they count as told now.
 
-        `again`: also those with answers under way, for whoever listens only since then.
+        Args:
+            now: Seconds of a clock that only advances.
+            again_from: Tell those again, too, that changed since then, for whoever listens only now.
         """
         found: list[VersionFigures] = []
-        for key, count in reversed(self._versions.items()):
-            figures = self._figures(key)
-            if figures != self._told.get(key) or (again and (count.open or count.predicting)):
-                found.append(figures)
-                self._told[key] = figures
-                if len(found) == MOST_VERSIONS:
-                    break
+        for key in reversed(self._versions):
+            figures, (told, at) = self._figures(key), self._told.get(key, (None, now))
+            if figures != told:
+                at = now
+            elif again_from is None or at < again_from:
+                continue
+            found.append(figures)
+            self._told[key] = (figures, at)
+            if len(found) == MOST_VERSIONS:
+                break
         return tuple(found)
 
     def _figures(self, key: Key) -> VersionFigures:

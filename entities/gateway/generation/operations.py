@@ -6,34 +6,31 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from bus import subjects
 from bus.connection import Bus
-from bus.logs import get_logger
-from bus.tasks import TaskSet
 from entities.gateway.generation.held_requests import HeldRequests, HoldConfig
-from entities.gateway.generation.path_choice import disjoint_paths, has_room
 from entities.gateway.generation.prompts import Prompts, of_chat, of_completion, tokens_of
-from entities.gateway.generation.service_book import ANSWERING, ServiceBook
+from entities.gateway.generation.service_book import RequestKey, ServiceBook
 from entities.gateway.generation.session import GenerationSession
 from entities.gateway.generation.session_keeper import SessionKeeper
-from entities.gateway.generation.session_machine import Path
+from entities.gateway.generation.shadowing import Shadows
+from entities.gateway.generation.single_passes import SinglePasses
 from entities.gateway.generation.token_rates import TokenBuckets, TokenRate
+from entities.gateway.outcomes.outcome_reports import OutcomeReports, is_judged
+from entities.gateway.outcomes.request_outcome import RequestDraw
 from entities.tokens.byte_tokens import Tokenizer
 from schemas.aggregation import AggregatedBy, Aggregation
-from schemas.errors import BadInput, DmscError, NotFound, RateLimited, Unavailable
+from schemas.errors import BadInput, DmscError, NotFound, RateLimited
 from schemas.services.completion import MOST_CHOICES, ChatBody, CompletionBody, SampledBody, ServedModel
 from schemas.services.generation import Generation, Sampling
 from schemas.services.model_service import ModelService, ServedVersion
-from schemas.services.prediction import NamedTensor, Predict, Predicted
+from schemas.services.prediction import NamedTensor, Predicted
 from schemas.signals import AccessDecision
 from schemas.step import Member
-
-log = get_logger("generation")
 
 USE = "service.use"
 _SEED = 1 << 63
@@ -97,12 +94,10 @@ class GenerationOperations:
         self._config = config
         self.held = HeldRequests(bus, book, keeper.is_staffed, config.hold)
         """Requests that wait for a version to start."""
-        self.on_prediction: Callable[[Generation], None] = lambda generation: None
-        """Is called with each request for tensors that was answered."""
+        self.passes = SinglePasses(bus, gateway, book, keeper, config.predict_s)
         self._rates = TokenBuckets(config.rate)
-        self._shadows = TaskSet()
-        self.counted: Callable[[Generation], AbstractContextManager[None]] = lambda _: nullcontext()
-        """Surrounds each prediction, and counts it."""
+        self.outcomes = OutcomeReports(bus, gateway, self.book.living)
+        self._shadows = Shadows(keeper, self.outcomes, config.most_shadows)
 
     def models(self) -> tuple[ServedModel, ...]:
         """Each service, and each of its versions."""
@@ -137,7 +132,8 @@ class GenerationOperations:
 
         `key`: the request's idempotency key. `avoid`: instances that work for the same request already.
         """
-        service, version = await self._awake(*self.chosen(body, access, key), access)
+        sticky = RequestKey.of(access.user, body.user, key)
+        service, version = await self._awake(*self._version(body, access, sticky), access)
         tokenizer = await self._prompts.tokenizer(version)
         prompts = await of_completion(body, tokenizer, version.vocabulary)
         if len(prompts) * body.n > MOST_CHOICES:
@@ -146,7 +142,8 @@ class GenerationOperations:
             )
         sampling = self._sampling(body, access, key, tokenizer, body.logprobs)
         template = self._generation(body, access, service, version, sampling, body.max_tokens)
-        return await self._begin(service, version, tokenizer, template, prompts, body.n, avoid)
+        draw = self.book.draw(body.model, service, version, sticky)
+        return await self._begin(draw, tokenizer, template, prompts, body.n, avoid)
 
     async def chat(
         self,
@@ -156,7 +153,8 @@ class GenerationOperations:
         avoid: frozenset[Member] = frozenset(),
     ) -> Answering:
         """Begins the answers to a conversation; see `complete`."""
-        service, version = await self._awake(*self.chosen(body, access, key), access)
+        sticky = RequestKey.of(access.user, body.user, key)
+        service, version = await self._awake(*self._version(body, access, sticky), access)
         tokenizer = await self._prompts.tokenizer(version)
         prompt = await of_chat(body, tokenizer, version.vocabulary)
         likeliest = (body.top_logprobs or 0) if body.logprobs else None
@@ -168,7 +166,8 @@ class GenerationOperations:
         template = self._generation(body, access, service, version, sampling, most).model_copy(
             update={"shape": "chat"}
         )
-        return await self._begin(service, version, tokenizer, template, (prompt,), body.n, avoid)
+        draw = self.book.draw(body.model, service, version, sticky)
+        return await self._begin(draw, tokenizer, template, (prompt,), body.n, avoid)
 
     async def resume(self, id: str, access: AccessDecision) -> Answering:
         """Goes on with an answer that another gateway, or another connection, began.
@@ -195,92 +194,22 @@ class GenerationOperations:
             BadInput: the service generates tokens.
             Unavailable: a stage has nobody, or the answer did not come in time.
         """
-        service, version = self.book.version(model, key or secrets.token_hex(8))
+        sticky = RequestKey.of(access.user, None, key)
+        service, version = self.book.version(model, sticky.text)
         if version.kind == "generate":
             raise BadInput(f"{model} generates tokens; ask it at /v1/completions", param="model")
         service, version = await self._awake(service, version, access)
-        asked = self._asked(service, version, access.user)
-        with self.counted(asked):
-            (path, *_) = self._paths(asked)
-            answer = await self._predicted(asked, path, inputs, embed=False)
-        # The first stage speaks for itself alone; the version's record knows of all.
-        return version, answer.model_copy(update={"exact": answer.exact and bool(version.exact)})
-
-    def paths_of(
-        self, service: ModelService, version: ServedVersion, access: AccessDecision
-    ) -> tuple[Path, ...]:
-        """Paths through the version's instances, the one with the most room first; they share as little as
-        they can. Raises `Unavailable` if a stage has nobody.
-        """
-        return self._paths(self._asked(service, version, access.user))
-
-    def _paths(self, asked: Generation) -> tuple[Path, ...]:
-        ports = self.keeper.ports
-        paths = disjoint_paths(ports.stages(asked), ports.loads, asked.id)
-        if isinstance(paths, str):
-            raise Unavailable(paths, retry_after_s=1.0)
-        return paths
-
-    def has_room(self, model: str, key: str, share: float, mine: int = 0) -> bool:
-        """Whether the instances that would answer this request have less than `share` to do; also if none
-        would. `mine`: requests of the asker that were begun.
-        """
+        draw, now = self.book.draw(model, service, version, sticky), asyncio.get_running_loop().time
         try:
-            service, version = self.book.version(model, key)
-        except DmscError:
-            return True  # who asks is told why
-        ports = self.keeper.ports
-        return has_room(ports.stages(self._asked(service, version, "")), ports.loads, share, mine)
-
-    def _asked(self, service: ModelService, version: ServedVersion, user: str) -> Generation:
-        """What a request without tokens is, where instances are looked for."""
-        return Generation(
-            id=secrets.token_hex(16),
-            service=service.service,
-            version=version.version,
-            job=version.job,
-            user=user,
-            writer=self._gateway,
-            session=0,
-            most_tokens=0,
-        )
-
-    async def single_pass(
-        self,
-        service: ModelService,
-        version: ServedVersion,
-        access: AccessDecision,
-        path: Path,
-        inputs: Sequence[NamedTensor],
-        *,
-        embed: bool = False,
-    ) -> Predicted:
-        """What these instances give for the tensors; with `embed` the one vector of the tokens.
-
-        Raises:
-            BadInput: the model does not take them.
-            Unavailable: the answer did not come in time.
-        """
-        asked = self._asked(service, version, access.user)
-        with self.counted(asked):
-            answer = await self._predicted(asked, path, inputs, embed=embed)
-        # A text of a model of tokens is computed alone; else the version's record knows of all stages.
-        alone = embed and version.kind == "generate"
-        return answer.model_copy(update={"exact": answer.exact and (alone or bool(version.exact))})
-
-    async def _predicted(
-        self, asked: Generation, path: Path, inputs: Sequence[NamedTensor], *, embed: bool
-    ) -> Predicted:
-        answer: Predicted = await self._bus.command(
-            subjects.PREDICT,
-            Predict(job=asked.job, generation=asked.id, path=path, inputs=tuple(inputs), embed=embed),
-            deadline_s=self._config.predict_s,
-            job=asked.job,
-            sid=path[0].sid,
-        )
-        self.keeper.ports.said(path[0].sid, answer.load)
-        self.on_prediction(asked)
-        return answer
+            answer = await self.passes.anywhere(service, version, access, inputs)
+        except DmscError as error:
+            self.outcomes.predicted(draw, now(), error)
+            raise
+        except asyncio.CancelledError:  # its client is gone, and has waited so long
+            self.outcomes.predicted(draw, now())
+            raise
+        self.outcomes.predicted(draw, now())
+        return version, answer
 
     async def tokens(
         self,
@@ -304,20 +233,16 @@ class GenerationOperations:
         return service, version, found
 
     def chosen(
-        self, body: SampledBody, access: AccessDecision, key: str | None
+        self, body: SampledBody, access: AccessDecision, key: str
     ) -> tuple[ModelService, ServedVersion]:
-        """The version that answers this request: always the same one for its user, or its key.
+        """The version that answers this request, which may be idle: always the same one for its user, or its
+        key.
 
         Raises:
             RateLimited: the user has had more tokens than the rate allows.
             BadInput: the version takes tensors.
         """
-        self._check_rate(access)
-        sticky = f"{access.user}/{body.user}" if body.user else (key or secrets.token_hex(8))
-        service, version = self.book.version(body.model, sticky)
-        if version.kind == "predict":
-            raise BadInput(f"{body.model} takes tensors; ask it at /v1/predict", param="model")
-        return service, version
+        return self._version(body, access, RequestKey.of(access.user, body.user, key))
 
     def aggregation_of(self, version: ServedVersion) -> Aggregation | None:
         """What the version's file says of several answers."""
@@ -334,6 +259,15 @@ class GenerationOperations:
             Unavailable: it did not start in time, or too many requests wait already.
         """
         return await self.held.until_awake(service, version, access.user)
+
+    def _version(
+        self, body: SampledBody, access: AccessDecision, key: RequestKey
+    ) -> tuple[ModelService, ServedVersion]:
+        self._check_rate(access)
+        service, version = self.book.version(body.model, key.text)
+        if version.kind == "predict":
+            raise BadInput(f"{body.model} takes tensors; ask it at /v1/predict", param="model")
+        return service, version
 
     def _check_rate(self, access: AccessDecision) -> None:
         wait_s = self._rates.wait_s(access.user, time.monotonic())
@@ -387,7 +321,7 @@ class GenerationOperations:
             writer=self._gateway,
             session=0,
             most_tokens=most_tokens,
-            sampling=sampling,
+            sampling=sampling.model_copy(update={"scored": is_judged(service)}),
             stop=body.stops,
             model=body.model,
             usage=body.include_usage,
@@ -396,8 +330,7 @@ class GenerationOperations:
 
     async def _begin(
         self,
-        service: ModelService,
-        version: ServedVersion,
+        draw: RequestDraw,
         tokenizer: Tokenizer,
         template: Generation,
         prompts: Sequence[tuple[int, ...]],
@@ -405,7 +338,7 @@ class GenerationOperations:
         avoid: frozenset[Member],
     ) -> Answering:
         for prompt in prompts:
-            _check_length(len(prompt), template.most_tokens, version)
+            _check_length(len(prompt), template.most_tokens, draw.version)
         generations = [
             template.model_copy(
                 update={
@@ -421,7 +354,9 @@ class GenerationOperations:
         self._rates.charge(template.user, sum(len(each.prompt) for each in generations), now)
         begun = await _all_or_cancelled([self.keeper.begin(each, avoid) for each in generations])
         sessions = tuple(each for each in begun if isinstance(each, GenerationSession))
-        answering = Answering(service, version, tokenizer, sessions)
+        answering = Answering(draw.service, draw.version, tokenizer, sessions)
+        for session in sessions[:1]:  # one draw, one outcome
+            session.on_over(partial(self.outcomes.ended, draw))
         try:
             for each in begun:
                 if isinstance(each, BaseException):
@@ -431,41 +366,10 @@ class GenerationOperations:
         except BaseException:
             answering.cancel()
             raise
-        self._mirror(service, version, template, prompts)
+        self._shadows.mirror(draw, sessions[::choices])
         for session in sessions:
             session.on_end(lambda tokens: self._rates.charge(template.user, tokens, time.monotonic()))
         return answering
-
-    def _mirror(
-        self,
-        service: ModelService,
-        answering: ServedVersion,
-        template: Generation,
-        prompts: Sequence[tuple[int, ...]],
-    ) -> None:
-        """Has versions in shadow answer copies. Nobody waits for them; what fails there is only logged."""
-        for name in service.shadow:
-            version = service.version(name)
-            if version is None or name == answering.version or version.state not in ANSWERING:
-                continue
-            for prompt in prompts:
-                fits = not version.context or len(prompt) + template.most_tokens <= version.context
-                # Tokens of another vocabulary would be another text.
-                if version.vocabulary != answering.vocabulary or not fits:
-                    continue
-                if len(self._shadows) >= self._config.most_shadows:
-                    return  # they are a sample, and must not take the place of answers
-                change = {"version": name, "job": version.job, "prompt": prompt, "mirrored": True}
-                change |= _new_names()
-                self._shadows.create(self._shadow(template.model_copy(update=change)))
-
-    async def _shadow(self, generation: Generation) -> None:
-        try:
-            session = await self.keeper.begin(generation)
-        except DmscError as error:
-            log.info("no answer in shadow", version=generation.version, code=error.code)
-        else:
-            await session.ended.wait()
 
 
 def _new_names() -> dict[str, Any]:

@@ -23,6 +23,7 @@ from entities.gateway.generation.session_machine import (
     Release,
     SessionTimes,
 )
+from entities.gateway.outcomes.request_outcome import AnswerTrace
 from schemas.errors import (
     BadInput,
     BadModelOutput,
@@ -93,6 +94,10 @@ class GenerationSession:
         self._tasks = TaskSet()
         self._counted: Path = ()
         self._on_end: list[Callable[[int], None]] = []
+        self._on_over: list[Callable[[AnswerTrace], None]] = []
+        self._first_at: float | None = None
+        self._last_at: float | None = None
+        self._trace: AnswerTrace | None = None
 
     # --- events -------------------------------------------------------------------------------------------
     def begin(self) -> None:
@@ -135,7 +140,25 @@ class GenerationSession:
         else:
             self._on_end.append(callback)
 
+    def on_over(self, callback: Callable[[AnswerTrace], None]) -> None:
+        """Calls `callback` with how the answer came, once the session is over."""
+        if self._trace is not None:
+            callback(self._trace)
+        else:
+            self._on_over.append(callback)
+
     # --- what readers see ---------------------------------------------------------------------------------
+    @property
+    def tokens(self) -> tuple[GeneratedToken, ...]:
+        """The answer's tokens so far."""
+        return tuple(self._tokens)
+
+    async def until(self, tokens: int) -> None:
+        """Waits until the answer has so many tokens, or is over."""
+        while self.finished is None and len(self._tokens) < tokens:
+            self._news.clear()
+            await self._news.wait()
+
     async def started(self) -> None:
         """Waits until all owners have taken the session, a token came, or it is over.
 
@@ -194,6 +217,8 @@ class GenerationSession:
             elif isinstance(effect, Recall):
                 self._tasks.create(self._recall())
             elif isinstance(effect, Deliver):
+                self._last_at = self._loop.time()
+                self._first_at = self._last_at if self._first_at is None else self._first_at
                 self._tokens.append(effect.token)
                 self._news.set()
             elif isinstance(effect, Finish):
@@ -289,6 +314,17 @@ class GenerationSession:
         )
         for callback in self._on_end:
             callback(len(self._tokens))
+        self._trace = trace = AnswerTrace(
+            ended=effect.ended,
+            failure=effect.failure,
+            over_at=self._loop.time(),
+            first_at=self._first_at,
+            last_at=self._last_at,
+            tokens=len(self._tokens),
+            score=self._tokens[0].prompt_logprob if self._tokens else None,
+        )
+        for hears in self._on_over:
+            hears(trace)
         self.ended.set()
         self._news.set()
 

@@ -72,6 +72,7 @@ UNHEARD = {
     "stored file",
     "batch",
     "batch unit",
+    "service salt",
     "model service",
     "service figures",
     "rows needed",

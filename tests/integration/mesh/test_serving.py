@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -12,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from safetensors.torch import load_file, save_file
 
 from bus import subjects
 from bus.server.embedded import EmbeddedServer
@@ -90,7 +92,7 @@ def served(job: str, service: str = "library", replicas: Any = 1, **serve: Any) 
 async def ready(client: AsyncClient, name: str = "library") -> ModelService:
     async def found() -> ModelService | None:
         service = await client.service(name)
-        (version,) = service.versions
+        version = service.versions[-1]
         assert version.state is not VersionState.REFUSED, version.reason
         return service if version.state is VersionState.READY else None
 
@@ -238,6 +240,58 @@ async def kill_owner(witness: Witness, job: str, stage: int) -> None:
         return record is not None and record.incarnation != former.incarnation
 
     await eventually(is_replaced, f"stage {stage} was not replaced")
+
+
+def damage(folder: Path) -> None:
+    """Makes a model as sure as it is wrong: its logits are thirty times as large."""
+    changed = 0
+    for path in folder.glob("*.safetensors"):
+        tensors = load_file(path)
+        for name in tensors:
+            if "head" in name:
+                tensors[name] *= 30.0
+                changed += 1
+        save_file(tensors, path)
+    assert changed
+
+
+async def test_a_version_with_damaged_weights_goes_back_by_itself(
+    own: OwnMesh, witness: Witness, client: AsyncClient, tmp_path: Path
+) -> None:
+    job = await trained(witness)
+    await client.download_weights(job, tmp_path / "weights")
+    damage(tmp_path / "weights")
+    for name, weights in (("v1", f"job:{job}"), ("v2", str(tmp_path / "weights"))):
+        serve = {"service": "judged", "version": name, "exact": "off", "chunk_tokens": 16}
+        await client.deploy(tiny_job(f"judged-{name}", initial_weights=weights, serve=serve))
+        await ready(client, "judged")
+    own.start("policy", ["policy", "run", "canary-judge"])
+    await client.set_traffic("judged", {"v1": 5_000, "v2": 5_000}, why="try v2")
+
+    text = await asyncio.to_thread(Path(argparse.__file__).read_text)
+
+    async def ask_until(over: asyncio.Event, number: int) -> None:
+        while not over.is_set():
+            number += 97
+            await client.complete("judged", text[number : number + 24], tokens=1)
+
+    async def gone_back() -> ModelService | None:
+        service = await client.service("judged")
+        return service if service.weights == {"v1": 10_000} else None
+
+    over = asyncio.Event()
+    async with asyncio.TaskGroup() as clients:
+        for number in range(4):
+            clients.create_task(ask_until(over, 1_000 * number))
+        try:
+            service = await eventually(gone_back)
+        finally:
+            over.set()
+    change = service.history[-1]
+    assert (change.by, change.action) == ("canary-judge", "rollback")
+    assert "mean score" in change.why
+    own.retire("policy")
+    await client.stop_service("judged")
 
 
 # --- by load, to zero, and back ----------------------------------------------------------------------------

@@ -39,6 +39,7 @@ from schemas.secrets import StoredSecret
 from schemas.services.batches import BatchRecord, BatchState, BatchUnit, StoredFile
 from schemas.services.generation import Generation
 from schemas.services.model_service import ModelService, ServedVersion, ServiceState, VersionState
+from schemas.services.outcomes import ServiceSalt
 from schemas.signals import Role
 from schemas.tariff import BudgetRule
 from schemas.unreadable import UnreadableValue
@@ -164,6 +165,7 @@ async def seed(client: Witness) -> None:
     await bus.bucket(subjects.BATCH_UNIT).put(
         BatchUnit(batch="batch-1", unit=0, by="gone"), batch="batch-1", unit="0"
     )
+    await bus.bucket(subjects.SERVICE_SALT).put(ServiceSalt(salt="0" * 64), scope="mesh")
 
 
 async def seed_data(client: Witness, now: float) -> None:

@@ -392,10 +392,12 @@ class ServingRuntime:
                 continue
             if part.boundary:
                 self._keep(part)
+            session.scored += part.scores
             for drawn in part.drawn:
-                token = drawn.model_copy(
-                    update={"ends": self.machine.ends(session, drawn.position, drawn.token)}
-                )
+                update: dict[str, object] = {"ends": self.machine.ends(session, drawn.position, drawn.token)}
+                if session.scored and drawn.position == session.prompt_tokens:
+                    update["prompt_logprob"] = sum(session.scored) / len(session.scored)
+                token = drawn.model_copy(update=update)
                 self.machine.sampled(session, token, now)
                 tokens.append(token)
                 if token.ends:

@@ -16,6 +16,7 @@ from entities.orchestrator.job.services import service_rules
 from entities.orchestrator.job.services.version_state import OVER, observed
 from entities.orchestrator.job.term import TermContext, insistently
 from entities.orchestrator.job_state.owned_record import OwnedRecord
+from schemas.actions import ServiceAction
 from schemas.envelope import Envelope
 from schemas.errors import BadInput, BadJob, Conflict, DmscError, NotFound, Refused
 from schemas.gateway_api import CancelJob, ParkJob, ResumeJob, ScaleJob, SubmitJob
@@ -148,6 +149,17 @@ class ModelServices:
                 await self._jobs.cancel(cancel, envelope)
         return after
 
+    async def change_traffic(self, action: ServiceAction, by: str, why: str) -> ModelService:
+        """Carries out an adopted suggestion. `by`: whose it is.
+
+        Raises:
+            NotFound: there is no such service or version.
+            BadInput, Conflict: see `service_rules.suggested`.
+        """
+        service = self._known(action.service)
+        change = partial(service_rules.suggested, action=action, by=by, why=why, now=time.time())
+        return await self._change(service.service, change)
+
     async def query(self, message: ServiceQuery, envelope: Envelope) -> ServiceList:
         if message.service is not None:
             return ServiceList(services=(self._known(message.service),))
@@ -275,5 +287,6 @@ def _served(record: JobRecord, sha256: str = "") -> ServedVersion:
         weights=spec.weights_url or "",
         sha256=sha256 or ("" if spec.initial_weights is None else spec.initial_weights.expected_sha256),
         stages=spec.parallel.stages,
+        worse_nll=spec.serve.worse_nll,
         since=record.submitted_at,
     )
