@@ -74,7 +74,6 @@ UNHEARD = {
     "batch unit",
     "service salt",
     "model service",
-    "service figures",
     "rows needed",
     "wave tokens",
     "account slice",
