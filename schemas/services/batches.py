@@ -13,9 +13,15 @@ from schemas.services.calls import CallPath
 from schemas.signals import Role
 
 UNIT_LINES = 64
-"""Requests of one unit, whose answers are committed together."""
+"""Most requests of one unit, whose answers are committed together."""
+UNIT_BYTES = 16 << 20
+"""Bytes of requests at which a unit ends before that: a gateway has whole units in memory."""
 MOST_LINES = 50_000
 MOST_LINE_BYTES = 4 << 20
+MOST_FILES = 10_000
+"""Files of one user."""
+MOST_BATCHES = 1_000
+"""Batches of one user, those that are over too."""
 FILES_FOLDER = "files"
 """Where the bytes lie in the bus's object store: `files/USER/FILE`."""
 Metadata = Annotated[
@@ -36,6 +42,9 @@ class StoredFile(Message, wire="service.file"):
     created_at: Time
     batch: Token | None = Field(None, description="whose output or errors it is")
     part: Literal["", "output", "errors"] = ""
+    units: tuple[tuple[int, int], ...] = Field(
+        (), description="of its batch: runs of units that are in it, as the first one and their number"
+    )
 
 
 class BatchState(StrEnum):
@@ -80,8 +89,9 @@ class BatchRecord(Message, wire="service.batch"):
     source: str = Field(max_length=400, description="the object with the requests")
     source_sha256: str = ""
     offsets: tuple[int, ...] = Field(
-        description="byte at which each unit begins, and behind the last one, the end"
+        description="byte at which each unit begins, and behind the last one, the end; none once it is over"
     )
+    firsts: tuple[int, ...] = Field(description="the number of the first request of each unit, from 0")
     lines: int = Field(ge=1, le=MOST_LINES)
     completion_window: Literal["24h"] = "24h"
     metadata: Metadata = {}
@@ -99,7 +109,7 @@ class BatchRecord(Message, wire="service.batch"):
 
     @property
     def units(self) -> int:
-        return len(self.offsets) - 1
+        return len(self.firsts)
 
 
 class BatchUnit(Message, wire="service.batch_unit"):

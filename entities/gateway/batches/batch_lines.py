@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from entities.gateway.calls.failures import openai_error
 from schemas.errors import BadInput
-from schemas.services.batches import MOST_LINE_BYTES, MOST_LINES, UNIT_LINES
+from schemas.services.batches import MOST_LINE_BYTES, MOST_LINES, UNIT_BYTES, UNIT_LINES
 from schemas.services.calls import CallPath
 
 PATHS: tuple[CallPath, ...] = get_args(CallPath)
@@ -38,12 +38,14 @@ class BatchScan:
 
     Attributes:
         offsets: Byte at which each unit of requests begins, and behind the last one, the file's end.
+        firsts: Number of the first request of each unit.
         lines: Requests; empty lines are none.
         models: Models that the requests name; empty: some names none.
     """
 
     path: CallPath
     offsets: list[int] = field(default_factory=list)
+    firsts: list[int] = field(default_factory=list)
     lines: int = 0
     models: dict[str, None] = field(default_factory=dict)
     _ids: dict[str, int] = field(default_factory=dict)
@@ -61,7 +63,7 @@ class BatchScan:
         for line in lines:
             self._take(line, 1)
         if len(self._rest) > MOST_LINE_BYTES:
-            self._take(self._rest, 0)
+            raise self._too_long()
 
     def end(self) -> None:
         """The file is over. Raises `BadInput` as `add` does, or if it has no request."""
@@ -75,17 +77,15 @@ class BatchScan:
 
     def _take(self, line: bytes, ending: int) -> None:
         begin, self._at = self._at, self._at + len(line) + ending
+        if len(line) > MOST_LINE_BYTES:
+            raise self._too_long()
         if not line.strip():
             return
-        if len(line) > MOST_LINE_BYTES:
-            raise BadInput(
-                f"request {self.lines + 1} has more than {MOST_LINE_BYTES} bytes; shorten it",
-                param="input_file_id",
-            )
         if self.lines >= MOST_LINES:
             raise BadInput(f"the file has more than {MOST_LINES:,} requests; split it", param="input_file_id")
-        if self.lines % UNIT_LINES == 0:
+        if self._is_unit_full():
             self.offsets.append(begin)
+            self.firsts.append(self.lines)
         try:
             request = request_of(line, self.lines, self.path, "")
         except BadInput:  # its answer is an error line; the others go on
@@ -101,9 +101,19 @@ class BatchScan:
                 reason="duplicate_custom_id",
                 param="input_file_id",
             )
-        model = request.body.get("model", "")
+        model = request.body.get("model") or ""
         if isinstance(model, str) and len(self.models) <= MOST_SERVICES:
             self.models[model] = None
+
+    def _is_unit_full(self) -> bool:
+        """Whether the request that was just read begins a unit; the first one does."""
+        if not self.firsts or self.lines - self.firsts[-1] == UNIT_LINES:
+            return True
+        return self._at - self.offsets[-1] > UNIT_BYTES
+
+    def _too_long(self) -> BadInput:
+        text = f"request {self.lines + 1} has more than {MOST_LINE_BYTES} bytes; shorten it"
+        return BadInput(text, param="input_file_id")
 
 
 def requests_in(data: bytes) -> list[bytes]:
@@ -134,9 +144,11 @@ def request_of(line: bytes, number: int, path: CallPath, model: str) -> BatchReq
         problem = "" if named is None or isinstance(named, str) else "custom_id has to be a text"
     if len(custom_id) > MOST_ID:
         problem, custom_id = f"custom_id has more than {MOST_ID} characters", custom_id[:MOST_ID]
+    if not _is_text(custom_id):
+        problem, custom_id = "custom_id has half a character", f"request-{number + 1}"
     if problem or not isinstance(body, dict):
         raise BadInput(f"request {number + 1}: {problem or 'body is no object'}", custom_id=custom_id)
-    if model and body.get("model") is None:
+    if model and not body.get("model"):
         body = {**body, "model": model}
     digest = hashlib.blake2b(b"%d\0" % number + line.strip(), digest_size=12).hexdigest()
     return BatchRequest(number, digest, custom_id, body)
@@ -152,6 +164,15 @@ def _problem(document: dict[str, Any], path: CallPath) -> str:
     if not isinstance(document.get("custom_id", ""), str):
         return "custom_id has to be a text"
     return ""
+
+
+def _is_text(text: str) -> bool:
+    """Whether it can be written: JSON may have one half of a character that UTF-16 writes as a pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def answered_line(key: str, custom_id: str, status: int, body: dict[str, Any]) -> bytes:
@@ -170,4 +191,4 @@ def unread_line(number: int, error: BadInput) -> bytes:
 
 
 def _line(document: dict[str, Any]) -> bytes:
-    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace") + b"\n"

@@ -75,6 +75,12 @@ class BatchLog:
             f"batch {batch} is changed by others at the same time; ask again", retry_after_s=1.0
         )
 
+    async def forget(self, batch: str) -> None:
+        """Removes a batch that is over, with its units."""
+        for unit in await self.units(batch):
+            await self._units.delete(batch=batch, unit=str(unit.unit))
+        await self._batches.delete(batch=batch)
+
     async def units(self, batch: str) -> list[BatchUnit]:
         """The units that are answered, in order."""
         entries = await self._units.entries(batch=batch)

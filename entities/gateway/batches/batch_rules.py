@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from schemas.errors import IllegalTransition
@@ -33,6 +34,32 @@ def is_forsaken(record: BatchRecord, registry: Mapping[str, ServiceRecord]) -> b
     return worker is None or worker.incarnation != record.incarnation or worker.state in _GONE
 
 
+def next_batches(
+    records: Iterable[BatchRecord], running: Collection[str], most: int, now: float
+) -> list[BatchRecord]:
+    """Which of a gateway's own batches begin now, so that at most `most` run.
+
+    Those of the user who has the fewest running come first, then the oldest. One that only has to end, or has
+    no time left, takes no room.
+    """
+    own = sorted(records, key=lambda each: (each.created_at, each.batch))
+    busy = Counter(each.user for each in own if each.batch in running)
+    begun: list[BatchRecord] = []
+    waiting: list[BatchRecord] = []
+    for each in own:
+        if each.batch not in running:
+            only_ends = each.state is not S.IN_PROGRESS or each.expires_at <= now
+            (begun if only_ends else waiting).append(each)
+    for _ in range(most - len(running)):
+        if not waiting:
+            break
+        first = min(waiting, key=lambda each: busy[each.user])  # of the oldest ones of all users
+        waiting.remove(first)
+        busy[first.user] += 1
+        begun.append(first)
+    return begun
+
+
 def moved(record: BatchRecord, state: BatchState, now: float, **more: Any) -> BatchRecord:
     """The record in another state, with the time at which it came there.
 
@@ -46,7 +73,7 @@ def moved(record: BatchRecord, state: BatchState, now: float, **more: Any) -> Ba
     elif state is S.FINALIZING:
         more["finalizing_at"] = now
     else:
-        more["ended_at"] = now
+        more |= {"ended_at": now, "offsets": (), "firsts": ()}
     return record.model_copy(update={"state": state, **more})
 
 
@@ -63,6 +90,7 @@ def files_of(record: BatchRecord, units: Iterable[BatchUnit], now: float) -> lis
     """The files of a batch's answers, as far as it has any."""
     units = list(units)
     made = []
+    runs = _runs(each.unit for each in units)
     for part, file, size, has in (
         (
             "output",
@@ -88,19 +116,31 @@ def files_of(record: BatchRecord, units: Iterable[BatchUnit], now: float) -> lis
                     created_at=now,
                     batch=record.batch,
                     part="output" if part == "output" else "errors",
+                    units=runs,
                 )
             )
     return made
 
 
-def batch_view(record: BatchRecord, units: Iterable[BatchUnit]) -> OpenaiBatch:
-    """The batch as OpenAI's clients know it; its counts are those of the committed units."""
+def _runs(units: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Rising numbers as runs: the first one and how many follow each other."""
+    runs: list[tuple[int, int]] = []
+    for unit in units:
+        if runs and sum(runs[-1]) == unit:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((unit, 1))
+    return tuple(runs)
+
+
+def batch_view(record: BatchRecord, units: Iterable[BatchUnit] = ()) -> OpenaiBatch:
+    """The batch as OpenAI's clients know it. `units`: those that are committed, of one that is not over."""
     units = list(units)
-    completed, failed = sum(each.completed for each in units), sum(each.failed for each in units)
+    completed = record.completed + sum(each.completed for each in units)
+    failed = record.failed + sum(each.failed for each in units)
     state, over = record.state, record.state in BATCH_OVER
     ended = {f"{state.value}_at": _whole(record.ended_at)} if over else {}
-    has_output = over and any(each.output for each in units)
-    has_errors = over and any(each.errors for each in units)
+    has_output, has_errors = over and completed > 0, over and failed > 0
     errors = (
         BatchErrors(data=(BatchError(code="batch_failed", message=record.error),)) if record.error else None
     )

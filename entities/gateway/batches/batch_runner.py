@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -18,9 +19,10 @@ from bus.logs import get_logger
 from bus.messaging.key_value import Change
 from bus.tasks import TaskSet, background
 from entities.gateway.batches.batch_log import BatchLog
-from entities.gateway.batches.batch_rules import files_of, is_forsaken, moved
+from entities.gateway.batches.batch_rules import files_of, is_forsaken, moved, next_batches
 from entities.gateway.batches.file_store import FileStore
 from entities.gateway.batches.unit_work import LineConfig, UnitWork
+from entities.patient_watch import watching
 from schemas.errors import BadInput, DmscError, NotFound, Refused
 from schemas.registry import ServiceRecord
 from schemas.services.batches import BATCH_OVER, BatchRecord, BatchState
@@ -38,6 +40,7 @@ class BatchConfig:
     units: int = 2  # of one batch, at a time: one ends while the next has begun
     look_s: float = 1.0  # between two looks at who is gone, while there are batches
     again_s: float = 2.0  # before a batch goes on whose work failed because the bus was away
+    most_defects: int = 5  # failures of its work that are no errors of the mesh, after which a batch fails
     lines: LineConfig = field(default_factory=LineConfig)
 
 
@@ -75,24 +78,16 @@ class BatchRunner:
 
     async def run(self) -> None:
         """Until cancelled; what is under way then is left to another gateway."""
-        while True:
-            try:
-                watch = await self._bus.bucket(subjects.BATCH).watch(self._changed)
-                break
-            except DmscError as error:
-                log.info("batches can't be watched yet", code=error.code, error=error.text)
-                await asyncio.sleep(self._config.again_s)
+        bucket = self._bus.bucket(subjects.BATCH)
         try:
-            while True:
-                self._news.clear()
-                self._look()
-                try:
-                    async with asyncio.timeout(self._config.look_s if self._records else None):
-                        await self._news.wait()
-                except TimeoutError:
-                    pass
+            async with watching(bucket, self._changed, retry_s=self._config.again_s):
+                while True:
+                    self._news.clear()
+                    self._look()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(self._config.look_s if self._records else None):
+                            await self._news.wait()
         finally:
-            await watch.stop()
             await self._tasks.close()
 
     async def _changed(self, change: Change) -> None:
@@ -105,19 +100,22 @@ class BatchRunner:
         self._news.set()
 
     def _look(self) -> None:
-        """Begins, leaves and takes over batches, oldest first."""
+        """Leaves batches that another gateway has, begins own ones, takes over those of gateways gone."""
         registry = self._registry()
-        for record in sorted(self._records.values(), key=lambda each: (each.created_at, each.batch)):
-            batch, running = record.batch, self._running.get(record.batch)
-            if not self._is_mine(record):
-                if running is not None:
-                    running.cancel()
-                if registry is not None and is_forsaken(record, registry) and self._has_room():
-                    self._claim(batch)
-            elif running is None and self._has_room():
-                self._ending[batch] = asyncio.Event()
-                task = self._running[batch] = self._tasks.create(self._run_one(record), name=batch)
-                task.add_done_callback(partial(self._over, batch))
+        own = [record for record in self._records.values() if self._is_mine(record)]
+        others = [record for record in self._records.values() if not self._is_mine(record)]
+        for record in others:
+            if (running := self._running.get(record.batch)) is not None:
+                running.cancel()
+        most = self._config.most - len(self._claims)
+        for record in next_batches(own, self._running.keys(), most, time.time()):
+            self._ending[record.batch] = asyncio.Event()
+            task = self._tasks.create(self._run_one(record), name=record.batch)
+            self._running[record.batch] = task
+            task.add_done_callback(partial(self._over, record.batch))
+        for record in sorted(others, key=lambda each: (each.created_at, each.batch)):
+            if registry is not None and is_forsaken(record, registry) and self._has_room():
+                self._claim(record.batch)
 
     def _has_room(self) -> bool:
         return len(self._running) + len(self._claims) < self._config.most
@@ -157,15 +155,20 @@ class BatchRunner:
     # --- one batch ------------------------------------------------------------------------------------------
     async def _run_one(self, record: BatchRecord) -> None:
         """Works on a batch until it is over, or another gateway has it."""
+        defects = 0
         while True:
             try:
-                state, why = await self._until_end(record)
+                if defects < self._config.most_defects:
+                    state, why = await self._until_end(record)
+                else:
+                    state, why = S.FAILED, "the gateway failed at its work; its log says why"
                 await self._end(record.batch, state, why)
                 self._records.pop(record.batch, None)
                 return
             except DmscError as error:
                 log.info("batch goes on in a moment", batch=record.batch, code=error.code, error=error.text)
-            except Exception as error:  # a defect must not have it begun again at once
+            except Exception as error:  # a defect must not have it begun again at once, or for ever
+                defects += 1
                 log.error("batch failed at its work", batch=record.batch, exc_info=error)
             await asyncio.sleep(self._config.again_s)
             record = self._records.get(record.batch, record)
@@ -194,7 +197,11 @@ class BatchRunner:
             return S.EXPIRED, "its 24 hours were over"
 
     async def _units(self, record: BatchRecord, units: Iterable[int]) -> str:
-        """Answers units until all are committed; returns why not, if they never will."""
+        """Answers units until all are committed; returns why not, if they never will.
+
+        Raises:
+            DmscError: the bus is away.
+        """
         room = asyncio.Semaphore(self._config.units)
 
         async def one(unit: int) -> None:
@@ -240,10 +247,12 @@ class BatchRunner:
             return moved(record, last, now, error=why, **counts)
 
         record = await self._log.change(batch, finalized)
-        if record is None or not self._is_mine(record):
+        if record is None or not self._is_mine(record) or record.state in BATCH_OVER:
             return
         for file in files_of(record, units, now):
             await self._files.enter(file)
+        # What a gateway that died has stored, and not decided, would count in the user's quota for ever.
+        await self._files.sweep(record, units)
         record = await self._log.change(batch, ended)
         if record is not None:
             log.info("batch over", batch=batch, state=record.state.value, error=record.error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 
 from bus import subjects
@@ -12,8 +12,8 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from entities.gateway.storage.uploads import Uploads
 from schemas.base import is_token
-from schemas.errors import BadInput, Conflict, NotFound
-from schemas.services.batches import FILES_FOLDER, BatchUnit, StoredFile
+from schemas.errors import BadInput, Conflict, NotFound, OverQuota
+from schemas.services.batches import FILES_FOLDER, MOST_FILES, BatchRecord, BatchUnit, StoredFile
 from schemas.signals import AccessDecision
 
 log = get_logger("door")
@@ -41,9 +41,12 @@ class FileStore:
         """Stores a file. `file`: its id, of a request that may come again.
 
         Raises:
-            OverQuota: the user has no room for it.
+            OverQuota: the user has no room for it, or as many files as they may.
             BadInput: the pieces are those of a wrong body.
         """
+        if len(await self.each(access.user)) >= MOST_FILES:
+            text = f"you have {MOST_FILES:,} files, which is the most; delete some"
+            raise OverQuota(text, user=access.user)
         file = file or f"file-{secrets.token_hex(12)}"
         name = f"{folder_of(access.user)}/{file}"
         size, digest = await self.put(access, name, pieces, stated_bytes)
@@ -73,6 +76,12 @@ class FileStore:
         for name in names:
             if name:
                 await self._objects.delete(name)
+
+    async def sweep(self, record: BatchRecord, units: Iterable[BatchUnit]) -> None:
+        """Removes answers of a batch that are those of none of its units."""
+        kept = {name for unit in units for name in (unit.output, unit.errors)}
+        stored = await self._objects.list(f"{folder_of(record.user)}/{record.batch}/")
+        await self.drop(tuple(info.name for info in stored if info.name not in kept))
 
     async def get(self, file: str, user: str) -> StoredFile:
         """A user's own file. Raises `NotFound`, also of another's."""
@@ -115,7 +124,11 @@ class FileStore:
             return [f"{folder_of(record.user)}/{record.file}"]
         entries = await self._units.entries(batch=record.batch)
         units: list[BatchUnit] = sorted((entry.message for entry in entries), key=lambda unit: unit.unit)
-        names = [unit.output if record.part == "output" else unit.errors for unit in units]
+        # One that a gateway decided late, which did not know of the batch's end, is in no file.
+        within = {number for first, count in record.units for number in range(first, first + count)}
+        names = [
+            unit.output if record.part == "output" else unit.errors for unit in units if unit.unit in within
+        ]
         return [name for name in names if name]
 
 

@@ -15,9 +15,10 @@ from entities.gateway.batches.batch_log import BatchLog
 from entities.gateway.batches.batch_rules import batch_view, moved
 from entities.gateway.batches.file_store import FileStore, folder_of
 from entities.gateway.calls.calls import Allow, service_of
-from schemas.errors import BadInput, LastingConflict, NotFound, RateLimited
+from schemas.errors import BadInput, LastingConflict, NotFound, OverQuota, RateLimited
 from schemas.services.batches import (
     BATCH_OVER,
+    MOST_BATCHES,
     BatchBody,
     BatchRecord,
     BatchState,
@@ -80,15 +81,15 @@ class BatchOperations:
             BadInput: the file has none, too many, or two under one `custom_id`.
             Refused: the user may not use one of the services.
             RateLimited: the user has as many open batches as they may.
+            OverQuota: the user has as many batches with files as they may.
         """
         folder_of(access.user)
         batch = f"batch_{_token(access.user, key) if key is not None else secrets.token_hex(12)}"
-        open_ones = [each for each in await self._log.each(access.user) if each.state not in BATCH_OVER]
-        if len(open_ones) >= MOST_OPEN and all(each.batch != batch for each in open_ones):
-            raise RateLimited(
-                f"you have {MOST_OPEN} open batches, which is the most; wait for one, or cancel it",
-                retry_after_s=60.0,
-            )
+        own = await self._log.each(access.user)
+        again = next((each for each in own if each.batch == batch), None)
+        if again is not None:
+            return await self.view(again)
+        await self._make_room(own, access.user)
         source, digest = await self._source(body.input_file_id, access, may_read)
         scan = await self._scanned(source, body)
         services = await self._services(scan, body, allow)
@@ -109,6 +110,7 @@ class BatchOperations:
                 source=source,
                 source_sha256=digest,
                 offsets=tuple(scan.offsets),
+                firsts=tuple(scan.firsts),
                 lines=scan.lines,
                 completion_window=body.completion_window,
                 metadata=body.metadata or {},
@@ -119,18 +121,19 @@ class BatchOperations:
             )
         )
         log.info("batch created", batch=batch, lines=scan.lines, user=access.user)
-        return batch_view(record, await self._log.units(batch))
+        return await self.view(record)
 
     async def show(self, batch: str, access: AccessDecision) -> OpenaiBatch:
-        record = await self._log.get(batch, access.user)
-        return batch_view(record, await self._log.units(batch))
+        return await self.view(await self._log.get(batch, access.user))
 
     async def each(self, access: AccessDecision) -> list[BatchRecord]:
         """A user's batches, newest first."""
         return await self._log.each(access.user)
 
     async def view(self, record: BatchRecord) -> OpenaiBatch:
-        return batch_view(record, await self._log.units(record.batch))
+        """The batch in OpenAI's shape; its units are read only while it is not over."""
+        is_over = record.state in BATCH_OVER
+        return batch_view(record) if is_over else batch_view(record, await self._log.units(record.batch))
 
     async def cancel(self, batch: str, access: AccessDecision) -> OpenaiBatch:
         """Ends a batch; what is answered so far stays. One that ends anyway is left as it is.
@@ -153,6 +156,24 @@ class BatchOperations:
         return await self.view(record)
 
     # --- parts ----------------------------------------------------------------------------------------------
+    async def _make_room(self, own: list[BatchRecord], user: str) -> None:
+        """Room for one more batch: the oldest one that is over, and has no files any more, is forgotten."""
+        if sum(each.state not in BATCH_OVER for each in own) >= MOST_OPEN:
+            raise RateLimited(
+                f"you have {MOST_OPEN} open batches, which is the most; wait for one, or cancel it",
+                retry_after_s=60.0,
+            )
+        if len(own) < MOST_BATCHES:
+            return
+        with_files = {file.batch for file in await self.files.each(user)}
+        for record in reversed(own):
+            if record.state in BATCH_OVER and record.batch not in with_files:
+                await self._log.forget(record.batch)
+                return
+        raise OverQuota(
+            f"you have {MOST_BATCHES:,} batches, which is the most; delete the files of old ones", user=user
+        )
+
     async def _source(self, named: str, access: AccessDecision, may_read: MayRead) -> tuple[str, str]:
         """The object with the requests, and its SHA-256."""
         name = bus_name(named)

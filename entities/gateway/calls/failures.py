@@ -56,7 +56,13 @@ def openai_error(status: HTTPStatus, detail: str, code: str, param: str | None =
     """The error's JSON body on OpenAI's paths."""
     usual = "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
     kind = _TYPES.get(status, usual)
-    return {"error": {"message": detail, "type": kind, "param": param, "code": code}}
+    named = None if param is None else _written(param)
+    return {"error": {"message": _written(detail), "type": kind, "param": named, "code": code}}
+
+
+def _written(text: str) -> str:
+    """The text as UTF-8 can have it: a request's names may have half a character, which is told as `?`."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def openai_failure(error: DmscError) -> tuple[HTTPStatus, dict[str, Any]]:

@@ -241,6 +241,35 @@ async def test_a_gateway_that_is_gone_leaves_its_batch_to_another(
     await eventually(lambda: not served.working)
 
 
+async def test_a_file_that_becomes_another_one_ends_its_batch(
+    served: Served, http: httpx.AsyncClient
+) -> None:
+    keyed = RUTH | {"Idempotency-Key": "the-one-file"}
+    file = await upload(http, lines_of([request(number) for number in range(4 * UNIT_LINES)]), keyed)
+    reached, go = asyncio.Event(), asyncio.Event()
+
+    async def gate(number: int) -> None:
+        reached.set()
+        await go.wait()
+
+    served.gate(gate)
+    batch = (await create(http, file)).json()["id"]
+    await asyncio.wait_for(reached.wait(), PATIENCE_S)
+    assert await upload(http, lines_of([request(0)]), keyed) == file
+    go.set()
+    served.gate(None)
+    view = await over(http, batch)
+    assert view.status == "failed"
+    assert view.errors is not None
+    assert "has changed" in view.errors.data[0].message
+    # What was decided is in its files, and nothing else of it is stored.
+    counted = view.request_counts.completed
+    answers = await content(http, view.output_file_id) if counted else []
+    assert len(answers) == counted < 4 * UNIT_LINES
+    stored = {info.name for info in await served.bus.objects.list(f"files/ruth/{batch}/")}
+    assert stored == {unit.output for unit in await units_of(served.bus, batch)}
+
+
 async def test_requests_of_people_go_before_those_of_batches(
     served: Served, http: httpx.AsyncClient, gateway: Gateway
 ) -> None:

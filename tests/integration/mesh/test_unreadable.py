@@ -154,6 +154,7 @@ async def seed(client: Witness) -> None:
         input_file="file-1",
         source="files/uma/file-1",
         offsets=(0, 2),
+        firsts=(0,),
         lines=1,
         state=BatchState.COMPLETED,
         gateway="gone",

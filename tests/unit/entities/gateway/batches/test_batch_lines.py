@@ -15,6 +15,7 @@ from entities.gateway.batches.batch_lines import (
     requests_in,
     unread_line,
 )
+from entities.gateway.calls.failures import openai_failure
 from schemas.errors import BadInput
 from schemas.services.batches import MOST_LINE_BYTES, UNIT_LINES
 
@@ -43,13 +44,28 @@ def test_units_are_cut_where_their_requests_begin_however_the_bytes_come(count: 
     gaps = random.Random(count)
     data = b"\n".join(each + b"\n" * gaps.randint(0, 2) for each in lines) + ends
     whole, pieces = scanned(data), scanned(data, random.Random(1))
-    assert (whole.offsets, whole.lines) == (pieces.offsets, pieces.lines)
+    assert (whole.offsets, whole.firsts, whole.lines) == (pieces.offsets, pieces.firsts, pieces.lines)
+    assert whole.firsts == [*range(0, count, UNIT_LINES)]
     assert (whole.lines, whole.offsets[-1], [*whole.models]) == (count, len(data), ["m"])
     units = [
         requests_in(data[begin:end]) for begin, end in zip(whole.offsets, whole.offsets[1:], strict=False)
     ]
     assert [each for unit in units for each in unit] == lines
     assert all(len(unit) == UNIT_LINES for unit in units[:-1])
+
+
+def test_a_unit_of_large_requests_has_fewer() -> None:
+    large = line("0", prompt="x" * (3 << 20))
+    data = b"\n".join([large.replace(b'"0"', b'"%d"' % number) for number in range(7)])
+    scan = scanned(data)
+    assert scan.firsts == [0, 5]
+    assert scan.offsets == [0, 5 * (len(large) + 1), len(data)]
+
+
+def test_a_model_that_is_null_is_none() -> None:
+    asked = line("a", model=None)
+    assert [*scanned(asked).models] == [""]
+    assert request_of(asked, 0, PATH, "m").body["model"] == "m"
 
 
 def test_a_line_that_is_no_request_is_one_all_the_same() -> None:
@@ -64,6 +80,7 @@ def test_a_line_that_is_no_request_is_one_all_the_same() -> None:
         (b"\n \n", "no request"),
         (b"\n".join([line("a"), line("b"), line("a")]), "requests 1 and 3 have one custom_id, 'a'"),
         (b"x" * (MOST_LINE_BYTES + 1), "request 1 has more than"),
+        (line("a") + b"\n" + b" " * (MOST_LINE_BYTES + 1), "request 2 has more than"),
     ],
 )
 def test_a_file_that_is_none_is_refused(data: bytes, words: str) -> None:
@@ -90,6 +107,7 @@ def test_a_request_may_be_a_body_alone() -> None:
         (b'{"custom_id": "a", "body": {}, "method": "GET"}', "POST"),
         (b'{"custom_id": 7, "body": {}}', "custom_id has to be a text"),
         (b'{"custom_id": "a", "body": {}, "more": 1}', "unknown key 'more'"),
+        (b'{"custom_id": "\\ud800", "body": {}}', "half a character"),
         (json.dumps({"custom_id": "a" * 300, "body": {}}).encode(), "200 characters"),
         (b"[" * 100_000, "no JSON"),
     ],
@@ -113,3 +131,8 @@ def test_an_answer_is_one_line() -> None:
         "request_id": "req_k",
         "body": {"text": "a\nb\u2028é"},
     }
+
+
+def test_half_a_character_of_a_request_costs_nobody_the_answers() -> None:
+    told = answered_line("k", "id", *openai_failure(BadInput("unknown \ud800", param="\ud800")))
+    assert json.loads(told)["response"]["body"]["error"]["message"] == "unknown ?"
