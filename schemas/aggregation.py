@@ -25,7 +25,9 @@ class Aggregation(Part):
         | Annotated[tuple[Token, ...], Field(min_length=1, max_length=MOST_ASKED)]
     ) = Field("versions", description="who is asked; names: these versions; not given: `first` asks replicas")
     min_voters: int = Field(1, ge=1, le=MOST_ASKED, description="fewest answers")
-    wait_s: float = Field(10.0, gt=0, le=60, description="seconds for which answers are waited for")
+    wait_s: float = Field(
+        10.0, gt=0, le=60, description="seconds for which answers are waited for; `first` waits for its own"
+    )
     temperature: float = Field(1.0, gt=0, le=1000, description="τ of `attention`, nats")
     extract: Literal["whole_text", "last_number"] = Field(
         "whole_text", description="what of a text is a vote"
@@ -41,6 +43,12 @@ class Aggregation(Part):
         if isinstance(value, dict) and value.get("how") == "first" and value.get("over") is None:
             return {**value, "over": "replicas"}
         return value
+
+    @model_validator(mode="after")
+    def _one_is_enough(self) -> Aggregation:
+        if self.how == "first" and self.min_voters > 1:
+            raise ValueError("min_voters: `first` is one answer; leave it out, or have versions vote")
+        return self
 
 
 class AggregatedBy(Part):

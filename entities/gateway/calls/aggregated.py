@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,7 +14,7 @@ from entities.gateway.calls.answers import whole_answer
 from entities.gateway.calls.asking_several import Ask, gathered, hedged
 from entities.gateway.calls.latencies import ServiceLatencies
 from entities.gateway.generation.operations import Answering, GenerationOperations
-from entities.gateway.generation.service_book import ANSWERING
+from entities.gateway.generation.service_book import ANSWERING, RequestKey
 from entities.gateway.generation.session_machine import Path
 from schemas.aggregation import MOST_ASKED, AggregatedBy, Aggregation
 from schemas.errors import BadInput, NotFound, Unavailable
@@ -54,8 +55,15 @@ class AggregatedCalls:
         self._config = config
         self._latencies = ServiceLatencies()
 
-    def noted(self, service: str, began: float) -> None:
-        """An answer has come; `began`: when it was asked for, in monotonic seconds."""
+    @contextmanager
+    def _timed(self, service: str) -> Iterator[None]:
+        """The block's time is one of the service's; an answer that is cancelled would have taken so long."""
+        began = time.monotonic()
+        try:
+            yield
+        except asyncio.CancelledError:
+            self._latencies.add(service, time.monotonic() - began)
+            raise
         self._latencies.add(service, time.monotonic() - began)
 
     # --- tensors --------------------------------------------------------------------------------------------
@@ -73,57 +81,67 @@ class AggregatedCalls:
             BadInput: the service generates tokens, or its outputs can't be mixed.
             Unavailable: fewer than `min_voters` answered in time.
         """
-        service, version = self._operations.book.version(model, key or secrets.token_hex(8))
+        operations, sticky = self._operations, RequestKey.of(access.user, None, key)
+        service, version = operations.book.version(model, sticky.text)
         if version.kind == "generate":
             raise BadInput(f"{model} generates tokens; ask it at /v1/completions", param="model")
-        of: dict[str, tuple[ServedVersion, Path]] = {}
-        if how.over == "replicas":
-            service, version = await self._operations.held.until_awake(service, version, access.user)
-            paths = self._operations.passes.paths_of(service, version, access)[:MOST_ASKED]
-            of = {f"{version.version}#{number}": (version, path) for number, path in enumerate(paths)}
-            asked, weights = tuple(of), dict.fromkeys(of, 1.0)
-        else:
+        if how.over != "replicas":  # a version that is asked beside others was not drawn: nobody judges by it
             versions, weights = _versions(service, model, how)
-            asked = tuple(versions)
-            for name, each in versions.items():
-                if each.state in ANSWERING and (path := self._path(service, each, access)) is not None:
-                    of[name] = (each, path)
-        asks: dict[str, Ask[Predicted]] = {
-            name: partial(self._pass, service, each, access, path, tensors)
-            for name, (each, path) in of.items()
-        }
+            asks: dict[str, Ask[Predicted]] = {
+                name: partial(self._pass, service, each, access, None, tensors)
+                for name, each in versions.items()
+            }
+            return await self._predicted(service, how, asks, versions, weights)
+        service, version = await operations.held.until_awake(service, version, access.user)
+        with operations.observed(operations.book.draw(model, service, version, sticky)):
+            paths = operations.passes.paths_of(service, version, access)[:MOST_ASKED]
+            asks = {
+                f"{version.version}#{number}": partial(self._pass, service, version, access, path, tensors)
+                for number, path in enumerate(paths)
+            }
+            replicas, alike = dict.fromkeys(asks, version), dict.fromkeys(asks, 1.0)
+            return await self._predicted(service, how, asks, replicas, alike)
+
+    async def _predicted(
+        self,
+        service: ModelService,
+        how: Aggregation,
+        asks: Mapping[str, Ask[Predicted]],
+        versions: Mapping[str, ServedVersion],
+        weights: Mapping[str, float],
+    ) -> AggregatedPrediction:
+        """What these answers amount to. `versions`, `weights`: of each one who is asked."""
         if how.how == "first":
             number, predicted = await hedged([*asks.values()], self._hedge_s(service))
             name = [*asks][number]
             by = AggregatedBy(how="first", answered_by=(name,), shares={name: 1.0})
-            return AggregatedPrediction((of[name][0],), predicted.exact, predicted.outputs, by)
+            return AggregatedPrediction((versions[name],), predicted.exact, predicted.outputs, by)
         answers, errors = await gathered(asks, how.wait_s)
         if errors and not answers:
             raise next(iter(errors.values()))
-        outputs, by = await asyncio.to_thread(
-            _combined, how, {name: each.outputs for name, each in answers.items()}, weights, asked
-        )
+        outputs = {name: each.outputs for name, each in answers.items()}
+        mixed, by = await asyncio.to_thread(_combined, how, outputs, weights, tuple(asks))
         exact = all(each.exact for each in answers.values())
-        return AggregatedPrediction(tuple(of[name][0] for name in by.answered_by), exact, outputs, by)
-
-    def _path(self, service: ModelService, version: ServedVersion, access: AccessDecision) -> Path | None:
-        try:
-            return self._operations.passes.paths_of(service, version, access)[0]
-        except Unavailable:
-            return None
+        return AggregatedPrediction(tuple(versions[name] for name in by.answered_by), exact, mixed, by)
 
     async def _pass(
         self,
         service: ModelService,
         version: ServedVersion,
         access: AccessDecision,
-        path: Path,
+        path: Path | None,
         tensors: Sequence[NamedTensor],
     ) -> Predicted:
-        began = time.monotonic()
-        predicted = await self._operations.passes.through(service, version, access, path, tensors)
-        self.noted(service.service, began)
-        return predicted
+        """What these instances give; without a path the version's with the most room, once it is awake."""
+        operations = self._operations
+        if path is None:
+            service, version = await operations.held.until_awake(service, version, access.user)
+            if version.state not in ANSWERING:
+                text = f"{service.service}@{version.version} is {version.state}"
+                raise Unavailable(text, retry_after_s=1.0)
+            path = operations.passes.paths_of(service, version, access)[0]
+        with self._timed(service.service):
+            return await operations.passes.through(service, version, access, path, tensors)
 
     def _hedge_s(self, service: ModelService) -> float:
         known = self._latencies.p95_s(service.service)
@@ -164,18 +182,17 @@ class AggregatedCalls:
         key: str,
         avoid: frozenset[Member],
     ) -> Answering:
-        began = time.monotonic()
-        if isinstance(body, ChatBody):
-            answering = await self._operations.chat(body, access, key, avoid)
-        else:
-            answering = await self._operations.complete(body, access, key, avoid)
-        try:
-            for session in answering.sessions:
-                await session.spoken()
-        except BaseException:
-            answering.cancel()
-            raise
-        self.noted(service.service, began)
+        with self._timed(service.service):
+            if isinstance(body, ChatBody):
+                answering = await self._operations.chat(body, access, key, avoid)
+            else:
+                answering = await self._operations.complete(body, access, key, avoid)
+            try:
+                for session in answering.sessions:
+                    await session.spoken()
+            except BaseException:
+                answering.cancel()
+                raise
         return answering
 
     async def vote(
@@ -253,8 +270,10 @@ def _versions(
             param="aggregation",
         )
     named = how.over if isinstance(how.over, tuple) else None
-    shares = {name: service.weights.get(name, 0) for name in service.weights}
-    names = named or tuple(name for name in sorted(shares) if shares[name])
+    shares = service.weights
+    # The heaviest is asked first where the first answer counts; sums go by name anyway.
+    sharing = [name for name in shares if shares[name]]
+    names = named or tuple(sorted(sharing, key=lambda name: (-shares[name], name)))
     found: dict[str, ServedVersion] = {}
     for name in names:
         version = service.version(name)

@@ -125,10 +125,17 @@ class WholeCalls:
         return await embed(self.operations, body, access, key)
 
     def _usual(self, model: str) -> Aggregation | None:
-        """What the file of the service's stable version says; nothing where the request names a version."""
+        """What the file of the service's stable version says; nothing where the request names a version.
+
+        Versions that it names and that are no longer there are left out: who asks has named none.
+        """
         service = self.operations.book.get(model)
         stable = None if service is None or service.stable is None else service.version(service.stable)
-        return None if stable is None else self.operations.aggregation_of(stable)
+        how = None if stable is None else self.operations.aggregation_of(stable)
+        if service is None or how is None or not isinstance(how.over, tuple):
+            return how
+        there = tuple(name for name in how.over if service.version(name) is not None)
+        return how.model_copy(update={"over": there}) if there else None
 
 
 def service_of(model: str) -> str:

@@ -6,7 +6,8 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -199,9 +200,16 @@ class GenerationOperations:
         if version.kind == "generate":
             raise BadInput(f"{model} generates tokens; ask it at /v1/completions", param="model")
         service, version = await self._awake(service, version, access)
-        draw, now = self.book.draw(model, service, version, sticky), asyncio.get_running_loop().time
-        try:
+        with self.observed(self.book.draw(model, service, version, sticky)):
             answer = await self.passes.anywhere(service, version, access, inputs)
+        return version, answer
+
+    @contextmanager
+    def observed(self, draw: RequestDraw) -> Iterator[None]:
+        """The outcome of a prediction, which the block makes, counts for its version."""
+        now = asyncio.get_running_loop().time
+        try:
+            yield
         except DmscError as error:
             self.outcomes.predicted(draw, now(), error)
             raise
@@ -209,7 +217,6 @@ class GenerationOperations:
             self.outcomes.predicted(draw, now())
             raise
         self.outcomes.predicted(draw, now())
-        return version, answer
 
     async def tokens(
         self,

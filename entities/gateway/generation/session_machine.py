@@ -137,6 +137,7 @@ class GenerationMachine:
         self._ahead: dict[int, GeneratedToken] = {}
         self._plain: dict[int, int] = {}
         self._waiting: set[Member] = set()
+        self._others = avoid
         self._avoid: set[Member] = set(avoid)
         self._full: set[Member] = set()
         self._look_at: float | None = None
@@ -222,6 +223,7 @@ class GenerationMachine:
         if not self._waiting:
             self.is_bound = True
             self._full.clear()
+            self._avoid -= self._others  # whoever loses an owner from now on may have any
         if answer.cached > self._progress.cached.get(member.sid, 0):
             self._progress.cached[member.sid] = answer.cached
             self._progress.at = now

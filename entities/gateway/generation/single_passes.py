@@ -105,10 +105,9 @@ class SinglePasses:
         )
         self._ports.said(path[0].sid, answer.load)
         self.on_prediction(asked)
-        # The first stage speaks for itself alone; the version's record knows of all. A text of a model of
-        # tokens is computed alone, so that its bits know no company.
-        alone = embed and version.kind == "generate"
-        return answer.model_copy(update={"exact": answer.exact and (alone or bool(version.exact))})
+        # The first stage speaks for itself alone; the version's record knows of all, and of other arithmetic
+        # at another replica.
+        return answer.model_copy(update={"exact": answer.exact and bool(version.exact)})
 
     def _paths(self, asked: Generation) -> tuple[Path, ...]:
         paths = disjoint_paths(self._ports.stages(asked), self._ports.loads, asked.id)

@@ -17,6 +17,7 @@ from entities.gateway import Gateway
 from entities.gateway.http.config import HttpConfig
 from entities.gateway.http.rate_limit import RequestRate
 from schemas.envelope import EntityKind
+from schemas.services.model_service import VersionState
 from schemas.services.prediction import NamedTensor, Predict
 from tests.integration.entities.conftest import Dial, bearer
 from tests.integration.entities.serving_stand_in import Served, StandInInstance, answer_to, deploy
@@ -182,8 +183,22 @@ async def test_versions_answer_together(
     assert (await ask({"how": "first", "over": ["v1", "v2"]}))["by"] == "kinds@v2"
     three[0].held.set()
 
+    # One that does not answer is missing, and not waited for.
+    former = gateway.generations.book.get("kinds")
+    assert former is not None
+    versions = tuple(
+        each.model_copy(update={"state": VersionState.REFUSED}) if each.version == "v2" else each
+        for each in former.versions
+    )
+    changed = former.model_copy(update={"versions": versions})
+    await served.bus.bucket(subjects.MODEL_SERVICE).put(changed, service="kinds")
+    await eventually(lambda: gateway.generations.book.get("kinds") == changed)
+    left = await ask({"how": "vote", "over": ["v1", "v2"], "wait_s": 60})
+    assert left["dmsc"]["aggregation"]["missing"] == ["v2"]
+
     for how, model, words in (
         ("median", "kinds", "aggregation"),
+        ({"how": "first", "min_voters": 2}, "kinds", "min_voters"),
         ({"how": "vote", "over": ["v9"]}, "kinds", "v1, v2, v3"),
         ("vote", "kinds@v1", "one version"),
         ({"how": "vote", "output": "x"}, "kinds", "logits"),
