@@ -228,9 +228,7 @@ class ServingRuntime:
     async def _predict(self, order: Predict, _: Envelope) -> Predicted:
         if self._predictions is None or (self.loaded.kind == "generate" and not order.embed):
             raise BadInput("this version answers with tokens, not with tensors: ask it for a completion")
-        # A text of a model of tokens is computed alone, so that its bits know no company.
-        exact = self.loaded.exact or (self.loaded.kind == "generate" and self.serve.exact != "off")
-        answer = await self._predictions.predict(order, exact)
+        answer = await self._predictions.predict(order, self.loaded.exact)
         return answer.model_copy(update={"load": self._load()})
 
     async def _bind(self, order: BindSession, _: Envelope) -> SessionBound:
