@@ -28,9 +28,9 @@ from workers.process.url_rules import open_url
 from workers.serving.cache_check import CacheCheck, check_cache, sample_tokens
 from workers.serving.exact_arithmetic import Arithmetic
 from workers.serving.fingerprint import arithmetic_fingerprint
+from workers.serving.model_context import model_context
 from workers.serving.one_shot import OneShotModel, batch_unit, probed_batches
 from workers.serving.probe import probe_stage
-from workers.serving.model_context import model_context
 from workers.serving.retained_rows import Boundary
 from workers.serving.runtime.session_table import BLOCK_ROWS, ServingLimits
 from workers.serving.stage_model import StageModel, run_layers, stage_layers
@@ -401,7 +401,6 @@ def _context(start: InstanceStart, serve: ServeSpec, graph: ModelGraph) -> int:
     if own is not None and serve.context is not None and serve.context > own:
         raise BadModel(f"serve.context is {serve.context}, but {start.spec.model.factory} takes {own} tokens")
     return serve.context or min(own or MOST_CONTEXT, MOST_CONTEXT)
-
 
 
 def vocabulary_of(graph: ModelGraph) -> int:
