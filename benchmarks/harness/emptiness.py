@@ -107,8 +107,8 @@ def told(error: BaseException) -> str | None:
 def measuring() -> Iterator[None]:
     """Around a whole benchmark: one that has nothing to count over ends in one line.
 
-    SIGTERM ends it as Ctrl-C does, so that its mesh ends with it; Ctrl-C works, too, where a shell has started
-    it in the background, and so with SIGINT ignored.
+    SIGTERM ends it as Ctrl-C does, so that its mesh ends with it; Ctrl-C works, too, where a shell has
+    started it in the background, and so with SIGINT ignored.
     """
     former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
