@@ -32,25 +32,37 @@ UNHELD: dict[str, object] = {"pad_ms": 0.0, "gate": f"{os.devnull}/none"}
 
 def sha256(spec: JobSpec) -> str:
     """Of the weights that the job ends with on CPUs. What only holds a model up is left out: pads, gates."""
+    return _trained(_unheld(spec), spec.training.steps)[0]
+
+
+def gradient_norms(spec: JobSpec, steps: int) -> tuple[float, ...]:
+    """Of the job's first steps on CPUs, before they are clipped: each depends on all weights until then."""
+    return _trained(_unheld(spec), steps)[1]
+
+
+def _unheld(spec: JobSpec) -> str:
     args = {**spec.model.args, **{name: value for name, value in UNHELD.items() if name in spec.model.args}}
     model = spec.model.model_copy(update={"args": args})
     same = spec.model_copy(update={"name": "exact", "model": model})
-    return _trained(same.model_dump_json(include={"name", "model", "data", "training"}))
+    return same.model_dump_json(include={"name", "model", "data", "training"})
 
 
 @functools.cache
-def _trained(text: str) -> str:
+def _trained(text: str, steps: int) -> tuple[str, tuple[float, ...]]:
     spec = JobSpec.model_validate_json(text)
     threads = torch.get_num_threads()
     torch.set_num_threads(spec.training.compute_threads)
     try:
-        return weights_sha256({name: describe_tensor(weight) for name, weight in _train(spec).items()})
+        weights, norms = _train(spec, steps)
+        return weights_sha256({name: describe_tensor(weight) for name, weight in weights.items()}), norms
     finally:
         torch.set_num_threads(threads)
 
 
-def _train(spec: JobSpec) -> dict[str, Tensor]:
+def _train(spec: JobSpec, steps: int) -> tuple[dict[str, Tensor], tuple[float, ...]]:
+    """The weights after so many steps, and the norm of each step's gradient."""
     training = spec.training
+    norms: list[float] = []
     dataset = open_local_dataset(spec.data)
     layers = build(spec.model, training.seed)
     whole = slice_stage(layers, 0, len(layers), job_seed=training.seed, precision=training.precision)
@@ -58,7 +70,7 @@ def _train(spec: JobSpec) -> dict[str, Tensor]:
     loss = loss_of(spec.model)
     parameters = [weight for _, weight in whole.trainable()]
     optimizer = StageOptimizer(whole, training.optimizer)
-    for step in range(training.steps):
+    for step in range(steps):
         summed = GradientSum(parameters, exact=True, microbatches=training.microbatches)
         for number in range(training.microbatches):
             inputs, targets = batch(
@@ -74,8 +86,9 @@ def _train(spec: JobSpec) -> dict[str, Tensor]:
             summed.add(number, torch.autograd.grad(loss(outputs[0], targets), parameters, allow_unused=True))
         gradients = summed.to_gradients(summed.total)
         norm = math.sqrt(sum(summed.squared_norms(gradients)))
+        norms.append(norm)
         if training.clip_norm is not None and norm > training.clip_norm:
             for gradient in gradients:
                 gradient.mul_(training.clip_norm / (norm + 1e-6))
         optimizer.step(gradients, learning_rate(step, training))
-    return weight_tensors(whole)
+    return weight_tensors(whole), tuple(norms)

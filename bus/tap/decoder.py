@@ -20,6 +20,9 @@ INBOX = "_INBOX."
 INBOXES = f"{INBOX}>"
 REQUESTS_REMEMBERED = 10_000
 """How many requests, the latest ones, are remembered so that their answers are recognised."""
+ANSWERS_HELD = 1_000
+"""How many answers, the latest ones, are held until their request is seen: it comes by another subscription
+and, where a tap is slow to read or servers are clustered, may come later."""
 
 
 class TapDecoder:
@@ -59,6 +62,7 @@ class TapDecoder:
         self._sampler = None if sample is None else Sampler(sample)
         self._may = may
         self._requests: OrderedDict[str, tuple[str, float]] = OrderedDict()
+        self._early: OrderedDict[str, TappedMessage] = OrderedDict()
 
     def subscriptions(self) -> tuple[str, ...]:
         """The patterns to subscribe to, or to read from a file."""
@@ -72,34 +76,46 @@ class TapDecoder:
         """Whether the viewer may see this subject; for an inbox, that is known only with its request."""
         return self._may is None or (self.replies and subject.startswith(INBOX)) or self._may(subject)
 
-    def look(self, raw: RawMessage) -> TappedMessage | None:
-        """The decoded message; None if it is not shown."""
-        tapped: TappedMessage | None = decode(raw.subject, raw.data, at=raw.at, operation=raw.operation)
-        assert tapped is not None
+    def look(self, raw: RawMessage) -> list[TappedMessage]:
+        """What is shown now: the decoded message or nothing; after a request its answer, if it came before."""
+        tapped = decode(raw.subject, raw.data, at=raw.at, operation=raw.operation)
+        found: list[TappedMessage | None] = [tapped]
         if raw.subject.startswith(INBOX):
-            tapped = self._as_reply(tapped)
-            if tapped is None:
-                return None
+            found = [self._as_reply(tapped)]
         elif self.replies and tapped.envelope is not None and tapped.row is not None and tapped.row.reply:
-            self._requests.setdefault(
-                tapped.envelope.id, (tapped.subject, tapped.at)
-            )  # repeats keep the first
-            while len(self._requests) > REQUESTS_REMEMBERED:
-                self._requests.popitem(last=False)
+            found.append(self._asked(tapped.envelope.id, tapped))
+        return [each for each in found if each is not None and self._shows(each)]
+
+    def _shows(self, tapped: TappedMessage) -> bool:
         sampled = self._sampler is None or self._sampler.keeps(tapped)
         if self._may is not None and not self._may(tapped.answers or tapped.subject):
-            return None
-        return tapped if sampled and self._passes_filters(tapped) else None
+            return False
+        return sampled and self._passes_filters(tapped)
+
+    def _asked(self, id: str, request: TappedMessage) -> TappedMessage | None:
+        """Remembers a request; its answer, if that overtook it."""
+        self._requests.setdefault(id, (request.subject, request.at))  # repeats keep the first
+        while len(self._requests) > REQUESTS_REMEMBERED:
+            self._requests.popitem(last=False)
+        early = self._early.pop(id, None)
+        return None if early is None else self._as_reply(early)
 
     def _as_reply(self, tapped: TappedMessage) -> TappedMessage | None:
         """The answer with its request; None for other inbox traffic, unless a pattern names inboxes."""
         cause = tapped.envelope.causation if tapped.envelope is not None else None
         request = self._requests.get(cause) if cause is not None else None
         if request is None:
-            return tapped if any(pattern.startswith("_INBOX") for pattern in self.patterns) else None
+            if any(pattern.startswith("_INBOX") for pattern in self.patterns):
+                return tapped
+            if cause is not None:
+                self._early.setdefault(cause, tapped)
+            while len(self._early) > ANSWERS_HELD:
+                self._early.popitem(last=False)
+            return None
         subject, at = request
         row, tokens = subjects.lookup(subject) or (None, {})
-        return replace(tapped, row=row, tokens=tokens, answers=subject, latency_ms=1e3 * (tapped.at - at))
+        latency_ms = max(0.0, 1e3 * (tapped.at - at))
+        return replace(tapped, row=row, tokens=tokens, answers=subject, latency_ms=latency_ms)
 
     def _passes_filters(self, tapped: TappedMessage) -> bool:
         if not self.filters:

@@ -31,8 +31,7 @@ async def past(bus: Bus, decoder: TapDecoder) -> AsyncGenerator[TappedMessage, N
                     async for item in items:
                         if not decoder.covers(item.subject):
                             continue
-                        tapped = decoder.look(RawMessage(item.at, item.subject, item.data))
-                        if tapped is not None:
+                        for tapped in decoder.look(RawMessage(item.at, item.subject, item.data)):
                             yield tapped
             except NotFound:
                 continue  # the stream was not provisioned

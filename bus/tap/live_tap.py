@@ -123,8 +123,7 @@ class Tap:
             while not self._waiting:
                 self._not_empty.clear()
                 await self._not_empty.wait()
-            tapped = self.decoder.look(self._waiting.popleft())
-            if tapped is not None:
+            for tapped in self.decoder.look(self._waiting.popleft()):
                 yield tapped
             decoded += 1
             if decoded % 64 == 0:

@@ -67,7 +67,7 @@ def read(path: Path, request: TapRequest, printer: Printer) -> None:
         raise BadInput("--read does not go with --rate, --past, or --record")
     decoder = decoder_of(request)
     arrivals = (arrived for arrived in read_tap(path) if decoder.covers(arrived.subject))
-    items = (tapped for arrived in arrivals if (tapped := decoder.look(arrived)) is not None)
+    items = (tapped for arrived in arrivals for tapped in decoder.look(arrived))
     if request.follow is not None:
         _tree_of_file(request.follow, items, printer)
         return

@@ -61,7 +61,7 @@ class HardRule:
 
     def add(self, *, candidate: bool, ok: bool) -> str | None:
         """Takes one request, and returns the reason once there is one."""
-        if self.reason is not None or self._looked_at > self.config.first:
+        if self.is_over:
             return self.reason
         if not candidate:
             self._stable, self._stable_failed = self._stable + 1, self._stable_failed + (not ok)
@@ -71,6 +71,11 @@ class HardRule:
         self._looked_at += 1
         self._candidate, self._candidate_failed = self._candidate + 1, self._candidate_failed + (not ok)
         return self.reason
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has looked at all that it looks at, or knows already."""
+        return self.reason is not None or self._looked_at > self.config.first
 
     def weights_changed(self) -> None:
         """Counts anew, since a request's chance to be the candidate's is another one now; looks are not given

@@ -119,17 +119,18 @@ class CanaryJudge(Policy):
 
     def _judge(self, told: ServiceOutcomes, candidate: str, compared: _Compared) -> VersionJudge:
         """The judge of this candidate under the present weights, which is a new one for a new candidate."""
-        assert told.stable is not None
+        reference = told.reference
+        assert reference is not None
         judge, share = compared.judges.get(candidate), _share(told, candidate)
-        if judge is None or judge.stable != told.stable:
+        if judge is None or judge.stable != reference:
             rules = _rules(self.config.rules, told.worse_nll.get(candidate))
-            return VersionJudge(stable=told.stable, candidate=candidate, share=share, rules=rules)
+            return VersionJudge(stable=reference, candidate=candidate, share=share, rules=rules)
         if judge.share != share:
             judge.set_share(share)
         return judge
 
     def _drawn(self, told: ServiceOutcomes, compared: _Compared, request: AnsweredRequest) -> None:
-        concerned = compared.judges.values() if request.version == told.stable else ()
+        concerned = compared.judges.values() if request.version == told.reference else ()
         own = compared.judges.get(request.version)
         for judge in (*concerned, *((own,) if own is not None else ())):
             if told.weights.get(judge.candidate):  # one in shadow is compared by pairs alone
@@ -229,7 +230,7 @@ def _rules(rules: JudgeRules, worse_nll: float | None) -> JudgeRules:
 
 def _share(told: ServiceOutcomes, candidate: str) -> float:
     """The candidate's part of the traffic of the two versions."""
-    own, stable = told.weights.get(candidate, 0), told.weights.get(told.stable or "", 0)
+    own, stable = told.weights.get(candidate, 0), told.weights.get(told.reference or "", 0)
     return own / (own + stable) if own else MIRRORED_SHARE
 
 

@@ -285,11 +285,14 @@ class Engine:
     def due(self, now: float) -> float | None:
         """Seconds until a decision is due for some job (0: now), or None if nothing new was seen."""
         delays_s = [
-            max(0.0, self._decided_at.get(job, float("-inf")) + self._every_s - now)
-            for job in self._changed - self._disabled
-            if job in self.observations.jobs
+            self._wait_s(job, now) for job in self._changed - self._disabled if job in self.observations.jobs
         ]
         return None if self.suspended or not delays_s else min(delays_s)
+
+    def _wait_s(self, job: str, now: float) -> float:
+        """Seconds until the policy may decide for this job again. A clock that was put back delays nobody."""
+        passed_s = now - self._decided_at.get(job, float("-inf"))
+        return self._every_s - passed_s if 0.0 <= passed_s < self._every_s else 0.0
 
     def is_urgent(self, event: Event | Result, now: float) -> bool:
         """Whether the event may lead to a decision at once.
@@ -299,7 +302,7 @@ class Engine:
         if isinstance(event, Result):
             return True
         job = getattr(event.message, "job", None)
-        return job is not None and now - self._decided_at.get(job, float("-inf")) >= self._every_s
+        return job is not None and not self._wait_s(job, now)
 
     def decide(self, now: float) -> Output:
         """Calls the policy for each job that is due and has changed since the last call."""
@@ -309,7 +312,7 @@ class Engine:
             if view is None:
                 self._changed.discard(job)
                 self._decided_at.pop(job, None)
-            elif now - self._decided_at.get(job, float("-inf")) >= self._every_s:
+            elif not self._wait_s(job, now):
                 self._changed.discard(job)
                 self._decided_at[job] = now
                 suggestions = self._within_rate(self._asked(view, now, into=output.problems), now)

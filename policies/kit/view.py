@@ -190,9 +190,12 @@ class JobView:
         return self.panel.ewma(name, sids, half_life_s)
 
     def is_due(self, topic: str, now: float, every_s: float) -> bool:
-        """Whether this module suggested nothing on this topic in the last `every_s` seconds."""
+        """Whether this module suggested nothing on this topic in the last `every_s` seconds.
+
+        What seems to have been said later than now was said before the clock was put back: so it is due.
+        """
         own = self.own.get(topic)
-        return own is None or now - own.at >= every_s
+        return own is None or not 0.0 <= now - own.at < every_s
 
     def record(self, sid: str) -> ServiceRecord | None:
         """The registration of any service of the mesh, as last heard of."""

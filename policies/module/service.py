@@ -376,7 +376,8 @@ class FunctionalModule:
         self._take_up(events)
         problems = self.engine.take(events)
         output = self.engine.decide(now)
-        if output.learnt is None and now - self._learnt_at >= self.config.learnt.every_s:
+        is_kept = 0.0 <= now - self._learnt_at < self.config.learnt.every_s
+        if output.learnt is None and not is_kept:
             output.learnt = self.engine.learnt(into=output.problems)
             self._learnt_at = now  # also where it failed
         elif output.learnt is not None:

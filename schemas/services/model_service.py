@@ -93,6 +93,7 @@ class TrafficChange(Part):
     weights: dict[Token, int]
     shadow: tuple[Token, ...] = ()
     action: TrafficAction = ""
+    revision: int = Field(0, ge=0, description="of the record that it made; 0: of an earlier one")
 
 
 class ModelService(Message, wire="service.record"):
@@ -112,6 +113,18 @@ class ModelService(Message, wire="service.record"):
     history: tuple[TrafficChange, ...] = Field((), description="the last changes of traffic, newest last")
     revision: int = Field(0, ge=0, description="grows with each change of the record")
     created_at: Time = 0.0
+
+    @property
+    def shared_since(self) -> int:
+        """Revision of the record since which traffic is shared as it is; 0: not known."""
+        return self.history[-1].revision if self.history else 0
+
+    def granted_since(self, version: str) -> int:
+        """Revision of the record since which a version has traffic without a break; 0: it has none."""
+        since = 0
+        for change in self.history:
+            since = (since or change.revision) if change.weights.get(version) else 0
+        return since
 
     def version(self, name: str) -> ServedVersion | None:
         """The version of this name; None: there is none."""

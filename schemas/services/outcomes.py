@@ -63,11 +63,21 @@ class ServiceOutcomes(Message, wire="service.outcomes"):
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """The versions that are compared with the stable one: by traffic or in shadow, sorted."""
-        if self.stable is None or not self.weights.get(self.stable):
+        """The versions that are compared with the reference: by traffic or in shadow, sorted."""
+        if self.reference is None:
             return ()
         compared = {version for version, weight in self.weights.items() if weight} | set(self.shadow)
-        return tuple(sorted(compared - {self.stable}))
+        return tuple(sorted(compared - {self.reference, self.stable}))
+
+    @property
+    def reference(self) -> str | None:
+        """The version that others are compared with: the stable one, or who has all traffic since it was
+        promoted; None: nobody.
+        """
+        drawn = [version for version, weight in self.weights.items() if weight]
+        if self.stable in drawn:
+            return self.stable
+        return drawn[0] if len(drawn) == 1 else None
 
     @property
     def candidate_jobs(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,23 +48,29 @@ class TemplateLimits:
 _ROLES = ("system", "developer", "user", "assistant")
 
 
+class _Budget(threading.local):
+    """What the rendering of this thread has used: gateways render several conversations at a time."""
+
+    steps = 0
+    until = 0.0
+
+
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with a budget for each rendering; `begin` sets it anew."""
+    """Jinja's sandbox with a budget for each rendering; `begin` sets it anew, for the thread that calls."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%", "//"})
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.limits = TemplateLimits()
-        self._steps = 0
-        self._until = 0.0
+        self._budget = _Budget()
         self.filters = {name: self._measured(function) for name, function in self.filters.items()}
         self.filters |= {"__counted": self._counted, "__measured": self._fits}
         self.globals["range"] = self._range
 
     def begin(self) -> None:
         """A rendering begins."""
-        self._steps, self._until = 0, time.monotonic() + self.limits.render_s
+        self._budget.steps, self._budget.until = 0, time.monotonic() + self.limits.render_s
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
@@ -111,10 +118,11 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return self._fits(super().call_binop(context, operator, left, right))
 
     def _step(self) -> None:
-        self._steps += 1
-        if self._steps > self.limits.steps:
+        budget = self._budget
+        budget.steps += 1
+        if budget.steps > self.limits.steps:
             raise SecurityError(f"it takes more than {self.limits.steps:,} steps")
-        if self._steps % 64 == 0 and time.monotonic() > self._until:
+        if time.monotonic() > budget.until:  # at each: one alone may work on a text of megabytes
             raise SecurityError(f"it takes more than {self.limits.render_s:g} s")
 
     def _counted(self, values: Iterable[Any]) -> Iterator[Any]:

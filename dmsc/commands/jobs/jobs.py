@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from dmsc.console.command_app import argument, option
 from dmsc.console.option_groups import GatewayQuery
-from dmsc.console.options import JobArgument, JobOrArrayArgument, print_json, print_table
+from dmsc.console.options import JobArgument, JobOrArrayArgument, print_json, print_table, print_text
 
 if TYPE_CHECKING:
     from dmsc.client.async_client import AsyncClient
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from schemas.data_set.builds import BuildRecord
     from schemas.gateway_api import JobSummary, MeshStatus
     from schemas.job import JobRecord
+    from schemas.services.model_service import ModelService
 
 
 def jobs(
@@ -241,11 +242,13 @@ def recut(
 def status(
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
-    """Show the mesh at a glance: services, nodes with their slots, jobs.
+    """Show the mesh at a glance: services, nodes with their slots, jobs; what needs somebody, last.
 
     Example: dmsc status
     """
-    status = mesh.ask(_status)
+    from dmsc.commands.services.advice import of_status
+
+    status, served = mesh.ask(_status)
     if mesh.json:
         print_json(status)
         return
@@ -301,6 +304,8 @@ def status(
     if unreadable:
         columns = ("unreadable record", "why", "found by", "bytes in stream, at")
         print_table(columns, unreadable, title="unreadable records")
+    for line in of_status(served):
+        print_text(line)
 
 
 def _summary_rows(jobs: Sequence[JobSummary]) -> Iterator[tuple[str, ...]]:
@@ -319,12 +324,20 @@ def _summary_rows(jobs: Sequence[JobSummary]) -> Iterator[tuple[str, ...]]:
             yield job.array, array_name(job.name), "array", "", f"{counts.total()} jobs: {said}"
 
 
-async def _status(client: AsyncClient) -> MeshStatus:
-    """The mesh's status. Raises `Unavailable` with what the mesh waits for, if no status is available."""
-    from schemas.errors import Unavailable
+async def _status(client: AsyncClient) -> tuple[MeshStatus, Sequence[ModelService]]:
+    """The mesh's status, and its model services.
+
+    Raises:
+        Unavailable: no status is available; the text says what the mesh waits for.
+    """
+    from schemas.errors import Refused, Unavailable
 
     try:
-        return await client.mesh()
+        status = await client.mesh()
+        try:
+            return status, await client.services()
+        except Refused:  # who may not see services sees the rest
+            return status, ()
     except Unavailable as error:
         waiting = (await client.ready()).waiting
         waits = "".join(f"\n  {name}: {why}" for name, why in waiting.items() if why != error.text)

@@ -178,7 +178,7 @@ def _percents(share: str) -> tuple[str, list[int]]:
     version, equals, percents = share.partition("=")
     try:
         steps = [round(float(percent.removesuffix("%")) * 100) for percent in percents.split(",")]
-    except ValueError:
+    except (ValueError, OverflowError):  # the latter: inf
         equals, steps = "", []
     if not equals or not version:
         raise bad_input(f"{share}: write VERSION=PERCENT, such as v2=5")
@@ -226,7 +226,9 @@ def _shares(weights: dict[str, int]) -> str:
 
 
 def _row(service: ModelService, version: ServedVersion) -> tuple[str, ...]:
-    share = service.weights.get(version.version)
+    from dmsc.commands.services.advice import went_back
+
+    share, back = service.weights.get(version.version), went_back(service, version.version)
     marks = [f"{share / 100:g} %"] if share else []
     marks += ["shadow"] if version.version in service.shadow else []
     marks += ["stable"] if version.version == service.stable else []
@@ -240,5 +242,5 @@ def _row(service: ModelService, version: ServedVersion) -> tuple[str, ...]:
         " ".join(map(str, version.replicas)),
         exact,
         version.sha256[:12] or version.weights,
-        version.reason,
+        version.reason if back is None else f"went back: {back.why}",
     )

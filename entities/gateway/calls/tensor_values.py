@@ -24,6 +24,8 @@ WIDTHS = {"float16": 2, "bfloat16": 2, "bool": 1} | {
     name: array(code).itemsize for name, code in CODES.items()
 }
 MOST_DEPTH = 8
+MOST_LISTS = 1 << 18
+"""Most lists and objects of one request: an empty one has two bytes as JSON, and some eighty in memory."""
 TensorName = Annotated[str, StringConstraints(min_length=1, max_length=120)]
 
 
@@ -55,6 +57,8 @@ class Prediction(Part):
 
 def question_of(text: bytes) -> tuple[PredictBody, list[NamedTensor]]:
     """What a request asks, with its tensors. Raises `BadInput` with the place of what is wrong."""
+    if text.count(b"[") + text.count(b"{") > MOST_LISTS:
+        raise BadInput(f"inputs: more than {MOST_LISTS:,} lists; give dtype, shape and data in base64")
     try:
         body = PredictBody.model_validate_json(text)
     except ValidationError as error:
@@ -93,6 +97,7 @@ def tensor_of(name: str, value: Any) -> NamedTensor:
     if code is None:
         raise BadInput(f"{place}: {dtype!r} is no dtype for lists; there are {', '.join(CODES)}, bool")
     try:
+        flat = [bool(each) for each in flat] if dtype == "bool" else flat
         data = array(code, [float(each) for each in flat] if code in "fd" else flat)
     except (TypeError, ValueError, OverflowError):
         raise BadInput(f"{place}: a value does not fit {dtype}") from None
@@ -116,6 +121,8 @@ def _of_bytes(name: str, place: str, value: dict[str, Any]) -> NamedTensor:
     due = math.prod(shape) * WIDTHS[dtype]
     if len(data) != due:
         raise BadInput(f"{place}: {len(data)} bytes, but a {dtype} tensor of {shape} has {due}")
+    if dtype == "bool" and any(data.translate(None, b"\0\1")):
+        raise BadInput(f"{place}.data: a bool is one byte, 0 or 1")
     return NamedTensor(name=name, dtype=dtype, shape=tuple(shape), data=data)
 
 

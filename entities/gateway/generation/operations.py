@@ -7,7 +7,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,8 +21,8 @@ from entities.gateway.generation.session_keeper import SessionKeeper
 from entities.gateway.generation.shadowing import Shadows
 from entities.gateway.generation.single_passes import SinglePasses
 from entities.gateway.generation.token_rates import TokenBuckets, TokenRate
-from entities.gateway.outcomes.outcome_reports import OutcomeReports, is_judged
-from entities.gateway.outcomes.request_outcome import RequestDraw
+from entities.gateway.outcomes.outcome_reports import OutcomeReports, is_judged, is_shared
+from entities.gateway.outcomes.request_outcome import MEASURED, RequestDraw
 from entities.tokens.byte_tokens import Tokenizer
 from schemas.aggregation import AggregatedBy, Aggregation
 from schemas.errors import BadInput, DmscError, NotFound, RateLimited
@@ -69,10 +69,22 @@ class Answering:
     def first(self) -> Generation:
         return self.sessions[0].generation
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether versions are compared by it."""
+        return bool(self.sessions[0].owed)
+
+    async def begun(self, most_s: float) -> bool:
+        """Waits for its first token, its end, or so long. True."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(most_s):
+                await self.sessions[0].until(1)
+        return True
+
     def cancel(self) -> None:
         """Its client is gone, or has all that it wants. Sessions that are over stay as they are."""
         for session in self.sessions:
-            session.cancel()
+            session.leave()
 
 
 class GenerationOperations:
@@ -133,14 +145,13 @@ class GenerationOperations:
 
         `key`: the request's idempotency key. `avoid`: instances that work for the same request already.
         """
+        if (answers := len(body.prompts) * body.n) > MOST_CHOICES:  # before any text is tokenized
+            text = f"n: prompts times n are {answers} answers, and {MOST_CHOICES} are the most of one request"
+            raise BadInput(text, param="n")
         sticky = RequestKey.of(access.user, body.user, key)
         service, version = await self._awake(*self._version(body, access, sticky), access)
         tokenizer = await self._prompts.tokenizer(version)
         prompts = await of_completion(body, tokenizer, version.vocabulary)
-        if len(prompts) * body.n > MOST_CHOICES:
-            raise BadInput(
-                f"n: {len(prompts)} prompts times {body.n} are more than {MOST_CHOICES} answers", param="n"
-            )
         sampling = self._sampling(body, access, key, tokenizer, body.logprobs)
         template = self._generation(body, access, service, version, sampling, body.max_tokens)
         draw = self.book.draw(body.model, service, version, sticky)
@@ -364,6 +375,7 @@ class GenerationOperations:
         answering = Answering(draw.service, draw.version, tokenizer, sessions)
         for session in sessions[:1]:  # one draw, one outcome
             session.on_over(partial(self.outcomes.ended, draw))
+            session.owed = MEASURED if draw.is_drawn and is_shared(draw.service) else 0
         try:
             for each in begun:
                 if isinstance(each, BaseException):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import ParamSpec, TypeVar
 
 from entities.tokens.byte_tokens import Tokenizer, Utf8Tokenizer
@@ -93,12 +93,12 @@ async def tokens_of(
 async def of_chat(body: ChatBody, tokenizer: Tokenizer, vocabulary: int) -> tuple[int, ...]:
     """The tokens of a conversation, by the version's template. Raises `BadInput` as `of_completion` does."""
     messages = [(message.role, message.text) for message in body.messages]
-    tokens = await _beside_the_loop(_characters(messages), tokenizer.chat, messages)
+    if isinstance(tokenizer, Utf8Tokenizer):
+        characters = sum(len(role) + len(text) for role, text in messages)
+        tokens = await _beside_the_loop(characters, tokenizer.chat, messages)
+    else:  # a template is a program, which may take its two seconds however short the conversation is
+        tokens = await asyncio.to_thread(tokenizer.chat, messages)
     return _checked(tokens, vocabulary, "messages")
-
-
-def _characters(messages: Iterable[tuple[str, str]]) -> int:
-    return sum(len(text) for _, text in messages)
 
 
 def _checked(tokens: Sequence[int], vocabulary: int, param: str) -> tuple[int, ...]:

@@ -30,19 +30,40 @@ ASKABLE = ANSWERING | {VersionState.IDLE}
 """Versions that take requests: an idle one starts with the first (`held_requests`)."""
 
 
+REPEATABLE = "\0"
+"""Begins the keys of requests that may be sent again."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestKey:
-    """What a request's version is drawn by. `is_shared`: others have it, too, such as all those of a user."""
+    """What a request's version is drawn by.
+
+    Attributes:
+        text: Equal ones meet one version.
+        is_shared: Other requests have it, too, such as all those of a user.
+        named_by: The account that named a `user`; empty: it named none.
+    """
 
     text: str
     is_shared: bool
+    named_by: str = ""
 
     @staticmethod
     def of(user: str, named: str | None, key: str | None) -> RequestKey:
         """By the `user` that the request names, else its idempotency key, else drawn for it alone."""
         if named:
-            return RequestKey(f"{user}/{named}", True)
-        return RequestKey(secrets.token_hex(8), False) if key is None else RequestKey(key, True)
+            return RequestKey(f"{user}/{named}", True, user)
+        if key is None:
+            return RequestKey(secrets.token_hex(8), False)
+        return RequestKey(f"{REPEATABLE}{user}/{key}", True)
+
+    def is_evidence(self, service: ModelService) -> bool:
+        """Whether versions are compared by its requests.
+
+        Who names users learns in time which version each of them meets, and could send one version all that
+        fails. So only those count whom the service's owner names, who may take a version back anyway.
+        """
+        return self.named_by in ("", service.user)
 
 
 class ServiceBook:
@@ -153,13 +174,14 @@ class ServiceBook:
 
     def _owner(self, service: ModelService, key: str) -> str | None:
         shares = self._shares.get(service.service)
-        bucket = bucket_of(f"{service.service}/{key}", self._salt)
+        bucket = bucket_of(bucket_text(service, key), self._salt)
         return None if shares is None else shares.version_of(bucket)
 
     def draw(self, model: str, service: ModelService, version: ServedVersion, key: RequestKey) -> RequestDraw:
         """How a request came to this version."""
         is_drawn = "@" not in model and self._owner(service, key.text) == version.version
-        number = key_hash(f"{service.service}/{key.text}", self._salt)
+        is_drawn &= key.is_evidence(service)
+        number = key_hash(bucket_text(service, key.text), self._salt)
         return RequestDraw(
             service=service,
             version=version,
@@ -167,6 +189,16 @@ class ServiceBook:
             key=number // WHOLE % KEYS if key.is_shared else None,
             at=asyncio.get_running_loop().time(),
         )
+
+
+def bucket_text(service: ModelService, key: str) -> str:
+    """The text that a key's bucket follows from.
+
+    What is repeated is repeated soon: a change of traffic draws it anew. Else keys that have met a version
+    would meet its successor, which begins with the same buckets, and could be aimed at it.
+    """
+    since = f"{service.shared_since}/" if key.startswith(REPEATABLE) else ""
+    return f"{service.service}/{since}{key}"
 
 
 MODEL = "model_not_found"

@@ -23,7 +23,7 @@ from entities.gateway.generation.session_machine import (
     Release,
     SessionTimes,
 )
-from entities.gateway.outcomes.request_outcome import AnswerTrace
+from entities.gateway.outcomes.request_outcome import MEASURED, AnswerTrace
 from schemas.errors import (
     BadInput,
     BadModelOutput,
@@ -96,8 +96,11 @@ class GenerationSession:
         self._on_end: list[Callable[[int], None]] = []
         self._on_over: list[Callable[[AnswerTrace], None]] = []
         self._first_at: float | None = None
-        self._last_at: float | None = None
+        self._measured_at: float | None = None
         self._trace: AnswerTrace | None = None
+        self._left = False
+        self.owed = 0
+        """Tokens that are computed even if its client leaves before, since a version is judged by them."""
 
     # --- events -------------------------------------------------------------------------------------------
     def begin(self) -> None:
@@ -128,6 +131,17 @@ class GenerationSession:
 
     def cancel(self) -> None:
         self._carry_out(self.machine.cancel(self._loop.time()))
+
+    def leave(self) -> None:
+        """Its client is gone. What is measured does not depend on that: else who knows which version answers
+        could leave one version's slow answers alone.
+        """
+        self._left = True
+        self._end_if_left()
+
+    def _end_if_left(self) -> None:
+        if self._left and not self.machine.over and len(self._tokens) >= self.owed:
+            self.cancel()
 
     def fence(self) -> None:
         """This gateway writes it no longer; the owners go on, for whoever takes it over."""
@@ -217,12 +231,18 @@ class GenerationSession:
             elif isinstance(effect, Recall):
                 self._tasks.create(self._recall())
             elif isinstance(effect, Deliver):
-                self._last_at = self._loop.time()
-                self._first_at = self._last_at if self._first_at is None else self._first_at
-                self._tokens.append(effect.token)
-                self._news.set()
+                self._deliver(effect)
             elif isinstance(effect, Finish):
                 self._finish(effect)
+        self._end_if_left()
+
+    def _deliver(self, effect: Deliver) -> None:
+        now = self._loop.time()
+        self._first_at = now if self._first_at is None else self._first_at
+        if len(self._tokens) < MEASURED:
+            self._measured_at = now
+        self._tokens.append(effect.token)
+        self._news.set()
 
     def _choose(self, wanted: ChoosePath) -> None:
         generation, ports, now = self.generation, self._ports, self._loop.time()
@@ -319,7 +339,7 @@ class GenerationSession:
             failure=effect.failure,
             over_at=self._loop.time(),
             first_at=self._first_at,
-            last_at=self._last_at,
+            measured_at=self._measured_at,
             tokens=len(self._tokens),
             score=self._tokens[0].prompt_logprob if self._tokens else None,
         )

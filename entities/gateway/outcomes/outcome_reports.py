@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from bus import subjects
@@ -20,9 +21,12 @@ log = get_logger("generation")
 
 @dataclass(frozen=True, kw_only=True)
 class OutcomeConfig:
-    """`every_s`: seconds between two reports; `most_waiting`: reports that wait while the bus is away."""
+    """`every_s`: seconds between two reports; `last_s`: for those of a gateway that stops; `most_waiting`:
+    reports that wait until the next one.
+    """
 
     every_s: float = 0.5
+    last_s: float = 1.0
     most_waiting: int = 64
 
 
@@ -98,15 +102,25 @@ class OutcomeReports:
         )
 
     async def run(self) -> None:
-        """Reports until cancelled. What the bus does not take is lost: nobody judges by one request."""
-        while True:
-            await asyncio.sleep(self._config.every_s)
-            gathered, self._gathered = self._gathered, {}
-            self._due.extend(self._report(each) for each in gathered.values())
-            while self._due:
-                await self._publish(self._due.popleft())
-            for changed in self._changed():
-                await self._publish(changed)
+        """Reports until cancelled, and once more then. What the bus does not take is lost, of all versions
+        alike: nobody judges by one request.
+        """
+        try:
+            while True:
+                await asyncio.sleep(self._config.every_s)
+                await self._publish_gathered()
+                for changed in self._changed():
+                    await self._publish(changed)
+        finally:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._config.last_s):
+                    await self._publish_gathered()
+
+    async def _publish_gathered(self) -> None:
+        gathered, self._gathered = self._gathered, {}
+        self._due.extend(self._report(each) for each in gathered.values())
+        while self._due:
+            await self._publish(self._due.popleft())
 
     def _changed(self) -> list[ServiceOutcomes]:
         """Reports without requests, of services whose traffic is another one than was told last."""
@@ -132,7 +146,12 @@ class OutcomeReports:
 
 def is_judged(service: ModelService) -> bool:
     """Whether there are versions to compare: two with traffic, or one in shadow."""
-    return sum(weight > 0 for weight in service.weights.values()) > 1 or bool(service.shadow)
+    return is_shared(service) or bool(service.shadow)
+
+
+def is_shared(service: ModelService) -> bool:
+    """Whether two versions or more have traffic."""
+    return sum(weight > 0 for weight in service.weights.values()) > 1
 
 
 def _same(told: ModelService | ServiceOutcomes, service: ModelService) -> bool:

@@ -11,6 +11,8 @@ from schemas.services.outcomes import AnsweredRequest
 
 NOT_TO_BLAME = frozenset({"full", "context_length_exceeded"})
 """Failures that say nothing of a version's weights and code: too few instances, or too short a context."""
+MEASURED = 16
+"""Tokens of an answer by which a version's speed is judged: the first ones, whether its client stays."""
 ASKED_WRONGLY = (BadInput, BusUnreachable, Conflict, NotFound, RateLimited, Refused)
 
 
@@ -42,7 +44,7 @@ class AnswerTrace:
         failure: Why, as `CODE: TEXT`, if it failed.
         over_at: When.
         first_at: When its first token came; None: none did.
-        last_at: When its last token came.
+        measured_at: When the last of its first `MEASURED` tokens came.
         tokens: How many there were.
         score: Mean logarithm of the probabilities of the prompt's last tokens; None: not asked for.
     """
@@ -51,7 +53,7 @@ class AnswerTrace:
     failure: str = ""
     over_at: float
     first_at: float | None = None
-    last_at: float | None = None
+    measured_at: float | None = None
     tokens: int = 0
     score: float | None = None
 
@@ -59,12 +61,10 @@ class AnswerTrace:
 def outcome_of(draw: RequestDraw, trace: AnswerTrace) -> AnsweredRequest | None:
     """The outcome; None: it says nothing of the version.
 
-    A client that leaves before the first token has waited at least so long. An answer that another gateway
-    goes on with is that one's.
+    An answer that ends before its first token, or that another writer goes on with, has been waited for at
+    least so long.
     """
     version, key = draw.version.version, draw.key
-    if trace.ended == "fenced":
-        return None
     if trace.ended == "failed":
         code = trace.failure.partition(":")[0]
         if code in NOT_TO_BLAME:
@@ -72,8 +72,10 @@ def outcome_of(draw: RequestDraw, trace: AnswerTrace) -> AnsweredRequest | None:
         return AnsweredRequest(version=version, ok=False, failure=code[:64], tokens=trace.tokens, key=key)
     first_at = trace.over_at if trace.first_at is None else trace.first_at
     per_token_s = None
-    if trace.tokens > 1 and trace.first_at is not None and trace.last_at is not None:
-        per_token_s = max(0.0, trace.last_at - trace.first_at) / (trace.tokens - 1)
+    measured = min(trace.tokens, MEASURED)
+    is_cut = trace.ended in ("cancelled", "fenced") and measured < MEASURED
+    if measured > 1 and not is_cut and trace.first_at is not None and trace.measured_at is not None:
+        per_token_s = max(0.0, trace.measured_at - trace.first_at) / (measured - 1)
     return AnsweredRequest(
         version=version,
         ok=True,

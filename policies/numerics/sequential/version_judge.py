@@ -33,7 +33,7 @@ SMALLEST_BLOCK = 16
 LARGEST_BLOCK = 200
 """Requests of a block where one version has few: more would not be simultaneous."""
 KEY_SLOTS = 1 << 16
-"""Keys that are told apart in a round; two in one slot count once."""
+"""Keys that are told apart; two in one slot count once, so half of them full is the most."""
 
 
 class Measure(StrEnum):
@@ -159,6 +159,8 @@ class VersionJudge:
     _block: list[OutcomeRow] = field(default_factory=list)
     _round_requests: int = 0
     _keys: bytearray = field(default_factory=lambda: bytearray(KEY_SLOTS // 8))
+    _known: int = 0
+    """Slots of keys that are taken."""
 
     def __post_init__(self) -> None:
         _check_share(self.share)
@@ -243,6 +245,7 @@ class VersionJudge:
         for measure, test in self._tests.items():
             test.restore(state["tests"][measure.value])
         self.share, self.requests, self._keys = state["share"], state["requests"], keys
+        self._known = int.from_bytes(keys, "big").bit_count()
         self._round_requests = state["round_requests"]
         self._sums = {measure: [Sums(**each) for each in state["sums"][measure.value]] for measure in Measure}
         self._block = [(row[0], row[1], row[2], row[3], row[4]) for row in state["block"]]
@@ -257,8 +260,14 @@ class VersionJudge:
         place, bit = divmod(key % KEY_SLOTS, 8)
         if self._keys[place] >> bit & 1:
             return False
+        if self._known >= KEY_SLOTS // 2:  # of so many keys, one that comes again weighs nothing
+            self._forget_keys()
         self._keys[place] |= 1 << bit
+        self._known += 1
         return True
+
+    def _forget_keys(self) -> None:
+        self._keys, self._known = bytearray(KEY_SLOTS // 8), 0
 
     def _close(self, block: list[OutcomeRow]) -> None:
         """Lets each test bet on a block, and condemns by the first that rejects."""
@@ -301,7 +310,8 @@ class VersionJudge:
     def _begin_round(self) -> None:
         for test in self._tests.values():
             test.begin_round()
-        self._round_requests, self._sums, self._keys = 0, _no_sums(), bytearray(KEY_SLOTS // 8)
+        self._round_requests, self._sums = 0, _no_sums()
+        self._forget_keys()
         self._block.clear()
 
 

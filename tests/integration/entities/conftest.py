@@ -148,6 +148,25 @@ async def http(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
+@pytest_asyncio.fixture
+async def served(dial: Dial, gateway: Gateway) -> AsyncIterator[Served]:
+    """A service of two stages with two instances each."""
+    bus = await dial("orchestrator-records", EntityKind.ORCHESTRATOR)
+    instances = {}
+    for stage in range(2):
+        for replica in range(2):
+            sid = f"serve1-s{stage}-r{replica}"
+            instances[sid] = StandInInstance(await dial(sid, EntityKind.INSTANCE), sid, 2)
+            await instances[sid].start()
+    await deploy(bus)
+    view, book = gateway.follower.view, gateway.generations.book
+    await eventually(lambda: all(len(view.active(job="serve1", stage=stage)) == 2 for stage in range(2)))
+    await eventually(lambda: book.get("letters") is not None and gateway.jobs.cache.get("serve1") is not None)
+    yield Served(bus, instances)
+    for each in instances.values():
+        await each.kill()
+
+
 def bearer(user: str, **more: str) -> dict[str, str]:
     """Headers with a user's token, and `more`, `_` for `-`."""
     return {"Authorization": f"Bearer {user}"} | {key.replace("_", "-"): value for key, value in more.items()}
@@ -201,22 +220,3 @@ class Heard:
 
     def clear(self) -> None:
         self.messages.clear()
-
-
-@pytest_asyncio.fixture
-async def served(dial: Dial, gateway: Gateway) -> AsyncIterator[Served]:
-    """The service `letters` of two stages with two instances each, known at the gateway."""
-    bus = await dial("orchestrator-records", EntityKind.ORCHESTRATOR)
-    instances = {}
-    for stage in range(2):
-        for replica in range(2):
-            sid = f"serve1-s{stage}-r{replica}"
-            instances[sid] = StandInInstance(await dial(sid, EntityKind.INSTANCE), sid, 2)
-            await instances[sid].start()
-    await deploy(bus)
-    view, book = gateway.follower.view, gateway.generations.book
-    await eventually(lambda: all(len(view.active(job="serve1", stage=stage)) == 2 for stage in range(2)))
-    await eventually(lambda: book.get("letters") is not None and gateway.jobs.cache.get("serve1") is not None)
-    yield Served(bus, instances)
-    for each in instances.values():
-        await each.kill()

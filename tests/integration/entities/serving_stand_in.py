@@ -7,6 +7,8 @@ from array import array
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import httpx
+
 from bus import subjects
 from bus.connection import Bus
 from bus.mesh.registration import RegistrationClient
@@ -33,6 +35,7 @@ from tests.builders.jobs import spec
 from tests.builders.records import instance
 
 Gate = Callable[[int], Awaitable[None]]
+RUTH = {"Authorization": "Bearer ruth"}
 
 
 def token_at(message: BindSession, position: int, shift: int = 0) -> int:
@@ -184,30 +187,6 @@ def _again(message: Predict) -> tuple[NamedTensor, ...]:
     )
 
 
-class Served:
-    """A service of two stages with two instances each, behind a gateway."""
-
-    def __init__(self, bus: Bus, instances: dict[str, StandInInstance]) -> None:
-        self.bus = bus
-        self.instances = instances
-
-    @property
-    def last(self) -> list[StandInInstance]:
-        return [each for each in self.instances.values() if each.is_last]
-
-    def gate(self, gate: Callable[[int], Awaitable[None]] | None) -> None:
-        for each in self.last:
-            each.gate = gate
-
-    @property
-    def working(self) -> list[StandInInstance]:
-        """Instances that have a session now."""
-        return [each for each in self.instances.values() if each.bound]
-
-    async def records(self) -> list[Generation]:
-        return [entry.message for entry in await self.bus.bucket(subjects.GENERATION).entries()]
-
-
 async def deploy(
     bus: Bus,
     service: str = "letters",
@@ -249,3 +228,32 @@ async def deploy(
     )
     await bus.bucket(subjects.MODEL_SERVICE).put(made, service=service)
     return made
+
+
+class Served:
+    """A service of two stages with two instances each, behind a gateway."""
+
+    def __init__(self, bus: Bus, instances: dict[str, StandInInstance]) -> None:
+        self.bus = bus
+        self.instances = instances
+
+    @property
+    def last(self) -> list[StandInInstance]:
+        return [each for each in self.instances.values() if each.is_last]
+
+    def gate(self, gate: Callable[[int], Awaitable[None]] | None) -> None:
+        for each in self.last:
+            each.gate = gate
+
+    @property
+    def working(self) -> list[StandInInstance]:
+        """Instances that have a session now."""
+        return [each for each in self.instances.values() if each.bound]
+
+    async def records(self) -> list[Generation]:
+        return [entry.message for entry in await self.bus.bucket(subjects.GENERATION).entries()]
+
+
+async def complete(http: httpx.AsyncClient, prompt: str | list[str] = "abc", **more: Any) -> httpx.Response:
+    body = {"model": "letters", "prompt": prompt, "max_tokens": 8, "temperature": 0} | more
+    return await http.post("/v1/completions", json=body, headers=RUTH)

@@ -50,6 +50,28 @@ async def check_weights_at(witness: Witness, job: str) -> JobRecord:
     return record
 
 
+async def check_steps_at(witness: Witness, job: str) -> None:
+    """A job that was cancelled had, until then, the weights that it would have had in peace.
+
+    The norm of each step's gradient, which depends on them, says so.
+    """
+    record = await witness.ended(job)
+    assert record.state is JobState.CANCELLED, record.reason
+    events = [event async for event in witness.events(job)]
+    found = [event.result.gradient_norm for event in events if event.result is not None]
+    assert found == await _undisturbed_norms(witness, _peaceful(record.spec), len(found))
+
+
+async def _undisturbed_norms(witness: Witness, peaceful: JobSpec, steps: int) -> list[float]:
+    if not torch.cuda.is_available():
+        return list(exact_loop.gradient_norms(peaceful, steps))
+    job = await witness.submit(peaceful)
+    await witness.until_step(job, steps - 1)
+    await witness.ask("job.cancel", job=job)
+    events = [event async for event in witness.events(job)]
+    return [event.result.gradient_norm for event in events if event.result is not None][:steps]
+
+
 def _peaceful(spec: JobSpec) -> JobSpec:
     parallel = type(spec.parallel)()
     return spec.model_copy(update={"name": "undisturbed", "parallel": parallel, "resume_from": None})

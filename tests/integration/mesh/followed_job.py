@@ -26,7 +26,7 @@ from schemas.step import Member, StepStatus, StepStatusReply
 from tests.integration.mesh.own_mesh import Witness
 from tests.integration.mesh.pass_gates import Gates, Hold
 from tests.patience import PATIENCE_S
-from tests.waiting import beside
+from tests.waiting import beside, eventually
 
 TAPPED = 1_000_000
 NO_ANSWER = f"within {StepTimes().state_s:g} s"
@@ -179,7 +179,7 @@ class FollowedJob:
         return reply
 
     async def until_open(self, unit: str, step: int) -> None:
-        """The unit has applied the steps before. It is asked: its answers to others may be missed here."""
+        """The unit has applied the steps before, by its own account."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while (await self.status(unit, step)).version < step:
@@ -204,24 +204,21 @@ class FollowedJob:
         }
 
     async def until_all_but_held(self, held: str, step: int) -> None:
-        """Every microbatch of a stage is in the sum of another replica, or waits at this one, `held`."""
+        """Every microbatch of a stage is in the sum of another replica, or waits at this one, `held`.
+
+        That one is asked again and again: its last microbatch may reach it after the others have summed
+        theirs, and nobody says so.
+        """
         stage = held.split("-")[0]
         others = [unit for unit in self.units() if unit.startswith(f"{stage}-") and unit != held]
-        total = self.spec.training.microbatches
 
-        def summed() -> int:
-            return sum(len(self.claimed(unit, step)) for unit in others)
-
-        seen = -1
-        while True:
-            await self.until(
-                lambda seen=seen: summed() > seen, f"{', '.join(others)} sum all that is not {held}'s"
-            )
-            seen = summed()
+        async def complete() -> bool:
             assert not self.claimed(held, step)
+            summed = sum(len(self.claimed(unit, step)) for unit in others)
             waiting = (await self.status(held, step)).waiting
-            if seen and seen + len(waiting) == total:
-                return
+            return summed > 0 and summed + len(waiting) == self.spec.training.microbatches
+
+        await eventually(complete, f"{', '.join(others)} sum all that is not {held}'s")
 
     # --- the end --------------------------------------------------------------------------------------
     async def check(self, *, lost: Iterable[str] = (), back: bool = False) -> JobRecord:

@@ -269,10 +269,6 @@ async def test_what_an_operator_asks_for_is_told_and_what_goes_wrong_is_alerted(
             if labels["job"] == run.job
         }
         assert set(kinds) == {kind.value for kind in AlertKind}
-        up = {
-            labels["kind"] for labels, value in told["dmsc_job_alert"] if labels["job"] == run.job and value
-        }
-        assert {"temperature", "straggler"} <= up
         throttled = {labels["reason"] for labels, value in told["dmsc_device_throttled"] if value}
         assert throttled == {"thermal hardware"}
         assert all(value > 0 for _, value in told["dmsc_job_mfu_ratio"])
@@ -285,7 +281,15 @@ async def slots(mesh: Mesh) -> list[Slot]:
 
 
 async def everything(run: Watched) -> Table | None:
-    """All that the field asks for, once it is all there: an instance's own samples come in between."""
+    """All that the field asks for, once it is all there: an instance's own samples come in between.
+
+    Whoever is slow beside others that are slow for a moment, on a busy machine, is no straggler meanwhile.
+    """
     found = await run.scraped()
     missing = {name for names in FIELD.values() for name in names} - found.keys()
-    return None if missing else found
+    return None if missing or not alerts_up(run, found) >= {"temperature", "straggler"} else found
+
+
+def alerts_up(run: Watched, told: Table) -> set[str]:
+    """Kinds of the job's alerts that stand."""
+    return {labels["kind"] for labels, value in told["dmsc_job_alert"] if labels["job"] == run.job and value}

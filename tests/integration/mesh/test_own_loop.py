@@ -41,16 +41,18 @@ def own_mesh(folder: Path, slots: EmulatedSlots) -> Iterator[Mesh]:
         yield mesh
 
 
-def shape(name: str, *, steps: int, microbatches: int = 8, **sections: object) -> JobSpec:
+def shape(
+    name: str, *, steps: int, microbatches: int = 8, pad_ms: float = PAD_MS, **sections: object
+) -> JobSpec:
     model = {"args": {"layers": 4, "width": 32, "heads": 2, "context": 32, "dropout": 0.1}}
     training = {"steps": steps, "microbatches": microbatches, "seed": 5}
     parallel = {"stages": 2, "replicas": 2, "segmentation": "uniform"}
     given = {"model": model, "training": training, "parallel": parallel, **sections}
-    return padded(tiny_job(name, **given), PAD_MS)
+    return padded(tiny_job(name, **given), pad_ms)
 
 
 def test_an_instance_leaves_a_slow_slot_for_a_free_one(own_mesh: Mesh, slots: EmulatedSlots) -> None:
-    job = own_mesh.client.submit(shape("slowed", steps=60)).job
+    job = own_mesh.client.submit(shape("slowed", steps=45, pad_ms=2 * PAD_MS)).job
     story, slow = [], 1
     for event in own_mesh.client.events(job):
         story += [f"{event.kind}: {event.text}"] if event.text else []
@@ -72,7 +74,9 @@ def test_an_instance_leaves_a_slow_slot_for_a_free_one(own_mesh: Mesh, slots: Em
 def test_slots_that_join_are_used_and_done_without_once_they_are_gone(own_mesh: Mesh, tmp_path: Path) -> None:
     replicas = {"min": 2, "want": 2, "max": 3}
     parallel = {"stages": 2, "replicas": replicas, "segmentation": "uniform"}
-    job = own_mesh.client.submit(shape("grown", steps=70, microbatches=12, parallel=parallel)).job
+    # few and long microbatches: what other work on the machine takes is a small part of a step
+    few = shape("grown", steps=60, microbatches=6, parallel=parallel, pad_ms=3 * PAD_MS)
+    job = own_mesh.client.submit(few).job
     seen: list[JobEvent] = []
     state = str(own_mesh.state)
     with ExitStack() as joined:

@@ -10,13 +10,14 @@ import pytest
 from bus import subjects
 from bus.server.embedded import EmbeddedServer
 from schemas.arrays import JobArray
+from schemas.automation import AutomationSpec
 from schemas.gateway_api import MeshStatus
 from schemas.job import JobEvent, JobSpec, JobState
 from schemas.job_file.parallel import ReplicaRange
 from schemas.job_file.queue import ArraySpec, QueueSpec
 from schemas.queue import CancelReservation, ReservationSpec, ReservationsQuery, ReserveSlots
 from tests.integration.mesh.conftest import padded, tiny_job
-from tests.integration.mesh.expected_weights import check_weights_at
+from tests.integration.mesh.expected_weights import check_steps_at, check_weights_at
 from tests.integration.mesh.own_mesh import OTHER_TOKEN, OwnMesh, Witness
 from tests.waiting import eventually
 
@@ -24,6 +25,8 @@ SLOTS = 2
 """In each of two clusters."""
 LONG = 100_000
 """Steps of a job that is cancelled."""
+PAD_MS = 50.0
+"""Few long steps last as long as many short ones, and cost the machine less."""
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +87,9 @@ async def test_a_parked_job_precedes_one_that_never_started(own: OwnMesh, witnes
     await said(witness, never, "slots")  # more than there are: it holds nobody up
     holder = await witness.submit(of_slots("holds-one", 1, LONG))
     # Slow, so that it does not end before it is parked.
-    parked = await witness.submit(padded(of_slots("parked", 1, 40), pad_ms=25.0))
+    parked = await witness.submit(padded(of_slots("parked", 1, 20), pad_ms=PAD_MS))
     await witness.until_step(holder, 1)
-    await witness.until_step(parked, 8)
+    await witness.until_step(parked, 4)
     await witness.ask("job.park", job=parked)
     await said(witness, parked, "parked by rita")
     own.start("agent-b")
@@ -104,9 +107,9 @@ async def test_a_job_parks_for_one_of_higher_priority_and_goes_on_to_the_same_bi
     own: OwnMesh, witness: Witness
 ) -> None:
     """Another job, of no priority, waits all the while: who has begun goes on before it."""
-    spec = padded(of_slots("low", 2 * SLOTS, 24), pad_ms=25.0)
+    spec = padded(of_slots("low", 2 * SLOTS, 12), pad_ms=PAD_MS)
     low = await witness.submit(spec.model_copy(update={"queue": QueueSpec(notice_s=0.2)}))
-    await witness.until_step(low, 3)
+    await witness.until_step(low, 1)
     behind = await witness.submit(of_slots("behind", 1))
     await said(witness, behind, "needs 1 slots")
     urgent = await witness.submit(of_slots("high", 2 * SLOTS))
@@ -117,27 +120,32 @@ async def test_a_job_parks_for_one_of_higher_priority_and_goes_on_to_the_same_bi
     assert parked.at - told.at >= 0.1, "it was told when it parked"
     over = (await done(witness, urgent))[-1].at
     await done(witness, low)
-    assert len([step async for step in steps(witness, low) if step.at < over]) < 24
+    assert len([step async for step in steps(witness, low) if step.at < over]) < 12
     assert await ran(witness, behind) > over
 
 
 async def test_a_job_shrinks_for_others_and_grows_into_what_they_leave(witness: Witness) -> None:
-    """It begins beyond what it wants, is at its minimum while both others run, and ends as it began."""
-    spec = padded(of_slots("wide", 1, 120), pad_ms=25.0)
+    """It begins beyond what it wants, is at its minimum while both others run, and is then as it began.
+
+    By itself it would give slots back that bring it nothing: on a busy machine, four replicas may not.
+    """
+    spec = padded(of_slots("wide", 1, LONG), pad_ms=PAD_MS)
     within = ReplicaRange(min=1, want=2, max=4)
-    spec = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"replicas": within})})
-    wide = await witness.submit(spec)
+    parallel = spec.parallel.model_copy(update={"replicas": within})
+    alone = AutomationSpec(mode="off")
+    wide = await witness.submit(spec.model_copy(update={"parallel": parallel, "automation": alone}))
     await until_working(witness, wide, 4)
-    guest = await witness.submit(padded(of_slots("guest", 1, 12), pad_ms=25.0))
-    second = await witness.submit(padded(of_slots("second", 2, 12), pad_ms=25.0))
+    guest = await witness.submit(padded(of_slots("guest", 1, 6), pad_ms=PAD_MS))
+    second = await witness.submit(padded(of_slots("second", 2, 6), pad_ms=PAD_MS))
     await said(witness, wide, f"makes room for {second}")
-    await until_working(witness, wide, 1)
+    shrunk = await until_working(witness, wide, 1)
     await done(witness, guest)
     await done(witness, second)
-    seen = await done(witness, wide)
+    grown = await until_working(witness, wide, 4, since=shrunk.at)
+    await witness.ask("job.cancel", job=wide)
+    seen = [event async for event in witness.events(wide) if shrunk.at < event.at < grown.at]
     assert any("grows to 4 replicas into idle slots" in event.text for event in seen)
-    last = [event.result for event in seen if event.result is not None][-1]
-    assert len(last.shares) == 4, last.shares
+    await check_steps_at(witness, wide)
 
 
 async def test_an_array_keeps_its_limit_over_a_new_leader_and_others_wait_for_all_of_it(
@@ -145,7 +153,7 @@ async def test_an_array_keeps_its_limit_over_a_new_leader_and_others_wait_for_al
 ) -> None:
     """All four slots are free; the orchestrator that took the array dies while its first job runs."""
     seeds = [{"training.seed": seed} for seed in (1, 2, 1)]
-    spec = padded(of_slots("seeds", 1, 8), pad_ms=25.0)
+    spec = padded(of_slots("seeds", 1, 4), pad_ms=PAD_MS)
     spec = spec.model_copy(update={"array": ArraySpec(members=tuple(seeds), limit=1)})
     array = await witness.ask("job.submit", spec=spec)
     assert isinstance(array, JobArray)
@@ -193,11 +201,13 @@ async def test_a_reservation_outlives_the_leader_that_promised_it(own: OwnMesh, 
     assert await ran(witness, stranger) > over
 
 
-async def until_working(client: Witness, job: str, replicas: int) -> None:
-    """Returns once a step was computed by so many."""
-    await client.until_event(
-        job, lambda event: event.result is not None and len(event.result.shares) == replicas
-    )
+async def until_working(client: Witness, job: str, replicas: int, since: float = 0.0) -> JobEvent:
+    """The first step since then that was computed by so many."""
+
+    def works(event: JobEvent) -> bool:
+        return event.at > since and event.result is not None and len(event.result.shares) == replicas
+
+    return await client.until_event(job, works)
 
 
 async def steps(client: Witness, job: str) -> AsyncIterator[JobEvent]:

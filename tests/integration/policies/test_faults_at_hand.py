@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,12 +73,12 @@ class Mesh:
         bus = await self.bus("orchestrator", EntityKind.ORCHESTRATOR)
         await streams.provision(bus.connection)
         run = SimpleNamespace(job=SimpleNamespace(store=SimpleNamespace(record=job_record("j"))))
-        tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
+        spawn = await self._stack.enter_async_context(term())
         nothing: Any = None
         runs: Any = {"j": run}
         config = ArbitrationConfig(fault_answer_s=PATIENCE_S)
         self.policies = PolicyService(bus, runs, self.view, nothing, asyncio.Event().wait, config)
-        self.questions = FaultQuestions(bus, self.policies, runs, self.view, tasks.create_task, config)
+        self.questions = FaultQuestions(bus, self.policies, runs, self.view, spawn, config)
         await bus.serve(subjects.MODULE_LIFECYCLE, self.policies.lifecycle)
         await bus.subscribe(subjects.FAULT_ANSWER, self.questions.answer)
         witness = await self.bus("witness", EntityKind.CLIENT)
@@ -113,6 +113,18 @@ class Mesh:
 
     def of(self, kind: type[Message]) -> list[Any]:
         return [message for message in self.said if isinstance(message, kind)]
+
+
+@contextlib.asynccontextmanager
+async def term() -> AsyncIterator[Callable[[Coroutine[Any, Any, None]], None]]:
+    """What spawns tasks of an orchestrator's term. Who waits for an answer that never comes ends with it."""
+    spawned: list[asyncio.Task[None]] = []
+    async with asyncio.TaskGroup() as tasks:
+        try:
+            yield lambda work: spawned.append(tasks.create_task(work))
+        finally:
+            for task in spawned:
+                task.cancel()
 
 
 async def ended(task: asyncio.Task[None]) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from bus.logs import get_logger
 from schemas.data_plane import MicrobatchNotice
 from schemas.errors import BadInput, DmscError, MicrobatchFailed, PeerUnreachable, Unavailable
+from schemas.registry import TensorSchema
 from schemas.serve_spec import ServeSpec
 from schemas.services.prediction import Predict, Predicted
 from schemas.step import Member
@@ -58,6 +59,7 @@ class Predictions:
         track: Runs a coroutine in the background.
         pass_s: How long the first stage waits for outputs, seconds: then an owner is gone, and nobody said
             so.
+        tried: The inputs that the model was tried with, without the dimension of samples.
     """
 
     def __init__(
@@ -71,10 +73,12 @@ class Predictions:
         exchange: HopExchange,
         track: Callable[[Any], object],
         pass_s: float,
+        tried: Sequence[TensorSchema] = (),
     ) -> None:
         self._me, self._stage, self._model, self._unit = me, stage, model, unit
         self._thread, self._exchange, self._track = thread, exchange, track
         self._pass_s = pass_s
+        self._tried = {tensor.name: tensor for tensor in tried}
         self._most = serve.batch if unit else 1
         window_s = serve.batch_ms / 1e3
         self._window = BatchWindow(window_s, self._most, lambda asked: len(asked.samples), self._answer)
@@ -87,8 +91,9 @@ class Predictions:
         """Answers a request, beside others.
 
         Raises:
-            BadInput: Its inputs are not what the model takes.
-            MicrobatchFailed: The model fails with them.
+            BadInput: Its inputs are not what the model takes; or it fails with them, and was tried with
+                others.
+            MicrobatchFailed: The model fails with inputs of the shapes that it was tried with.
             Unavailable: An owner of the path can't be reached.
         """
         if order.embed:
@@ -98,8 +103,28 @@ class Predictions:
         samples = samples_of(order.inputs, self._model.inputs)
         asked = _Asked(samples, order.path, order.embed, asyncio.get_running_loop().create_future())
         self._window.ask(_likeness(asked), asked)
-        outputs = named_answers(await asked.answer)
+        try:
+            outputs = named_answers(await asked.answer)
+        except MicrobatchFailed as error:
+            if unlike := self._unlike(samples[0]):
+                raise BadInput(f"{error.text}; {unlike}") from error
+            raise
         return Predicted(generation=order.generation, outputs=outputs, exact=exact)
+
+    def _unlike(self, sample: Mapping[str, Tensor]) -> str:
+        """How this sample differs from those that the model was tried with; empty: it does not.
+
+        A failure with others is the fault of whoever asks, and must not count against the version.
+        """
+        for name, tensor in sample.items():
+            dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+            tried = self._tried.get(name)
+            if tried is not None and (tried.dtype, tried.shape) != (dtype, shape):
+                return (
+                    f"a sample of {name} is {dtype} {list(shape)}, and was {tried.dtype} "
+                    f"{list(tried.shape)} where the model was tried"
+                )
+        return ""
 
     async def _answer(self, asked: Sequence[_Asked]) -> None:
         """Answers a batch. Where it fails, each request is tried alone: one must not fail others."""

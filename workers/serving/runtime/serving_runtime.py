@@ -148,6 +148,7 @@ class ServingRuntime:
                 self.exchange,
                 self._tasks.create,
                 self._times.pass_s,
+                self.start.batch,
             )
 
     async def open(self) -> None:

@@ -295,4 +295,5 @@ def _told(service: ModelService, order: OrderService, now: float, **changes: Any
 
 
 def _noted(service: ModelService, change: TrafficChange) -> ModelService:
+    change = change.model_copy(update={"revision": service.revision + 1})  # the one that is written next
     return service.model_copy(update={"history": (*service.history, change)[-MOST_CHANGES:]})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -30,13 +31,13 @@ log = get_logger("orchestrator")
 class _Watched:
     """What is counted of one service.
 
-    `revision`, `weights`: of its record as gateways last had it. `keys`: users who were counted: they were
-    drawn once, however often they ask.
+    `revision`, `weights`: of its record as gateways last had it. `rules`: of each candidate, by the revision
+    since which it has traffic. `keys`: users who were counted: they were drawn once, however often they ask.
     """
 
     revision: int
     weights: dict[str, int]
-    rules: dict[str, HardRule] = field(default_factory=dict)
+    rules: dict[tuple[str, int], HardRule] = field(default_factory=dict)
     keys: set[int] = field(default_factory=set)
 
 
@@ -50,8 +51,17 @@ class FirstRequests:
         self._config = config
         self._watched: dict[str, _Watched] = {}
 
-    def take(self, told: ServiceOutcomes) -> dict[str, str]:
-        """Takes requests; returns the versions that have to go back, each with the reason."""
+    def take(self, told: ServiceOutcomes, since: Mapping[str, int] | None = None) -> dict[str, str]:
+        """Takes requests; returns the versions that have to go back, each with the reason.
+
+        Args:
+            told: By a gateway.
+            since: The revision since which each version has traffic. One that went back and got traffic again
+                is counted anew, and not by what comes late of before, even if nobody told of its absence.
+        """
+        since = since or {}
+        if told.revision < max((since.get(each, 0) for each in told.candidates), default=0):
+            return {}
         watched = self._watched.setdefault(told.service, _Watched(told.revision, told.weights))
         if told.revision < watched.revision and told.weights != watched.weights:
             return {}
@@ -60,17 +70,18 @@ class FirstRequests:
             for rule in watched.rules.values():
                 rule.weights_changed()
         watched.revision, watched.weights = max(told.revision, watched.revision), told.weights
-        drawn = [each for each in told.candidates if told.weights.get(each)]
-        watched.rules = {name: watched.rules.get(name) or HardRule(self._config) for name in drawn}
-        for request in told.requests if drawn else ():
+        drawn = [(each, since.get(each, 0)) for each in told.candidates if told.weights.get(each)]
+        watched.rules = {each: watched.rules.get(each) or HardRule(self._config) for each in drawn}
+        rules = {name: rule for (name, _), rule in watched.rules.items()}
+        for request in told.requests if rules else ():
             if request.key is None or request.key not in watched.keys:
-                self._count(watched.rules, request, told.stable)
+                self._count(rules, request, told.reference)
             if request.key is not None:
                 watched.keys.add(request.key)
-        return {name: rule.reason for name, rule in watched.rules.items() if rule.reason is not None}
+        return {name: rule.reason for name, rule in rules.items() if rule.reason is not None}
 
-    def _count(self, rules: Mapping[str, HardRule], request: AnsweredRequest, stable: str | None) -> None:
-        if request.version == stable:
+    def _count(self, rules: Mapping[str, HardRule], request: AnsweredRequest, reference: str | None) -> None:
+        if request.version == reference:
             for rule in rules.values():
                 rule.add(candidate=False, ok=request.ok)
         elif (own := rules.get(request.version)) is not None:
@@ -79,12 +90,18 @@ class FirstRequests:
     def forget(self, service: str) -> None:
         self._watched.pop(service, None)
 
+    def is_over(self, service: str) -> bool:
+        """Whether no candidate of this service has first requests to come."""
+        watched = self._watched.get(service)
+        return watched is not None and all(rule.is_over for rule in watched.rules.values())
+
 
 class VersionWatch:
     """Hears how requests ended, and has bad versions go back.
 
     `services`: the records; `consider`: judges a suggestion of the orchestrator's own loop; `again_s`:
-    seconds until what was declined is said again, for automation may be on by then.
+    seconds until what was declined is said again, for automation may be on by then; `skew_s`: seconds that
+    clocks may differ by.
     """
 
     def __init__(
@@ -93,8 +110,10 @@ class VersionWatch:
         services: Mapping[str, ModelService],
         consider: Callable[[PolicySuggestion], Awaitable[object]],
         again_s: float = 10.0,
+        skew_s: float = 60.0,
     ) -> None:
         self._again_s = again_s
+        self._skew_s = skew_s
         self._bus = bus
         self._services = services
         self._consider = consider
@@ -102,28 +121,32 @@ class VersionWatch:
         self._said: dict[tuple[str, str], tuple[dict[str, int], float]] = {}
 
     async def resume(self) -> None:
-        """Counts what gateways have told since the last change of each service's traffic."""
-        since = {
-            service.service: service.history[-1].at
-            for service in self._services.values()
-            if len(service.weights) > 1 and service.history
-        }
-        if since:
-            await insistently(partial(self._recount, since))
+        """Counts what gateways have told since the last change of each service's traffic, until the first
+        requests are over. Where clocks were put back by more than a minute since then, it begins with 0.
+        """
+        shared = [each for each in self._services.values() if len(each.weights) > 1 and each.history]
+        if shared:
+            await insistently(partial(self._recount, {each.service: each for each in shared}))
 
-    async def _recount(self, since: Mapping[str, float]) -> None:
+    async def _recount(self, shared: Mapping[str, ModelService]) -> None:
         self._first = FirstRequests()
-        async for record in self._bus.history(subjects.SERVICE_OUTCOMES, since=min(since.values())):
-            told = record.message
-            if isinstance(told, ServiceOutcomes) and record.envelope.sent_at >= since.get(told.service, 2e10):
-                self._first.take(told)
+        since = min(service.history[-1].at for service in shared.values()) - self._skew_s
+        async with aclosing(self._bus.history(subjects.SERVICE_OUTCOMES, since=since)) as told_before:
+            async for record in told_before:
+                told = record.message
+                service = shared.get(told.service) if isinstance(told, ServiceOutcomes) else None
+                if service is None or told.revision < service.shared_since:
+                    continue
+                self._first.take(told, _granted(service))
+                if all(map(self._first.is_over, shared)):
+                    return
 
     async def take(self, told: ServiceOutcomes, envelope: Envelope) -> None:
         service = self._services.get(told.service)
         if service is None:
             self._first.forget(told.service)
             return
-        for version, reason in self._first.take(told).items():
+        for version, reason in self._first.take(told, _granted(service)).items():
             serves, where, now = service.version(version), (told.service, version), time.monotonic()
             if serves is None or not service.weights.get(version):
                 continue  # it has gone back
@@ -132,6 +155,10 @@ class VersionWatch:
                 continue
             self._said[where] = told.weights, now
             await self._consider(_suggestion(told.service, version, serves.job, reason))
+
+
+def _granted(service: ModelService) -> dict[str, int]:
+    return {version: service.granted_since(version) for version in service.weights}
 
 
 def _suggestion(service: str, version: str, job: str, reason: str) -> PolicySuggestion:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bus import subjects
-from bus.tap.decoder import Sampler, TapDecoder
+from bus.tap.decoder import ANSWERS_HELD, INBOXES, Sampler, TapDecoder
 from bus.tap.message import RawMessage
 from schemas.errors import Ack, BadInput
 from schemas.registry import ReleaseJob
@@ -57,7 +57,7 @@ def test_those_left_out_still_count_as_causes() -> None:
     """Filters do not tear trees: the sample is drawn before them."""
     lens = TapDecoder(sample=0.5, filters=["sender.name=someone"])
     for number in range(50):
-        shown = [lens.look(one) is not None for one in family(number)[:3]]
+        shown = [bool(lens.look(one)) for one in family(number)[:3]]
         assert len(set(shown)) == 1
 
 
@@ -67,12 +67,40 @@ def test_who_may_not_see_a_request_does_not_see_its_answer() -> None:
 
     request = AccessRequest(token="t", action="a", resource="r", gateway="g")
     lens = TapDecoder(replies=True, may=may)
-    assert lens.look(arrived(subjects.ACCESS, request, "q", gateway="g")) is None
-    assert lens.look(answer(Ack(), "a", "q")) is None
-    assert lens.look(release("p")) is not None
-    reply = lens.look(answer(Ack(), "b", "p"))
-    assert reply is not None
+    assert lens.look(arrived(subjects.ACCESS, request, "q", gateway="g")) == []
+    assert lens.look(answer(Ack(), "a", "q")) == []
+    assert len(lens.look(release("p"))) == 1
+    (reply,) = lens.look(answer(Ack(), "b", "p"))
     assert reply.answers == "dmsc.v1.registry.release"
+    # neither do they if it is read before the request
+    assert lens.look(answer(Ack(), "c", "r")) == []
+    assert lens.look(arrived(subjects.ACCESS, request, "r", gateway="g")) == []
+
+
+def test_an_answer_that_is_read_before_its_request_is_shown_after_it() -> None:
+    """They come by two subscriptions, which are read one after the other."""
+    lens = TapDecoder(replies=True)
+    assert lens.look(answer(Ack(note="gone"), "a", "p")) == []
+    asked, reply = lens.look(release("p"))
+    assert (asked.row, asked.answers) == (subjects.RELEASE_JOB, "")
+    assert (reply.row, reply.message) == (subjects.RELEASE_JOB, Ack(note="gone"))
+    assert (reply.answers, reply.latency_ms) == ("dmsc.v1.registry.release", 0.0)
+    assert len(lens.look(release("p"))) == 1, "a request that is repeated shows it once"
+
+
+def test_of_answers_to_what_nobody_asked_only_the_latest_are_held() -> None:
+    lens = TapDecoder(replies=True)
+    for number in range(ANSWERS_HELD + 1):
+        assert lens.look(answer(Ack(), f"a-{number}", f"p-{number}")) == []
+    assert len(lens.look(release("p-0"))) == 1
+    assert len(lens.look(release("p-1"))) == 2
+
+
+def test_where_inboxes_are_shown_no_answer_waits() -> None:
+    lens = TapDecoder([">", INBOXES], replies=True)
+    (reply,) = lens.look(answer(Ack(), "a", "p"))
+    assert reply.answers == ""
+    assert len(lens.look(release("p"))) == 1
 
 
 def test_a_file_is_looked_at_with_the_same_patterns() -> None:

@@ -101,6 +101,18 @@ def test_copies_are_compared_pair_by_pair() -> None:
     assert suggestion.action == RollBack(service="chat", version="v2")
 
 
+def test_copies_are_compared_with_who_was_promoted() -> None:
+    """v2 has all traffic, v1 is what a rollback goes back to; v3 answers copies."""
+    promoted = served_by("v1", "v2", "v3", weights={"v2": 10_000}, shadow=("v3",), stable="v1", revision=5)
+    mirrored = Trial(CanaryJudge(), job="j-v3")
+    pair = MirroredRequest(answered=ended("v2"), shadow=ended("v3", ok=False))
+    for _ in range(40):
+        tell(mirrored, promoted, mirrored=(pair,))
+    [suggestion] = mirrored.decide()
+    assert suggestion.action == RollBack(service="chat", version="v3")
+    assert "v3 against v2" in suggestion.reason
+
+
 def test_it_is_said_again_until_it_is_done_and_then_forgotten() -> None:
     watched = trial()
     requests = drawn(3, 2_500, fails=0.5)

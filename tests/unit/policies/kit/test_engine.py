@@ -48,6 +48,17 @@ def test_a_policy_is_asked_when_something_new_was_seen_and_it_is_time():
     assert len(engine.decide(1.0).suggestions) == 1
 
 
+def test_a_clock_that_is_put_back_holds_nothing_up():
+    engine = Engine(Eager(), EngineConfig())
+    engine.take([event(5_000.0)])
+    assert len(engine.decide(5_000.0).suggestions) == 1
+    engine.take([event(1_400.0)])
+    assert engine.due(1_400.0) == 0.0
+    assert len(engine.decide(1_400.0).suggestions) == 1
+    engine.take([event(1_400.5)])
+    assert engine.due(1_400.5) == pytest.approx(0.5)
+
+
 def test_what_may_lead_to_a_decision_at_once_is_urgent():
     engine = Engine(Eager(), EngineConfig())
     assert engine.is_urgent(event(0.0), 0.0), "nobody was asked about its job yet"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from schemas.errors import BadInput
@@ -84,3 +86,20 @@ def test_a_service_without_a_template_says_what_to_do() -> None:
         conversations("")
     with pytest.raises(BadInput, match="chat template, line 1"):
         conversations("{% if %}")
+
+
+def test_a_rendering_gets_no_more_steps_because_another_one_begins() -> None:
+    loop = "{% for a in range(150000) %}{% endfor %}"
+    middle = "{{ messages[0].content.strip() }}"
+    served = conversations("{% if messages | length > 1 %}" + loop + middle + loop + "{% endif %}")
+    begun = []
+
+    class Interrupted(str):
+        def strip(self, *_: object) -> str:
+            with ThreadPoolExecutor(1) as thread:
+                begun.append(thread.submit(served.prompt, MESSAGES[:1]).result())
+            return ""
+
+    with pytest.raises(BadInput, match="fails: it takes more than"):
+        served.prompt([{"role": "user", "content": Interrupted("a")}, *MESSAGES])
+    assert begun == [""]

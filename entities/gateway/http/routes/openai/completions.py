@@ -117,6 +117,8 @@ async def _answered(
     if not isinstance(begun, Answering):
         return answer(begun, headers=headers_of(begun.dmsc))
     if body.stream:
+        if not await _may_begin(request, begun, context.config.events.keepalive_s):
+            return Response(status_code=CLIENT_LEFT)
         return _stream(context, request, bearer, begun, 0)
     facts: RequestFacts = request.scope["dmsc"]
     facts.identity = f"user {context.access.user_of(bearer.token)}"
@@ -129,6 +131,25 @@ async def _answered(
     if whole is None:
         return Response(status_code=CLIENT_LEFT)
     return answer(whole, headers=_headers(begun))
+
+
+async def _may_begin(request: Request, answering: Answering, silence_s: float) -> bool:
+    """Whether the client is still there when the answer may begin.
+
+    Headers say which version answers. Where versions are compared that is told with the first token: who knew
+    it before could go on with one version's slow answers alone (ADR-0150). After `silence_s` it begins all
+    the same, so that the connection lives.
+    """
+    if not answering.is_measured:
+        return True
+    try:
+        begun = await unless_left(request, answering.begun(silence_s))
+    except BaseException:
+        answering.cancel()
+        raise
+    if begun is None:
+        answering.cancel()
+    return begun is not None
 
 
 def allowed_by(bearer: Bearer) -> Allow:

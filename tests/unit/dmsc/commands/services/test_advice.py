@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dmsc.commands.services.advice import FIRST, of_list, of_service
+from dmsc.commands.services.advice import FIRST, of_list, of_service, of_status
 from schemas.services.model_service import (
     ModelService,
     ServedVersion,
@@ -42,12 +42,32 @@ def test_each_trouble_has_its_command() -> None:
     assert [line.split()[0] for line in lines] == ["v1", "v2", "v3", "v4"]
     for line, words in zip(
         lines,
-        ("dmsc faults", "(waits for 2 slots): dmsc queue j-v2", "--version NAME", "v1=95 v4=5"),
+        ("dmsc faults", "(waits for 2 slots): dmsc queue explain j-v2", "--version NAME", "v1=95 v4=5"),
         strict=True,
     ):
         assert words in line
     assert all(line.startswith("chat: v") for line in of_list([troubled]))
+    assert [line.split()[2] for line in of_status([troubled])] == ["v1", "v2"]
     assert of_service(service(version("v1"), weights={})) == ["nobody answers: dmsc service promote chat v1"]
+
+
+def test_a_version_that_went_back_is_not_to_be_tried_again() -> None:
+    figures = "v2 against v1: 9 of 40 requests to v2 failed, 0 of 900 to v1 in the same time"
+    shared = TrafficChange(at=1.0, by="ruth", weights={"v1": 9_500, "v2": 500}, action="traffic")
+    back = TrafficChange(
+        at=2.0, by="canary-judge", why=figures, weights={"v1": 10_000}, action="rollback", revision=7
+    )
+    judged = service(version("v1"), version("v2"), history=(shared, back))
+    line, last = of_service(judged)
+    assert line.startswith(f"v2 went back (canary-judge): {figures}; mend it, and deploy it under another")
+    assert last.startswith("traffic as canary-judge set it")
+    tried = judged.model_copy(update={"history": (shared, back, shared), "weights": shared.weights})
+    assert not any("went back" in line for line in of_service(tried))
+
+
+def test_versions_beside_whom_the_stable_one_gets_nothing_are_compared_with_nobody() -> None:
+    shared = service(version("v1"), version("v2"), version("v3"), weights={"v2": 5_000, "v3": 5_000})
+    assert any(line.startswith("nobody is compared") for line in of_service(shared))
 
 
 def test_who_set_the_traffic_last_is_told() -> None:

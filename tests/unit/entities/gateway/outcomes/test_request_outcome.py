@@ -22,7 +22,7 @@ DRAW = RequestDraw(service=SERVICE, version=SERVICE.versions[1], is_drawn=True, 
 
 
 def trace(**fields: Any) -> AnswerTrace:
-    usual = {"ended": "length", "over_at": 13.0, "first_at": 10.5, "last_at": 12.5, "tokens": 5}
+    usual = {"ended": "length", "over_at": 13.0, "first_at": 10.5, "measured_at": 12.5, "tokens": 5}
     return AnswerTrace(**{**usual, **fields})
 
 
@@ -31,15 +31,32 @@ def test_times_are_of_the_request_and_of_each_further_token() -> None:
     assert found == AnsweredRequest(
         version="v2", ok=True, first_token_s=0.5, per_token_s=0.5, score=-2.5, tokens=5, key=9
     )
-    single = outcome_of(DRAW, trace(tokens=1, last_at=10.5))
+    single = outcome_of(DRAW, trace(tokens=1, measured_at=10.5))
     assert single is not None
     assert single.per_token_s is None
 
 
 def test_a_client_that_leaves_before_the_first_token_has_waited() -> None:
-    left = outcome_of(DRAW, trace(ended="cancelled", tokens=0, first_at=None, last_at=None, over_at=40.0))
+    nothing: dict[str, Any] = {"tokens": 0, "first_at": None, "measured_at": None}
+    left = outcome_of(DRAW, trace(ended="cancelled", over_at=40.0, **nothing))
     assert left is not None
+    assert outcome_of(DRAW, trace(ended="fenced", over_at=40.0, **nothing)) == left
     assert (left.ok, left.first_token_s, left.per_token_s) == (True, 30.0, None)
+
+
+def test_speed_is_that_of_the_first_tokens_however_long_the_answer_is() -> None:
+    long = outcome_of(DRAW, trace(tokens=500, measured_at=10.5 + 15 * 0.2))
+    assert long is not None
+    assert long.per_token_s == pytest.approx(0.2)
+
+
+def test_an_answer_that_another_writer_goes_on_with_counts_as_far_as_it_came() -> None:
+    cut = outcome_of(DRAW, trace(ended="fenced", score=-2.5))
+    assert cut is not None
+    assert (cut.ok, cut.first_token_s, cut.per_token_s, cut.score) == (True, 0.5, None, -2.5)
+    whole = outcome_of(DRAW, trace(ended="fenced", tokens=40))
+    assert whole is not None
+    assert whole.per_token_s is not None
 
 
 @pytest.mark.parametrize("failure", ["bad_model_output: not finite", "unavailable: no token for 120 s"])
@@ -51,7 +68,7 @@ def test_a_failure_is_the_versions(failure: str) -> None:
 
 @pytest.mark.parametrize(
     ("ended", "failure"),
-    [("failed", "full: all instances"), ("failed", "context_length_exceeded: 9"), ("fenced", "")],
+    [("failed", "full: all instances"), ("failed", "context_length_exceeded: 9")],
 )
 def test_what_is_not_its_fault_says_nothing(ended: str, failure: str) -> None:
     assert outcome_of(DRAW, trace(ended=ended, failure=failure)) is None

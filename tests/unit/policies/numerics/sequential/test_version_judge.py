@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from policies.numerics.sequential.version_judge import (
+    KEY_SLOTS,
     JudgeRules,
     Measure,
     RequestOutcome,
@@ -171,3 +172,19 @@ def test_what_is_no_figure_is_refused() -> None:
         JudgeRules(failures=0.0)
     with pytest.raises(ValueError, match="margins"):
         JudgeRules(latency_margin=0.9)
+
+
+def test_many_keys_do_not_use_up_a_round() -> None:
+    """Each request of a client that repeats what fails has a key of its own."""
+    judged = judge(share=0.5, rules=JudgeRules(first_round=10**9))
+    for number in range(KEY_SLOTS):
+        judged.add(RequestOutcome(version="v2" if number % 2 else "v1", ok=True, key=number))
+    kept = int(judged.as_data()["keys"] or "0", 16).bit_count()
+    assert kept <= KEY_SLOTS // 2
+    again = judge(share=0.5)
+    again.restore(judged.as_data())
+    draw = np.random.default_rng(2)
+    for number in range(KEY_SLOTS, KEY_SLOTS + 400):
+        failed = bool(number % 2) and draw.random() < 0.5
+        again.add(RequestOutcome(version="v2" if number % 2 else "v1", ok=not failed, key=number))
+    assert again.condemnation is not None

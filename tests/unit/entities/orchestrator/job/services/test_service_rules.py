@@ -48,6 +48,22 @@ def both(**fields: Any) -> ModelService:
     return service(**{**usual, **fields})
 
 
+def test_since_when_a_version_has_traffic_is_told_by_revisions() -> None:
+    """And not by clocks."""
+    begun = both(revision=4)
+    shared = ordered(begun, order("traffic", weights={"v1": 9_000, "v2": 1_000}), 9.0)
+    shared = shared.model_copy(update={"revision": 5})  # as it is written
+    assert (shared.shared_since, shared.granted_since("v2")) == (5, 5)
+    more = ordered(shared, order("traffic", weights={"v1": 5_000, "v2": 5_000}), 3.0)
+    more = more.model_copy(update={"revision": 6})
+    assert (more.shared_since, more.granted_since("v2")) == (6, 5)
+    back = suggested(more, RollBack(service="chat", version="v2"), "canary-judge", "slow", 2.0)
+    back = back.model_copy(update={"revision": 7})
+    assert (back.shared_since, back.granted_since("v2")) == (7, 0)
+    again = ordered(back, order("traffic", weights={"v1": 9_000, "v2": 1_000}), 1.0)
+    assert again.granted_since("v2") == 8
+
+
 def test_the_first_ready_version_gets_all_traffic_and_later_ones_none() -> None:
     begun = settled(service(versions=(version("v1", DEPLOYING),)), 1.0)
     assert (begun.state, begun.weights, begun.history) == (ServiceState.DEPLOYING, {}, ())

@@ -50,6 +50,27 @@ def test_a_change_of_weights_begins_anew_and_gives_no_looks_back() -> None:
     assert first.take(told_of(later, *requests("v1", 100), *requests("v2", 20, ok=False))) == {}
 
 
+def test_a_version_that_gets_traffic_again_is_counted_anew() -> None:
+    """Even if no gateway told that it had none: the one that would have done so died."""
+    first = FirstRequests()
+    before, again = {"v1": 1, "v2": 7}, {"v1": 1, "v2": 11}
+    failing = (*requests("v1", 40), *requests("v2", 10, ok=False))
+    assert "v2" in first.take(told_of(HALF, *failing), before)
+    assert first.take(told_of(HALF, *failing), again) == {}, "drawn before it went back"
+    later = HALF.model_copy(update={"revision": 12})
+    assert first.take(told_of(later, *requests("v1", 40)), again) == {}
+    assert "v2" in first.take(told_of(later, *requests("v2", 10, ok=False)), again)
+
+
+def test_first_requests_are_over_at_some_time() -> None:
+    first = FirstRequests()
+    assert not first.is_over("chat")
+    first.take(told_of(HALF, *requests("v1", 20), *requests("v2", 20)))
+    assert not first.is_over("chat")
+    first.take(told_of(HALF, *requests("v2", 2)))
+    assert first.is_over("chat")
+
+
 def test_nobody_is_compared_with_a_version_without_traffic_or_by_copies() -> None:
     first = FirstRequests()
     promoted = served_by(weights={"v2": 10_000}, stable="v1")
