@@ -77,7 +77,7 @@ class TapDecoder:
         return self._may is None or (self.replies and subject.startswith(INBOX)) or self._may(subject)
 
     def look(self, raw: RawMessage) -> list[TappedMessage]:
-        """What is shown now: the decoded message or nothing; after a request its answer, if it came before."""
+        """What is shown now: the message or nothing; after a request its answer, if that came before."""
         tapped = decode(raw.subject, raw.data, at=raw.at, operation=raw.operation)
         found: list[TappedMessage | None] = [tapped]
         if raw.subject.startswith(INBOX):
