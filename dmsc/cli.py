@@ -34,7 +34,7 @@ from dmsc.commands.models import versions as models
 from dmsc.commands.observe import cost, dashboard, faults, logs, store, tap, top
 from dmsc.commands.policies import learnt_state, policy, policy_versions, training
 from dmsc.commands.security import access, audit, cert, credential, rotate, secret, user
-from dmsc.commands.services import ask, services, serving
+from dmsc.commands.services import ask, batch, services, serving
 from dmsc.console.command_app import CommandApp
 from dmsc.version import __version__
 
@@ -92,7 +92,7 @@ app.panel(
 )
 app.panel("Jobs", weights.weights, jobs.move, jobs.recut, sweep.sweep, chaos.chaos, simulate.simulate)
 app.panel("Jobs", schema.schema)
-app.panel("Services", serving.serve, ask.ask)
+app.panel("Services", serving.serve, ask.ask, batch.batch)
 app.panel("Watch", jobs.status, dashboard.dashboard, top.top, top.routes, nodes.nodes, faults.faults)
 app.panel("Watch", logs.logs, tap.tap, store.store, cost.cost)
 app.panel("Parts", run.join, run.run, replay.replay)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from schemas.aggregation import Aggregation
 from schemas.base import Part, Token
 from schemas.marks import Url
 
@@ -88,6 +89,11 @@ class ServeSpec(Part):
     )
     tokenizer: Url | None = Field(
         None, description="`bytes`, or file, folder or URL of a tokenizer.json; not given: the weights' own"
+    )
+    aggregation: Aggregation | None = Field(
+        None,
+        description="how several answers become one where a request says nothing of it: first, vote, "
+        "weighted or attention; not given: one version answers",
     )
     chat_template: str | None = Field(
         None, max_length=65_536, description="Jinja template of chats; not given: the tokenizer's own"

@@ -219,6 +219,7 @@ _STREAMS = (
     *("STEPS", "TELEMETRY", "UNREADABLE", "OBJ_artifacts", "KV_rendezvous", "RENDEZVOUS_COUNTERS"),
     *(
         "KV_answers",
+        "KV_batches",
         "KV_builds",
         "KV_cordons",
         "KV_reservations",
@@ -284,8 +285,10 @@ def _itself(name: str) -> tuple[str, ...]:
 
 
 _FEEDS = ("$KV.feeds.feed.*", "$KV.feeds.segment.*.*", "$KV.feed_records.*.*")
+_BATCHES = ("$KV.batches.batch.*", "$KV.batches.file.*", "$KV.batches.unit.*.*")
 _GATEWAY_KEEPS = (
     "$KV.answers.*",
+    *_BATCHES,
     "$KV.datasets.*",
     "$KV.generations.*",
     "$KV.secrets.*.*",
@@ -347,6 +350,7 @@ GATEWAY = Effects(
                 ),
                 "UNREADABLE": ("unreadable.*",),
                 "KV_answers": ("$KV.answers.*",),
+                "KV_batches": _BATCHES,
                 "KV_builds": ("$KV.builds.*",),
                 "KV_models": _MODELS[:1],
                 "KV_model_versions": _MODELS[1:2],
@@ -368,7 +372,7 @@ GATEWAY = Effects(
             }
         ),
         *(f"$JS.API.STREAM.MSG.GET.KV_{name}" for name in ("answers", "datasets", "feeds", "feed_records")),
-        *(f"$JS.API.STREAM.MSG.GET.KV_{name}" for name in ("secrets", "uploads", "generations")),
+        *(f"$JS.API.STREAM.MSG.GET.KV_{name}" for name in ("secrets", "uploads", "generations", "batches")),
         *("$JS.API.STREAM.MSG.GET.OBJ_artifacts", "$JS.API.STREAM.PURGE.OBJ_artifacts", "$O.artifacts.>"),
         "_INBOX.*.*.*.any.gateway-a.*",
     ),

@@ -70,7 +70,7 @@ IN_MEMORY = frozenset({"generations"})
 KEEPS_PREVIOUS = frozenset(
     {
         *("jobs", "users", "revocations", "cordons", "modules", "standings", "link_secrets", "secrets"),
-        *("datasets", "builds", "data_sets", "reservations", "automation", "learnt", "services"),
+        *("datasets", "builds", "data_sets", "reservations", "automation", "learnt", "services", "batches"),
         *("accounts", "service_salt"),
         *("models", "model_versions", "alias_moves"),
     }

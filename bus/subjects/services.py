@@ -5,9 +5,11 @@ from __future__ import annotations
 from bus.subject_row import Names, Subject
 from bus.subjects.table import AAM, FM, MG, MI, RECORDS_BYTES, SMO
 from schemas.errors import Ack
-from schemas.services import figures, generation, model_service, outcomes, prediction
+from schemas.services import batches, figures, generation, model_service, outcomes, prediction
 
 __all__ = [
+    "BATCH",
+    "BATCH_UNIT",
     "BIND_SESSION",
     "DEPLOY_VERSION",
     "END_SESSION",
@@ -20,6 +22,7 @@ __all__ = [
     "SERVICE_FIGURES",
     "SERVICE_OUTCOMES",
     "SERVICE_SALT",
+    "STORED_FILE",
     "WAVE_TOKENS",
 ]
 
@@ -114,6 +117,33 @@ WAVE_TOKENS = Subject(
     MG | MI,
     "the tokens of one wave, of all its sessions",
     stream="GENERATIONS",
+)
+STORED_FILE = Subject(
+    "stored file",
+    "file.{file}",
+    batches.StoredFile,
+    MG,
+    MG,
+    "a file of a user's requests, or of their answers",
+    bucket="batches",
+)
+BATCH = Subject(
+    "batch",
+    "batch.{batch}",
+    batches.BatchRecord,
+    MG,
+    MG,
+    "many requests from a file, and which gateway answers them",
+    bucket="batches",
+)
+BATCH_UNIT = Subject(
+    "batch unit",
+    "unit.{batch}.{unit}",
+    batches.BatchUnit,
+    MG,
+    MG,
+    "a batch's requests that are answered; created once",
+    bucket="batches",
 )
 PREDICT = Subject(
     "predict",

@@ -122,6 +122,24 @@ class Gateways:
 
         return await self._answer(send, "POST", keyed=True)
 
+    async def post_file(
+        self, path: str, source: Path | bytes, name: str, fields: Mapping[str, str], key: str | None = None
+    ) -> Any:
+        """Send a form with a file and some fields with POST, as `ask` does; return the JSON answer."""
+        headers = {"Idempotency-Key": key or secrets.token_hex(16)}
+
+        async def send() -> httpx.Response:
+            data = source if isinstance(source, bytes) else await asyncio.to_thread(source.read_bytes)
+            return await self._http.post(
+                self.urls[0] + path,
+                files={"file": (name, data)},
+                data=dict(fields),
+                headers=headers,
+                timeout=http_protocol.STREAM_TIMEOUT,
+            )
+
+        return await self._answer(send, "POST", keyed=True)
+
     async def _answer(
         self, send: Callable[[], Awaitable[httpx.Response]], method: str, *, keyed: bool
     ) -> Any:

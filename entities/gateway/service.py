@@ -26,6 +26,13 @@ from bus.messaging.handlers import Subscription
 from entities.gateway.accounts.operations import AccountOperations
 from entities.gateway.accounts.use_reports import UseReports
 from entities.gateway.array_operations import ArrayOperations
+from entities.gateway.batches.batch_log import BatchLog
+from entities.gateway.batches.batch_runner import BatchConfig, BatchRunner
+from entities.gateway.batches.file_store import FileStore
+from entities.gateway.batches.operations import BatchOperations
+from entities.gateway.batches.unit_work import UnitWork
+from entities.gateway.calls.aggregated import AggregatedCalls, AggregationConfig
+from entities.gateway.calls.calls import WholeCalls
 from entities.gateway.data_sets.operations import DataSetOperations
 from entities.gateway.data_sets.resolution import resolved
 from entities.gateway.dispatch.dispatcher import Dispatcher, DispatcherConfig
@@ -99,6 +106,8 @@ class GatewayConfig:
     door: HttpConfig = field(default_factory=HttpConfig)
     sessions: KeeperConfig = field(default_factory=KeeperConfig)
     generation: GenerationConfig = field(default_factory=GenerationConfig)
+    aggregation: AggregationConfig = field(default_factory=AggregationConfig)
+    batches: BatchConfig = field(default_factory=BatchConfig)
     account_every_s: float = 5.0  # between two reports of who was answered; what a killed gateway may lose
     figures: FiguresConfig = field(default_factory=FiguresConfig)
     open_tokenizer: OpenTokenizer = open_bytes  # with libraries that the control plane itself has not
@@ -141,14 +150,29 @@ class Gateway:
         self.generations = GenerationOperations(
             bus, config.sid, book, self._keeper, prompts, config.generation
         )
+        several = AggregatedCalls(self.generations, config.aggregation)
+        self.calls = WholeCalls(self.generations, several)
+        batches, files = BatchLog(bus), FileStore(bus, self.jobs.stored.uploads, config.door.upload_hold_s)
+        self.batches = BatchOperations(bus, batches, files)
+        self._batch_runner = BatchRunner(
+            bus,
+            batches,
+            files,
+            UnitWork(bus, self.calls, files, config.batches.lines),
+            lambda: registry.view.records if registry.informed else None,
+            lambda record: access_client.revoked(
+                record.user, record.token_id, record.issued_at, expires=record.token_expires
+            ),
+            config.batches,
+        )
         self._uses = UseReports(bus, config.sid, config.account_every_s)
         self._keeper.observers.append(self._uses.session)
-        self.generations.on_prediction = self._uses.predicted
+        self.generations.passes.on_prediction = self._uses.predicted
         counter = ServiceCounter(
             self._keeper.ports.loads, lambda job: (each.sid for each in registry.view.instances(job=job))
         )
         self._keeper.observers.append(counter.session)
-        self.generations.counted = counter.prediction
+        self.generations.passes.counted = counter.prediction
         self._figures = FiguresPublisher(bus, config.sid, counter, book.living, config.figures)
         self._models = ModelFollower(bus)
         self.models = ModelOperations(self._models, self.backends, self.jobs)
@@ -198,6 +222,7 @@ class Gateway:
                     self.generations.book.run(),
                     self.generations.outcomes.run(),
                     self._keeper.run(),
+                    self._batch_runner.run(),
                     self._uses.run(),
                     self._figures.run(),
                     self._models.run(),
@@ -272,6 +297,8 @@ class Gateway:
             curves=JobCurves(self._bus),
             feeds=FeedOperations(self.jobs.feeds, self.jobs.stored),
             generations=self.generations,
+            calls=self.calls,
+            batches=self.batches,
             config=config,
         )
 

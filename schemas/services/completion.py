@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from schemas.aggregation import AggregatedBy, Aggregation
 from schemas.base import Part
 from schemas.services.generation import MOST_STOPS
 
@@ -38,6 +39,9 @@ class SampledBody(Part):
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
     user: str | None = Field(None, max_length=200, description="whose requests go to one version; not logged")
     digests: bool = Field(False, description="tell a digest of the logits of each token; not in OpenAI's API")
+    aggregation: Aggregation | None = Field(
+        None, description="`first` or `vote`: several are asked; not in OpenAI's API"
+    )
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -112,6 +116,9 @@ class ServedBy(Part):
     inexact_because: str = ""
     generation: str = ""
     digests: tuple[str, ...] | None = Field(None, description="of the logits of each token, if asked for")
+    aggregation: AggregatedBy | None = Field(
+        None, description="whose answers are in it, if several were asked"
+    )
 
 
 class TextLogprobs(Part):

@@ -34,6 +34,10 @@ class Predict(Message, wire="serve.predict"):
     generation: Token
     path: tuple[Member, ...]
     inputs: tuple[NamedTensor, ...] = Field(max_length=MOST_TENSORS)
+    embed: bool = Field(
+        False,
+        description="`inputs` are `tokens` (1, tokens) int64; answer with one vector, named by what it is",
+    )
 
 
 class Predicted(Message, wire="serve.predicted"):

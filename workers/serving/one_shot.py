@@ -14,6 +14,7 @@ from torch import Tensor
 
 from schemas.errors import BadInput, BadModel
 from workers.graph.model_graph import ModelGraph, Value
+from workers.serving.embedded_rows import pooled_output, pooled_rows
 from workers.serving.stage_model import run_layers, stage_layers
 
 Batch = tuple[Tensor, ...]
@@ -43,13 +44,15 @@ class OneShotModel:
         graph: The whole model; the stage's layers have their weights.
         first: The first layer.
         last: The layer behind the last one.
+        of_logits: Whether it is a model of tokens whose last layer makes logits.
 
     Raises:
         BadModel: There are no such layers.
     """
 
-    def __init__(self, graph: ModelGraph, first: int, last: int) -> None:
+    def __init__(self, graph: ModelGraph, first: int, last: int, *, of_logits: bool = False) -> None:
         self.inputs = graph.inputs
+        self._of_logits = of_logits
         self.is_last = last == len(graph)
         self._layers = stage_layers(graph, first, last)
         self._names = [layer.name for layer in graph.layers[first:last]]
@@ -81,6 +84,23 @@ class OneShotModel:
                     "dimension must be that of the samples"
                 )
         return [{name: tensor[index] for name, tensor in named.items()} for index in range(samples)]
+
+    @torch.inference_mode()
+    def embedded(self, batch: Batch, samples: int) -> list[dict[str, Tensor]]:
+        """The last stage of a model of texts: name → the one vector of each sample, (width,) float32.
+
+        Raises:
+            BadInput: The model has none.
+        """
+        values = self._layers[0].slice.unpacked(batch)
+        last = self._layers[-1]
+        if self._of_logits:
+            values = run_layers(self._layers[:-1], values)
+            taken = {name: value for name, value in values.items() if name in last.slice.incoming}
+            name, vectors = pooled_rows(taken or values, self._names[-1])
+        else:
+            name, vectors = pooled_output(last.slice.named_outputs(run_layers(self._layers, values)))
+        return [{name: vector.float()} for vector in vectors[:samples]]
 
     @torch.inference_mode()
     def probe(self, batches: Mapping[int, Batch]) -> BatchProbe:

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Any
 
 from dmsc.client.gateway_requests import Gateways
+from schemas.services.calls import CallAnswered, CallsAnswered
 from schemas.services.completion import (
     Completion,
     ServedModel,
@@ -14,7 +15,10 @@ from schemas.services.completion import (
     TextChoice,
     TextLogprobs,
 )
+from schemas.services.embeddings import TextVectors
 
+HowMany = str | Mapping[str, Any]
+"""An aggregation: its name, or a mapping with `how`, `over`, `min_voters` (docs/serving.md)."""
 GOES_ON = "/v1/generations/{id}/events"
 HEADER = "dmsc-generation"
 
@@ -40,6 +44,7 @@ class GenerationCalls:
         stop: Sequence[str] = (),
         logprobs: int | None = None,
         digests: bool = False,
+        aggregation: HowMany | None = None,
     ) -> AsyncGenerator[Completion, None]:
         """Yield an answer's pieces as they come, each once, whichever gateways and instances die meanwhile.
 
@@ -52,6 +57,7 @@ class GenerationCalls:
             stop: Texts that end the answer.
             logprobs: How many of the likeliest tokens to tell at each place.
             digests: Tell a digest of the logits of each token.
+            aggregation: `first`: another instance is asked beside a slow one.
 
         Raises:
             NotFound: there is no such service or version.
@@ -67,6 +73,7 @@ class GenerationCalls:
             "stop": list(stop) or None,
             "logprobs": logprobs,
             "digests": digests,
+            "aggregation": aggregation,
             "stream": True,
         }
         async with aclosing(self._gateways.answer("/v1/completions", body, GOES_ON, HEADER)) as pieces:
@@ -85,32 +92,60 @@ class GenerationCalls:
         stop: Sequence[str] = (),
         logprobs: int | None = None,
         digests: bool = False,
+        aggregation: HowMany | None = None,
     ) -> Completion:
-        """The whole answer; see `ask`."""
-        asked = self.ask(
-            model,
-            prompt,
-            tokens=tokens,
-            temperature=temperature,
-            top_p=top_p,
-            seed=seed,
-            stop=stop,
-            logprobs=logprobs,
-            digests=digests,
-        )
-        return joined([piece async for piece in asked])
+        """The whole answer; see `ask`. `aggregation`: also `vote` of a service's versions."""
+        asked: dict[str, Any] = {
+            "tokens": tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+            "seed": seed,
+            "stop": stop,
+            "logprobs": logprobs,
+            "digests": digests,
+            "aggregation": aggregation,
+        }
+        how = aggregation if isinstance(aggregation, str | None) else aggregation.get("how")
+        if how in (None, "first"):
+            return joined([piece async for piece in self.ask(model, prompt, **asked)])
+        body = {"model": model, "prompt": prompt if isinstance(prompt, str) else list(prompt), **asked}
+        body["max_tokens"] = body.pop("tokens")
+        body["stop"] = list(stop) or None
+        return await self._gateways.ask_for(Completion, "POST", "/v1/completions", body)
 
-    async def predict(self, model: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    async def predict(
+        self, model: str, inputs: Mapping[str, Any], *, aggregation: HowMany | None = None
+    ) -> dict[str, Any]:
         """The outputs of a model for named inputs, by name.
 
-        `inputs`: nested lists of numbers, or mappings with dtype, shape and data (base64).
+        Args:
+            inputs: Nested lists of numbers, or mappings with dtype, shape and data (base64).
+            aggregation: `first`, `vote` (gives `choice`), `weighted` or `attention` (give `probabilities`).
         """
-        body = {"model": model, "inputs": dict(inputs)}
+        body = {"model": model, "inputs": dict(inputs), "aggregation": aggregation}
         answer = await self._gateways.ask("POST", "/v1/predict", body)
         return {
             name: value["data"] if value.get("values") is None else value["values"]
             for name, value in answer["outputs"].items()
         }
+
+    async def embed(self, model: str, texts: str | Sequence[str]) -> list[list[float]]:
+        """The vectors of texts, in their order. Raises `BadInput` if the model has none."""
+        body = {"model": model, "input": texts if isinstance(texts, str) else list(texts)}
+        answer = await self._gateways.ask_for(TextVectors, "POST", "/v1/embeddings", body)
+        return [[float(value) for value in each.embedding] for each in answer.data]
+
+    async def aggregate(
+        self, calls: Sequence[tuple[str, Mapping[str, Any]]], *, wait_s: float = 60.0
+    ) -> list[CallAnswered]:
+        """Up to 16 calls in one request; each answer has a status of its own, and raises nothing.
+
+        Args:
+            calls: Path (`/v1/completions`, `/v1/chat/completions`, `/v1/predict`, `/v1/embeddings`) and body.
+            wait_s: A call without an answer by then has the status 504.
+        """
+        body = {"calls": [{"path": path, "body": dict(body)} for path, body in calls], "wait_s": wait_s}
+        return list((await self._gateways.ask_for(CallsAnswered, "POST", "/v1/aggregate", body)).answers)
 
 
 def joined(pieces: Sequence[Completion]) -> Completion:

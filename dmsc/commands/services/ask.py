@@ -30,6 +30,10 @@ def ask(
     logprobs: Annotated[
         int | None, option("--logprobs N", "Lists the tokens with N likeliest rivals each.", min=0, max=20)
     ] = None,
+    aggregation: Annotated[
+        str | None,
+        option("--aggregation HOW", "first: beside a slow instance another is asked; vote: versions vote."),
+    ] = None,
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Ask a model service, and print its answer as it comes; no death of a gateway or instance costs a token.
@@ -42,11 +46,27 @@ def ask(
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
         raise bad_input("the prompt is empty; give a text")
+    if aggregation not in (None, "first", "vote"):
+        raise bad_input(f"--aggregation {aggregation}: of texts there are first and vote")
 
     async def answer(client: AsyncClient) -> Completion:
         from dmsc.client.calls.generation_calls import joined
         from schemas.errors import NotFound
 
+        if aggregation == "vote":
+            voted = await client.complete(
+                model,
+                text,
+                tokens=tokens,
+                temperature=temperature,
+                seed=seed,
+                stop=stop,
+                logprobs=logprobs,
+                aggregation=aggregation,
+            )
+            if not mesh.json and logprobs is None:
+                print(voted.choices[0].text, end="", flush=True)
+            return voted
         pieces = []
         asked = client.ask(
             model,
@@ -56,6 +76,7 @@ def ask(
             seed=seed,
             stop=stop,
             logprobs=logprobs,
+            aggregation=aggregation,
         )
         try:
             async with aclosing(asked):

@@ -12,6 +12,7 @@ session.py           carries out the effects of a machine
 session_keeper.py    all sessions of this gateway: tokens in, losses, time; records and take-over
 held_requests.py     those to a version that gave its slots back: they wait while it starts
 service_book.py      the services, and which version answers a request
+single_passes.py     tensors in, tensors out, and vectors of texts
 shadowing.py         copies of requests for versions in shadow
 prompts.py           a request's prompt as tokens, outside of the event loop
 token_rates.py       pure: tokens per user and second

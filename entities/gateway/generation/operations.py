@@ -6,32 +6,32 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from bus import subjects
 from bus.connection import Bus
 from entities.gateway.generation.held_requests import HeldRequests, HoldConfig
-from entities.gateway.generation.path_choice import choose_path
-from entities.gateway.generation.prompts import Prompts, of_chat, of_completion
+from entities.gateway.generation.prompts import Prompts, of_chat, of_completion, tokens_of
 from entities.gateway.generation.service_book import RequestKey, ServiceBook
 from entities.gateway.generation.session import GenerationSession
 from entities.gateway.generation.session_keeper import SessionKeeper
-from entities.gateway.generation.session_machine import ChoosePath
 from entities.gateway.generation.shadowing import Shadows
+from entities.gateway.generation.single_passes import SinglePasses
 from entities.gateway.generation.token_rates import TokenBuckets, TokenRate
 from entities.gateway.outcomes.outcome_reports import OutcomeReports, is_judged, is_shared
 from entities.gateway.outcomes.request_outcome import MEASURED, RequestDraw
 from entities.tokens.byte_tokens import Tokenizer
-from schemas.errors import BadInput, DmscError, NotFound, RateLimited, Unavailable
+from schemas.aggregation import AggregatedBy, Aggregation
+from schemas.errors import BadInput, DmscError, NotFound, RateLimited
 from schemas.services.completion import MOST_CHOICES, ChatBody, CompletionBody, SampledBody, ServedModel
 from schemas.services.generation import Generation, Sampling
 from schemas.services.model_service import ModelService, ServedVersion
-from schemas.services.prediction import NamedTensor, Predict, Predicted
+from schemas.services.prediction import NamedTensor, Predicted
 from schemas.signals import AccessDecision
+from schemas.step import Member
 
 USE = "service.use"
 _SEED = 1 << 63
@@ -54,12 +54,16 @@ class GenerationConfig:
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """A request that is being answered: a session for each answer, `choices` per prompt, in order."""
+    """A request that is being answered: a session for each answer, `choices` per prompt, in order.
+
+    `aggregation`: whose answer it is, if several were asked.
+    """
 
     service: ModelService
     version: ServedVersion
     tokenizer: Tokenizer
     sessions: tuple[GenerationSession, ...]
+    aggregation: AggregatedBy | None = None
 
     @property
     def first(self) -> Generation:
@@ -103,13 +107,10 @@ class GenerationOperations:
         self._config = config
         self.held = HeldRequests(bus, book, keeper.is_staffed, config.hold)
         """Requests that wait for a version to start."""
-        self.on_prediction: Callable[[Generation], None] = lambda generation: None
-        """Is called with each request for tensors that was answered."""
+        self.passes = SinglePasses(bus, gateway, book, keeper, config.predict_s)
         self._rates = TokenBuckets(config.rate)
         self.outcomes = OutcomeReports(bus, gateway, self.book.living)
         self._shadows = Shadows(keeper, self.outcomes, config.most_shadows)
-        self.counted: Callable[[Generation], AbstractContextManager[None]] = lambda _: nullcontext()
-        """Surrounds each prediction, and counts it."""
 
     def models(self) -> tuple[ServedModel, ...]:
         """Each service, and each of its versions."""
@@ -133,8 +134,17 @@ class GenerationOperations:
             raise NotFound(f"the model {name!r} does not exist", reason="model_not_found", param="model")
         return found
 
-    async def complete(self, body: CompletionBody, access: AccessDecision, key: str | None) -> Answering:
-        """Begins the answers to a completion. `key`: the request's idempotency key."""
+    async def complete(
+        self,
+        body: CompletionBody,
+        access: AccessDecision,
+        key: str | None,
+        avoid: frozenset[Member] = frozenset(),
+    ) -> Answering:
+        """Begins the answers to a completion.
+
+        `key`: the request's idempotency key. `avoid`: instances that work for the same request already.
+        """
         if (answers := len(body.prompts) * body.n) > MOST_CHOICES:  # before any text is tokenized
             text = f"n: prompts times n are {answers} answers, and {MOST_CHOICES} are the most of one request"
             raise BadInput(text, param="n")
@@ -145,10 +155,16 @@ class GenerationOperations:
         sampling = self._sampling(body, access, key, tokenizer, body.logprobs)
         template = self._generation(body, access, service, version, sampling, body.max_tokens)
         draw = self.book.draw(body.model, service, version, sticky)
-        return await self._begin(draw, tokenizer, template, prompts, body.n)
+        return await self._begin(draw, tokenizer, template, prompts, body.n, avoid)
 
-    async def chat(self, body: ChatBody, access: AccessDecision, key: str | None) -> Answering:
-        """Begins the answers to a conversation."""
+    async def chat(
+        self,
+        body: ChatBody,
+        access: AccessDecision,
+        key: str | None,
+        avoid: frozenset[Member] = frozenset(),
+    ) -> Answering:
+        """Begins the answers to a conversation; see `complete`."""
         sticky = RequestKey.of(access.user, body.user, key)
         service, version = await self._awake(*self._version(body, access, sticky), access)
         tokenizer = await self._prompts.tokenizer(version)
@@ -163,7 +179,7 @@ class GenerationOperations:
             update={"shape": "chat"}
         )
         draw = self.book.draw(body.model, service, version, sticky)
-        return await self._begin(draw, tokenizer, template, (prompt,), body.n)
+        return await self._begin(draw, tokenizer, template, (prompt,), body.n, avoid)
 
     async def resume(self, id: str, access: AccessDecision) -> Answering:
         """Goes on with an answer that another gateway, or another connection, began.
@@ -195,20 +211,16 @@ class GenerationOperations:
         if version.kind == "generate":
             raise BadInput(f"{model} generates tokens; ask it at /v1/completions", param="model")
         service, version = await self._awake(service, version, access)
-        generation = Generation(
-            id=secrets.token_hex(16),
-            service=service.service,
-            version=version.version,
-            job=version.job,
-            user=access.user,
-            writer=self._gateway,
-            session=0,
-            most_tokens=0,
-        )
-        draw, now = self.book.draw(model, service, version, sticky), asyncio.get_running_loop().time
+        with self.observed(self.book.draw(model, service, version, sticky)):
+            answer = await self.passes.anywhere(service, version, access, inputs)
+        return version, answer
+
+    @contextmanager
+    def observed(self, draw: RequestDraw) -> Iterator[None]:
+        """The outcome of a prediction, which the block makes, counts for its version."""
+        now = asyncio.get_running_loop().time
         try:
-            with self.counted(generation):
-                answer = await self._predicted(generation, inputs)
+            yield
         except DmscError as error:
             self.outcomes.predicted(draw, now(), error)
             raise
@@ -216,24 +228,44 @@ class GenerationOperations:
             self.outcomes.predicted(draw, now())
             raise
         self.outcomes.predicted(draw, now())
-        # The first stage speaks for itself alone; the version's record knows of all.
-        return version, answer.model_copy(update={"exact": answer.exact and bool(version.exact)})
 
-    async def _predicted(self, generation: Generation, inputs: Sequence[NamedTensor]) -> Predicted:
-        ports, job = self.keeper.ports, generation.job
-        path = choose_path(ports.stages(generation), ChoosePath(frozenset(), ()), ports.loads, generation.id)
-        if isinstance(path, str):
-            raise Unavailable(path, retry_after_s=1.0)
-        answer = await self._bus.command(
-            subjects.PREDICT,
-            Predict(job=job, generation=generation.id, path=path, inputs=tuple(inputs)),
-            deadline_s=self._config.predict_s,
-            job=job,
-            sid=path[0].sid,
-        )
-        ports.said(path[0].sid, answer.load)
-        self.on_prediction(generation)
-        return answer
+    async def tokens(
+        self,
+        model: str,
+        texts: Sequence[str | tuple[int, ...]],
+        access: AccessDecision,
+        key: str,
+        param: str,
+    ) -> tuple[ModelService, ServedVersion, tuple[tuple[int, ...], ...]]:
+        """The tokens of texts for the version that answers `model`; they count towards the user's rate.
+
+        `key`: whose requests stay with one version. `param`: what errors name.
+        """
+        self._check_rate(access)
+        service, version = await self._awake(*self.book.version(model, key), access)
+        tokenizer = await self._prompts.tokenizer(version)
+        found = await tokens_of(texts, tokenizer, version.vocabulary, param)
+        for tokens in found:
+            _check_length(len(tokens), 0, version)
+        self._rates.charge(access.user, sum(map(len, found)), time.monotonic())
+        return service, version, found
+
+    def chosen(
+        self, body: SampledBody, access: AccessDecision, key: str
+    ) -> tuple[ModelService, ServedVersion]:
+        """The version that answers this request, which may be idle: always the same one for its user, or its
+        key.
+
+        Raises:
+            RateLimited: the user has had more tokens than the rate allows.
+            BadInput: the version takes tensors.
+        """
+        return self._version(body, access, RequestKey.of(access.user, body.user, key))
+
+    def aggregation_of(self, version: ServedVersion) -> Aggregation | None:
+        """What the version's file says of several answers."""
+        serve = self._prompts.serve_spec(version)
+        return None if serve is None else serve.aggregation
 
     # --- parts ----------------------------------------------------------------------------------------------
     async def _awake(
@@ -249,16 +281,19 @@ class GenerationOperations:
     def _version(
         self, body: SampledBody, access: AccessDecision, key: RequestKey
     ) -> tuple[ModelService, ServedVersion]:
+        self._check_rate(access)
+        service, version = self.book.version(body.model, key.text)
+        if version.kind == "predict":
+            raise BadInput(f"{body.model} takes tensors; ask it at /v1/predict", param="model")
+        return service, version
+
+    def _check_rate(self, access: AccessDecision) -> None:
         wait_s = self._rates.wait_s(access.user, time.monotonic())
         if wait_s > 0:
             raise RateLimited(
                 f"{access.user} has had more tokens than {self._config.rate.per_s:g} a second allow",
                 retry_after_s=wait_s,
             )
-        service, version = self.book.version(body.model, key.text)
-        if version.kind == "predict":
-            raise BadInput(f"{body.model} takes tensors; ask it at /v1/predict", param="model")
-        return service, version
 
     def _sampling(
         self,
@@ -318,6 +353,7 @@ class GenerationOperations:
         template: Generation,
         prompts: Sequence[tuple[int, ...]],
         choices: int,
+        avoid: frozenset[Member],
     ) -> Answering:
         for prompt in prompts:
             _check_length(len(prompt), template.most_tokens, draw.version)
@@ -334,7 +370,7 @@ class GenerationOperations:
         ]
         now = time.monotonic()
         self._rates.charge(template.user, sum(len(each.prompt) for each in generations), now)
-        begun = await _all_or_cancelled([self.keeper.begin(each) for each in generations])
+        begun = await _all_or_cancelled([self.keeper.begin(each, avoid) for each in generations])
         sessions = tuple(each for each in begun if isinstance(each, GenerationSession))
         answering = Answering(draw.service, draw.version, tokenizer, sessions)
         for session in sessions[:1]:  # one draw, one outcome

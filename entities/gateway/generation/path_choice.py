@@ -38,6 +38,24 @@ def choose_path(
     return tuple(path) if path else "the version has no stages"
 
 
+def disjoint_paths(
+    stages: Sequence[Sequence[Member]], loads: Mapping[str, KnownLoad], key: str
+) -> tuple[Path, ...] | str:
+    """As many paths as the largest stage has instances, the one with the most room first, or why there is
+    none. Two paths share an instance only where a stage has too few.
+    """
+    ranked = [
+        sorted(members, key=lambda member: _rank(member, loads.get(member.sid), key)) for members in stages
+    ]
+    for stage, members in enumerate(ranked):
+        if not members:
+            return f"stage {stage} has no instance that is ready"
+    if not ranked:
+        return "the version has no stages"
+    most = max(map(len, ranked))
+    return tuple(tuple(members[number % len(members)] for members in ranked) for number in range(most))
+
+
 def _rank(member: Member, load: KnownLoad | None, key: str) -> tuple[float, float, bytes]:
     load = load or KnownLoad()
     said = load.said
@@ -46,3 +64,29 @@ def _rank(member: Member, load: KnownLoad | None, key: str) -> tuple[float, floa
     if said.rows:
         taken = max(taken, 1.0 - said.free_rows / said.rows)
     return taken, said.wave_ms, blake2b(f"{key}/{member.sid}".encode(), digest_size=8).digest()
+
+
+def has_room(
+    stages: Sequence[Sequence[Member]], loads: Mapping[str, KnownLoad], share: float, mine: int
+) -> bool:
+    """Whether each stage has an instance of which less than `share` is taken, by sessions and by rows.
+
+    Instances without sessions, and those that have said nothing yet, have room. `mine`: requests of the asker
+    that were begun; they may be so new that no load has them, and take no more than `share` of all either.
+    """
+    return all(_stage_has_room([loads.get(each.sid) for each in members], share, mine) for members in stages)
+
+
+def _stage_has_room(loads: Sequence[KnownLoad | None], share: float, mine: int) -> bool:
+    most = sum(load.said.most_sessions for load in loads if load is not None)
+    if most and mine >= share * most:
+        return False
+    return not loads or any(_taken(load) < share for load in loads)
+
+
+def _taken(load: KnownLoad | None) -> float:
+    if load is None:
+        return 0.0
+    said = load.said
+    taken = max(said.sessions, load.own) / said.most_sessions if said.most_sessions else 0.0
+    return max(taken, 1.0 - said.free_rows / said.rows if said.rows else 0.0)

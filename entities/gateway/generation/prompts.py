@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import ParamSpec, TypeVar
 
 from entities.tokens.byte_tokens import Tokenizer, Utf8Tokenizer
@@ -38,6 +38,11 @@ class Prompts:
         self._most = most
         self._reading: OrderedDict[str, asyncio.Task[Tokenizer]] = OrderedDict()
 
+    def serve_spec(self, version: ServedVersion) -> ServeSpec | None:
+        """What the version's file says of serving; None: this gateway does not know its job yet."""
+        record = self._job(version.job)
+        return None if record is None else record.spec.serve
+
     async def tokenizer(self, version: ServedVersion) -> Tokenizer:
         """The version's tokenizer.
 
@@ -68,14 +73,21 @@ async def of_completion(
     body: CompletionBody, tokenizer: Tokenizer, vocabulary: int
 ) -> tuple[tuple[int, ...], ...]:
     """The tokens of each prompt. Raises `BadInput` if one is empty, or has a token that the model has not."""
-    prompts: list[tuple[int, ...]] = []
-    for prompt in body.prompts:
-        if isinstance(prompt, str):
-            tokens = await _beside_the_loop(len(prompt), tokenizer.encode, prompt)
+    return await tokens_of(body.prompts, tokenizer, vocabulary, "prompt")
+
+
+async def tokens_of(
+    texts: Iterable[str | tuple[int, ...]], tokenizer: Tokenizer, vocabulary: int, param: str
+) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each text, or the tokens that are given. `param`: what errors name. Raises as above."""
+    found: list[tuple[int, ...]] = []
+    for text in texts:
+        if isinstance(text, str):
+            tokens = await _beside_the_loop(len(text), tokenizer.encode, text)
         else:
-            tokens = prompt
-        prompts.append(_checked(tokens, vocabulary, "prompt"))
-    return tuple(prompts)
+            tokens = text
+        found.append(_checked(tokens, vocabulary, param))
+    return tuple(found)
 
 
 async def of_chat(body: ChatBody, tokenizer: Tokenizer, vocabulary: int) -> tuple[int, ...]:

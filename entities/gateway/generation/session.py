@@ -80,13 +80,15 @@ class SessionPorts:
 class GenerationSession:
     """One session that this gateway writes. Iterate over it for its tokens, in order, each once."""
 
-    def __init__(self, ports: SessionPorts, generation: Generation) -> None:
+    def __init__(
+        self, ports: SessionPorts, generation: Generation, avoid: frozenset[Member] = frozenset()
+    ) -> None:
         self.generation = generation
         self.finished: Finish | None = None
         self.ended = asyncio.Event()
         self._ports = ports
         self._loop = asyncio.get_running_loop()
-        self.machine = GenerationMachine(generation, ports.config.times, now=self._loop.time())
+        self.machine = GenerationMachine(generation, ports.config.times, now=self._loop.time(), avoid=avoid)
         self._tokens: list[GeneratedToken] = []
         self._news = asyncio.Event()
         self._tasks = TaskSet()
@@ -180,6 +182,14 @@ class GenerationSession:
             Unavailable: a stage has nobody, or nothing came for long.
         """
         while not (self.machine.is_bound or self._tokens or self.machine.over):
+            self._news.clear()
+            await self._news.wait()
+        if self.finished is not None and not self._tokens:
+            self._raise()
+
+    async def spoken(self) -> None:
+        """Waits until a token came, or it is over. Raises what `started` does."""
+        while not (self._tokens or self.machine.over):
             self._news.clear()
             await self._news.wait()
         if self.finished is not None and not self._tokens:

@@ -91,8 +91,13 @@ class SessionKeeper:
             session.fence()
 
     # --- begin, take over, end ----------------------------------------------------------------------------
-    async def begin(self, generation: Generation) -> GenerationSession:
-        """A new session. Its record is written, and its owners are being asked, when this returns."""
+    async def begin(
+        self, generation: Generation, avoid: frozenset[Member] = frozenset()
+    ) -> GenerationSession:
+        """A new session. Its record is written, and its owners are being asked, when this returns.
+
+        `avoid`: instances that work for another session of the same request.
+        """
         await self._follow(generation.job)
         try:
             self._revisions[generation.id] = await self._bucket.create(
@@ -101,7 +106,7 @@ class SessionKeeper:
         except BaseException:
             await self._leave(generation.job)
             raise
-        session = self._hold(generation)
+        session = self._hold(generation, avoid)
         session.begin()
         return session
 
@@ -136,8 +141,8 @@ class SessionKeeper:
         session.begin()
         return session
 
-    def _hold(self, generation: Generation) -> GenerationSession:
-        session = GenerationSession(self.ports, generation)
+    def _hold(self, generation: Generation, avoid: frozenset[Member] = frozenset()) -> GenerationSession:
+        session = GenerationSession(self.ports, generation, avoid)
         self._sessions[generation.job, generation.session] = session
         for observe in self.observers:
             observe(session)

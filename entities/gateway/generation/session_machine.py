@@ -110,11 +110,17 @@ class _Progress:
 class GenerationMachine:
     """The state of one session. Each event returns the effects that the caller carries out, in order.
 
-    `now`: seconds of one clock. A machine whose session is over answers every event with no effect.
+    `now`: seconds of one clock. `avoid`: whom its first path has to leave out. A machine whose session is
+    over answers every event with no effect.
     """
 
     def __init__(
-        self, generation: Generation, times: SessionTimes = SessionTimes(), *, now: float = 0.0
+        self,
+        generation: Generation,
+        times: SessionTimes = SessionTimes(),
+        *,
+        now: float = 0.0,
+        avoid: frozenset[Member] = frozenset(),
     ) -> None:
         self.state = S.QUEUED
         self.history: list[tuple[float, SessionState]] = [(now, S.QUEUED)]
@@ -131,7 +137,8 @@ class GenerationMachine:
         self._ahead: dict[int, GeneratedToken] = {}
         self._plain: dict[int, int] = {}
         self._waiting: set[Member] = set()
-        self._avoid: set[Member] = set()
+        self._others = avoid
+        self._avoid: set[Member] = set(avoid)
         self._full: set[Member] = set()
         self._look_at: float | None = None
         self._progress = _Progress(now, now, now, now)
@@ -151,7 +158,7 @@ class GenerationMachine:
             return []
         if not self._generation.most_tokens:
             return self._finish("length", now)
-        return [ChoosePath(frozenset(), ())]
+        return [ChoosePath(frozenset(self._avoid), ())]
 
     def path_found(self, path: Path, now: float) -> list[Effect]:
         """The path that `ChoosePath` asked for."""
@@ -216,6 +223,7 @@ class GenerationMachine:
         if not self._waiting:
             self.is_bound = True
             self._full.clear()
+            self._avoid -= self._others  # whoever loses an owner from now on may have any
         if answer.cached > self._progress.cached.get(member.sid, 0):
             self._progress.cached[member.sid] = answer.cached
             self._progress.at = now

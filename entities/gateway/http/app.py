@@ -32,8 +32,11 @@ from entities.gateway.http.routes.jobs import arrays, jobs, plans, queue
 from entities.gateway.http.routes.models.aliases import aliases, model_rules
 from entities.gateway.http.routes.models.versions import model_files, models
 from entities.gateway.http.routes.nodes import nodes
+from entities.gateway.http.routes.openai.batches import batches
 from entities.gateway.http.routes.openai.completions import completions
+from entities.gateway.http.routes.openai.files import files
 from entities.gateway.http.routes.openai.predictions import predictions
+from entities.gateway.http.routes.openai.several_calls import several_calls
 from entities.gateway.http.routes.policies import policies
 from entities.gateway.http.routes.probes import probes
 from entities.gateway.http.routes.registry import registry
@@ -56,6 +59,9 @@ RESOURCES = (
     feeds,
     completions,
     predictions,
+    several_calls,
+    files,
+    batches,
     code,
     builds,
     data_sets,

@@ -22,6 +22,7 @@ class HttpConfig(ConnectionBounds):
     max_job_bytes: int = 1 << 20  # of a JSON body; the bus takes no larger message either
     max_dataset_bytes: int = 4 << 30  # of one data set, streamed into the bus's object store
     max_code_bytes: int = ARCHIVE_BYTES  # of one archive of code; nodes take no larger one
+    max_file_bytes: int = 200 << 20  # of one file of requests for a batch, as OpenAI has it
     max_push_bytes: int = PUSH_BYTES  # of one push to a feed, whose records are checked one by one
     rate: RequestRate = USUAL_RATE  # of one identity: a user, else an address
     unknown_rate: RequestRate = UNKNOWN_RATE  # of an address, without a token that was accepted before

@@ -14,6 +14,8 @@ from bus.connection import Bus
 from bus.files.artifacts import ReadableArtifacts
 from entities.gateway.accounts.operations import AccountOperations
 from entities.gateway.array_operations import ArrayOperations
+from entities.gateway.batches.operations import BatchOperations
+from entities.gateway.calls.calls import WholeCalls
 from entities.gateway.dashboard import Dashboard
 from entities.gateway.data_sets.operations import DataSetOperations
 from entities.gateway.generation.operations import GenerationOperations
@@ -63,6 +65,8 @@ class HttpContext:
     curves: JobCurves
     feeds: FeedOperations
     generations: GenerationOperations
+    calls: WholeCalls
+    batches: BatchOperations
     config: HttpConfig
 
     @property

@@ -8,28 +8,12 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
-from schemas.errors import (
-    BadInput,
-    BadMessage,
-    Conflict,
-    DeadlineExceeded,
-    DmscError,
-    Fenced,
-    IllegalTransition,
-    NotFound,
-    RateLimited,
-    Refused,
-    Unavailable,
-)
+from entities.gateway.calls.failures import failure_status, openai_error, openai_status
+from schemas.errors import BadInput, DmscError
 
 MEDIA_TYPE = "application/problem+json"
 OPENAI = ("/v1/models", "/v1/completions", "/v1/chat/", "/v1/embeddings", "/v1/files", "/v1/batches")
 """Paths of OpenAI's API, whose errors have its shape, so that its clients show them."""
-_OPENAI_TYPES = {
-    HTTPStatus.UNAUTHORIZED: "authentication_error",
-    HTTPStatus.FORBIDDEN: "permission_error",
-    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
-}
 
 
 class TooLarge(BadInput):
@@ -44,29 +28,13 @@ class NotSatisfiable(BadInput):
     code = "range_not_satisfiable"
 
 
-_STATUS: tuple[tuple[type[DmscError], HTTPStatus], ...] = (  # the first matching class counts
-    (TooLarge, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
-    (NotSatisfiable, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE),
-    (RateLimited, HTTPStatus.TOO_MANY_REQUESTS),
-    (BadMessage, HTTPStatus.BAD_REQUEST),
-    (BadInput, HTTPStatus.UNPROCESSABLE_ENTITY),
-    (NotFound, HTTPStatus.NOT_FOUND),
-    (Conflict, HTTPStatus.CONFLICT),
-    (Fenced, HTTPStatus.CONFLICT),
-    (IllegalTransition, HTTPStatus.CONFLICT),
-    (DeadlineExceeded, HTTPStatus.GATEWAY_TIMEOUT),
-    (Unavailable, HTTPStatus.SERVICE_UNAVAILABLE),
-)
-
-
 def status_of(error: DmscError) -> HTTPStatus:
     """The HTTP status of an error. A refusal is 401 if the user is unknown, 403 if a known user may not."""
-    if isinstance(error, Refused):
-        return HTTPStatus.FORBIDDEN if error.fields.get("user") else HTTPStatus.UNAUTHORIZED
-    for kind, status in _STATUS:
-        if isinstance(error, kind):
-            return status
-    return HTTPStatus.INTERNAL_SERVER_ERROR
+    if isinstance(error, TooLarge):
+        return HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    if isinstance(error, NotSatisfiable):
+        return HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
+    return failure_status(error)
 
 
 def problem(status: HTTPStatus, detail: str, code: str, **more: Any) -> dict[str, Any]:
@@ -98,8 +66,8 @@ def problem_response(
     error, and `param` the parameter at fault.
     """
     is_openai = path.startswith(OPENAI)
-    if is_openai and status is HTTPStatus.UNPROCESSABLE_ENTITY:
-        status = HTTPStatus.BAD_REQUEST  # what OpenAI's clients know
+    if is_openai:
+        status = openai_status(status)
     headers = {}
     if status is HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
@@ -110,10 +78,3 @@ def problem_response(
     if is_openai:
         return JSONResponse(openai_error(status, detail, reason or code, param), int(status), headers)
     return JSONResponse(problem(status, detail, code, **more), int(status), headers, MEDIA_TYPE)
-
-
-def openai_error(status: HTTPStatus, detail: str, code: str, param: str | None = None) -> dict[str, Any]:
-    """The error's JSON body on OpenAI's paths."""
-    usual = "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-    kind = _OPENAI_TYPES.get(status, usual)
-    return {"error": {"message": detail, "type": kind, "param": param, "code": code}}

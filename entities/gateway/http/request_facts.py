@@ -21,11 +21,13 @@ class RequestFacts:
     """Facts of a request, in its ASGI scope under `dmsc`. `identity`: a user or an address, for limits.
 
     `leave` ends the request's count as open, before its answer: it waits for others, and counts elsewhere.
+    `charge` takes one more request from the identity's bucket, and says whether there was one.
     """
 
     identity: str
     is_stream: bool = False
     leave: Callable[[], None] = lambda: None
+    charge: Callable[[], bool] = lambda: True
 
 
 def caller_correlation(headers: Mapping[bytes, bytes]) -> tuple[str | None, str]:

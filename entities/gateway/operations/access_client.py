@@ -22,6 +22,7 @@ from entities.gateway.operations.backends import Asks
 from entities.gateway.operations.job_urls import READ_ARTIFACT, Named
 from entities.gateway.operations.operation import Operation, Result_co
 from schemas.access import Revocation
+from schemas.base import LAST_TIME
 from schemas.errors import DmscError, Refused
 from schemas.signals import AccessDecision, AccessRequest
 
@@ -102,6 +103,22 @@ class AccessClient:
             return ""
         why = f" ({revocation.reason})" if revocation.reason else ""
         return f"this token of {decision.user} was revoked by {revocation.by}{why}; ask for a new one"
+
+    def revoked(self, user: str, token_id: str, issued_at: float, *, expires: bool) -> str:
+        """Why what a token began long ago has to end: it was revoked; empty while it was not.
+
+        `expires`: whether it was issued for a time; that this is over ends nothing that was begun before.
+        """
+        return self.void(
+            AccessDecision(
+                allow=True,
+                user=user,
+                reason="",
+                token_id=token_id,
+                issued_at=issued_at,
+                expires_at=LAST_TIME - 1.0 if expires else None,
+            )
+        )
 
     @contextlib.contextmanager
     def lasting(self, token: str, action: str, resource: str, end: Callable[[str], None]) -> Iterator[None]:

@@ -14,6 +14,7 @@ from schemas.job_file.data_set_use import is_data_set
 from schemas.models.reference import SCHEME as MODEL
 from schemas.models.reference import is_model
 from schemas.secrets import secret_places
+from schemas.services.batches import FILES_FOLDER
 from schemas.urls import BUILT_FOLDER, BUS, FEEDS, MODELS_FOLDER, SECRET, bus_name, local_path
 
 DATA_SETS, ARTIFACTS = "datasets", f"{BUS}artifacts"
@@ -57,6 +58,8 @@ def refuse_each(named: Iterable[tuple[str, str, bool]]) -> None:
             raise BadJob(f"{key}: {url} is code, which a job names as `code` and nobody else reads")
         if bus_name(url).partition("/")[0] == MODELS_FOLDER:
             raise BadJob(f"{key}: {url} is where uploaded weights lie: a job names them as model://NAME")
+        if bus_name(url).partition("/")[0] == FILES_FOLDER:
+            raise BadJob(f"{key}: {url} is where files of batches lie: store a data set, and name that")
         if bus_name(url).partition("/")[0] == BUILT_FOLDER:
             raise BadJob(f"{key}: {url} is where built data sets lie: a job names one as dataset://NAME")
 

@@ -31,6 +31,7 @@ from schemas.errors import (
 from schemas.gateway_api import DatasetOwner, UploadHold, UserUploads
 from schemas.job_file.code import CODE
 from schemas.quota import Quota, QuotaUse
+from schemas.services.batches import FILES_FOLDER
 from schemas.signals import AccessDecision, Role
 from schemas.urls import MODELS_FOLDER
 
@@ -38,8 +39,8 @@ log = get_logger("gateway")
 
 GROWTH_BYTES = 8 << 20
 """The smallest step by which the reservation of a body without a stated length grows."""
-OWN_FOLDERS = (CODE, MODELS_FOLDER)
-"""Folders in which each user has one: `code/USER/SHA256`, `models/USER/SHA256/FILE`."""
+OWN_FOLDERS = (CODE, MODELS_FOLDER, FILES_FOLDER)
+"""Folders in which each user has one: `code/USER/SHA256`, `models/USER/SHA256/FILE`, `files/USER/FILE`."""
 MOST_HOLDS = 256
 """Uploads of one user at a time."""
 ATTEMPTS = 40

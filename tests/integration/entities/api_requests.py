@@ -56,10 +56,10 @@ def attack(document: dict[str, Any], url: str, chosen: int) -> int:
 
 def beyond_schemas(case: Case) -> list[Any]:
     """The keys of a job, or a build, must fit each other, a feed's fields and records have rules of their
-    own, a cursor is one that a list gave, a period ends after it begins, a model comes of a job or of files,
-    a key goes with one body: JSON Schema can't say that. Nor that unknown query parameters are ignored: newer
-    clients may send them; nor that the last of several counts, and an object without fields is no parameter
-    at all."""
+    own, a cursor (or `after`) is one that a list gave, a period ends after it begins, a model comes of a job
+    or of files, a key goes with one body: JSON Schema can't say that. Nor that unknown query parameters are
+    ignored: newer clients may send them; nor that the last of several counts, and an object without fields is
+    no parameter at all."""
     query = case.query or {}
     several = any(isinstance(value, list | dict) for value in query.values())
     if several or set(query) - {one.name for one in case.operation.query}:
@@ -78,10 +78,11 @@ def beyond_schemas(case: Case) -> list[Any]:
         ("PUT", "/v1/registry/files/{sha256}/{file}"),
         ("PUT", "/v1/feeds/{name}"),
         ("POST", "/v1/feeds/{name}/records"),
+        ("POST", "/v1/batches"),
     )
     if (case.method, case.path) == ("POST", "/v1/registry/models/{name}/versions"):
         # Nodes read the folder that it names, and this mesh has none: rightly 503.
         return [positive_data_acceptance, not_a_server_error]
     of_a_job = (case.method, case.path) in fitting
-    known = "cursor" in (case.query or {}) or "idempotency-key" in (case.headers or {})
+    known = {"cursor", "after"} & set(query) or "idempotency-key" in (case.headers or {})
     return [positive_data_acceptance] if of_a_job or known else []

@@ -20,6 +20,7 @@ from bus.server.embedded import EmbeddedServer
 from dmsc.client.async_client import AsyncClient
 from schemas.job import JobSpec, JobState
 from schemas.registry import InstanceState, ServiceRecord
+from schemas.services.batches import UNIT_LINES
 from schemas.services.completion import Completion
 from schemas.services.model_service import ModelService, ServedVersion, VersionState
 from tests.integration.mesh.conftest import tiny_job
@@ -161,6 +162,62 @@ async def test_answers_are_the_same_whoever_dies(own: OwnMesh, witness: Witness,
     assert all(task.result() for task in asking)
     assert "owners lost" in log_of(own, "gateway-a") + log_of(own, "gateway-b")
     await client.stop_service("library")
+
+
+async def test_a_batch_has_each_answer_once_whoever_dies(
+    own: OwnMesh, witness: Witness, client: AsyncClient, tmp_path: Path
+) -> None:
+    await client.deploy(served(await trained(witness), "night"))
+    serving = (await ready(client, "night")).versions[0].job
+    vectors = await client.embed("night", list(PROMPTS[:2]))
+    asked = [
+        {"prompt": prompt, "max_tokens": 6, "temperature": seed % 2, "seed": seed, "digests": True}
+        for seed, prompt in enumerate(PROMPTS)
+    ]
+    alone = [
+        essence(
+            await client.complete(
+                "night",
+                body["prompt"],
+                tokens=6,
+                temperature=body["temperature"],
+                seed=body["seed"],
+                digests=True,
+            )
+        )
+        for body in asked
+    ]
+    count = 5 * UNIT_LINES
+    bodies = [asked[number % len(asked)] for number in range(count)]
+    lines = [json.dumps({"custom_id": f"r{number}", **body}) for number, body in enumerate(bodies)]
+    file = await client.upload_file("\n".join(lines).encode())
+    batch = await client.create_batch(file.id, model="night")
+
+    async def committed() -> int:
+        entries = await witness.bus.bucket(subjects.BATCH_UNIT).entries(batch=batch.id)
+        return len(entries)
+
+    await eventually(committed)
+    record = await witness.bus.bucket(subjects.BATCH).get(batch=batch.id)
+    assert record is not None
+    worker = record.message.gateway
+    own.kill(worker)
+    assert await committed() < 5
+    await kill_owner(witness, serving, 1)
+    (other,) = {"gateway-a", "gateway-b"} - {worker}
+    await eventually(lambda: "batch taken over" in log_of(own, other))
+    own.start(worker)
+    done = await client.wait_for_batch(batch.id, poll_s=0.2)
+    assert (done.status, done.request_counts.completed, done.request_counts.failed) == ("completed", count, 0)
+    assert done.output_file_id is not None
+    target = await client.download_file(done.output_file_id, tmp_path / "answers.jsonl")
+    answers = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [each["custom_id"] for each in answers] == [f"r{number}" for number in range(count)]
+    for number, each in enumerate(answers):
+        found = Completion.model_validate(each["response"]["body"])
+        assert essence(found) == alone[number % len(asked)]
+    assert await client.embed("night", list(PROMPTS[:2])) == vectors
+    await client.stop_service("night")
 
 
 async def writer_of_open_answers(witness: Witness) -> str:

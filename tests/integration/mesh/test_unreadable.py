@@ -36,6 +36,7 @@ from schemas.names import MESH
 from schemas.policy import ModuleRecord
 from schemas.queue import ReservationSpec, SlotsReserved
 from schemas.secrets import StoredSecret
+from schemas.services.batches import BatchRecord, BatchState, BatchUnit, StoredFile
 from schemas.services.generation import Generation
 from schemas.services.model_service import ModelService, ServedVersion, ServiceState, VersionState
 from schemas.services.outcomes import ServiceSalt
@@ -143,6 +144,28 @@ async def seed(client: Witness) -> None:
     }
     generation = Generation.model_validate({**asked, "session": 1, "most_tokens": 1, "ended": "stop"})
     await bus.bucket(subjects.GENERATION).put(generation, id="g1")
+    file = StoredFile(file="file-1", user="uma", filename="asked.jsonl", size_bytes=2, created_at=now)
+    await bus.bucket(subjects.STORED_FILE).put(file, file="file-1")
+    batch = BatchRecord(
+        batch="batch-1",
+        user="uma",
+        services=("chat",),
+        endpoint="/v1/completions",
+        input_file="file-1",
+        source="files/uma/file-1",
+        offsets=(0, 2),
+        firsts=(0,),
+        lines=1,
+        state=BatchState.COMPLETED,
+        gateway="gone",
+        incarnation="i",
+        created_at=now,
+        expires_at=now + 86_400.0,
+    )
+    await bus.bucket(subjects.BATCH).put(batch, batch="batch-1")
+    await bus.bucket(subjects.BATCH_UNIT).put(
+        BatchUnit(batch="batch-1", unit=0, by="gone"), batch="batch-1", unit="0"
+    )
     await bus.bucket(subjects.SERVICE_SALT).put(ServiceSalt(salt="0" * 64), scope="mesh")
 
 

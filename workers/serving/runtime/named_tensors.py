@@ -10,6 +10,7 @@ from torch import Tensor
 
 from schemas.errors import BadInput
 from schemas.services.prediction import MOST_PREDICTED_BYTES, NamedTensor
+from workers.serving.embedded_rows import inputs_of
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 DTYPES = {
@@ -38,6 +39,22 @@ def samples_of(inputs: Sequence[NamedTensor], names: Sequence[str]) -> list[dict
     return [{name: given[name][at] for name in names} for at in range(count)]
 
 
+def token_inputs(inputs: Sequence[NamedTensor], names: Sequence[str]) -> tuple[NamedTensor, ...]:
+    """The inputs of a model of texts, of an order that has tokens alone.
+
+    Args:
+        inputs: `tokens`, (1, tokens) int64.
+        names: The model's inputs.
+
+    Raises:
+        BadInput: They are something else, or the model takes no texts.
+    """
+    if [(tensor.name, tensor.dtype, len(tensor.shape)) for tensor in inputs] != [("tokens", "int64", 2)]:
+        raise BadInput("a vector is made of tokens (1, tokens) int64 alone")
+    sample = inputs_of(_tensor(inputs[0])[0], names)
+    return tuple(_named(name, tensor[None]) for name, tensor in sample.items())
+
+
 def _tensor(named: NamedTensor) -> Tensor:
     dtype = DTYPES.get(named.dtype)
     if dtype is None:
@@ -63,12 +80,13 @@ def named_answers(answers: Sequence[Mapping[str, Tensor]]) -> tuple[NamedTensor,
     if size > MOST_PREDICTED_BYTES:
         most = MOST_PREDICTED_BYTES
         raise BadInput(f"an answer of {size} bytes, but at most {most}: ask for fewer samples")
-    return tuple(
-        NamedTensor(
-            name=name,
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            shape=tuple(tensor.shape),
-            data=tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.dim() else b"",
-        )
-        for name, tensor in stacked.items()
+    return tuple(_named(name, tensor) for name, tensor in stacked.items())
+
+
+def _named(name: str, tensor: Tensor) -> NamedTensor:
+    return NamedTensor(
+        name=name,
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        shape=tuple(tensor.shape),
+        data=tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.dim() else b"",
     )

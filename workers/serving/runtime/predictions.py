@@ -27,9 +27,9 @@ from schemas.step import Member
 from workers.compute.compute_thread import ComputeThread, Priority
 from workers.links.hop_exchange import HopExchange
 from workers.links.offers import TensorTransfer
-from workers.serving.one_shot import OneShotModel, batched
+from workers.serving.one_shot import Batch, OneShotModel, batched
 from workers.serving.runtime.batch_window import BatchWindow
-from workers.serving.runtime.named_tensors import named_answers, samples_of
+from workers.serving.runtime.named_tensors import named_answers, samples_of, token_inputs
 from workers.user_code import describe
 
 log = get_logger("serving")
@@ -41,6 +41,7 @@ Answers = list[dict[str, Tensor]]
 class _Asked:
     samples: list[dict[str, Tensor]]
     path: tuple[Member, ...]
+    embed: bool
     answer: asyncio.Future[Answers]
 
 
@@ -95,10 +96,12 @@ class Predictions:
             MicrobatchFailed: The model fails with inputs of the shapes that it was tried with.
             Unavailable: An owner of the path can't be reached.
         """
+        if order.embed:
+            order = order.model_copy(update={"inputs": token_inputs(order.inputs, self._model.inputs)})
         if len(order.path) <= self._stage or order.path[self._stage] != self._me:
             raise BadInput(f"{self._me.sid} is not the first owner of the path")
         samples = samples_of(order.inputs, self._model.inputs)
-        asked = _Asked(samples, order.path, asyncio.get_running_loop().create_future())
+        asked = _Asked(samples, order.path, order.embed, asyncio.get_running_loop().create_future())
         self._window.ask(_likeness(asked), asked)
         try:
             outputs = named_answers(await asked.answer)
@@ -129,7 +132,8 @@ class Predictions:
         try:
             answers: Answers = []
             for begin in range(0, len(samples), self._most):
-                answers += await self._pass(samples[begin : begin + self._most], asked[0].path)
+                part = samples[begin : begin + self._most]
+                answers += await self._pass(part, asked[0].path, asked[0].embed)
         except Exception as error:  # the model's own code may raise anything
             if len(asked) > 1 and not isinstance(error, Unavailable):
                 for each in asked:
@@ -144,16 +148,23 @@ class Predictions:
             if not each.answer.done():
                 each.answer.set_result(own)
 
-    async def _pass(self, samples: Sequence[dict[str, Tensor]], path: tuple[Member, ...]) -> Answers:
+    async def _pass(
+        self, samples: Sequence[dict[str, Tensor]], path: tuple[Member, ...], embed: bool
+    ) -> Answers:
         self.passes += 1
         batch = batched(samples, self._model.inputs, self._unit)
         if len(path) == 1:
             return await self._thread.submit(
-                Priority.FORWARD, partial(self._model.answers, batch, len(samples))
+                Priority.FORWARD, partial(self._last(embed), batch, len(samples))
             )
         boundary = await self._thread.submit(Priority.FORWARD, partial(self._model.run, batch))
         number = next(self._numbers)
-        header = {"pass": number, "samples": len(samples), "path": [[m.sid, m.incarnation] for m in path]}
+        header = {
+            "pass": number,
+            "samples": len(samples),
+            "path": [[m.sid, m.incarnation] for m in path],
+            "embed": embed,
+        }
         self._passes[number] = asyncio.get_running_loop().create_future()
         try:
             await self._send(path[1], header, boundary)
@@ -163,6 +174,9 @@ class Predictions:
             raise Unavailable(f"the version's stages did not answer: {error}") from error
         finally:
             del self._passes[number]
+
+    def _last(self, embed: bool) -> Callable[[Batch, int], Answers]:
+        return self._model.embedded if embed else self._model.answers
 
     async def _send(self, to: Member, header: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
         words = torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)
@@ -198,7 +212,8 @@ class Predictions:
                 await self._send(path[self._stage + 1], header, boundary)
                 return
             samples = header["samples"]
-            found = await self._thread.submit(Priority.FORWARD, partial(self._model.answers, batch, samples))
+            last = self._last(bool(header.get("embed")))
+            found = await self._thread.submit(Priority.FORWARD, partial(last, batch, samples))
             stacked = {name: torch.stack([each[name] for each in found]) for name in found[0]}
             await self._send(path[0], {"pass": number, "names": [*stacked]}, [*stacked.values()])
         except PeerUnreachable as error:
@@ -221,7 +236,7 @@ def _likeness(asked: _Asked) -> Hashable:
     """What requests must have in common to be computed together."""
     sample = asked.samples[0]
     shapes = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in sample.items())
-    return (shapes, tuple((member.sid, member.incarnation) for member in asked.path))
+    return (shapes, asked.embed, tuple((member.sid, member.incarnation) for member in asked.path))
 
 
 def _said(error: Exception) -> DmscError:

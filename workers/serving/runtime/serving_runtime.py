@@ -183,7 +183,8 @@ class ServingRuntime:
     @property
     def step(self) -> int:
         """Waves so far, or batches of single passes."""
-        return self._waves if self._predictions is None else self._predictions.passes
+        passes = 0 if self._predictions is None else self._predictions.passes
+        return self._waves + passes
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -226,7 +227,7 @@ class ServingRuntime:
 
     # --- orders -------------------------------------------------------------------------------------------
     async def _predict(self, order: Predict, _: Envelope) -> Predicted:
-        if self._predictions is None:
+        if self._predictions is None or (self.loaded.kind == "generate" and not order.embed):
             raise BadInput("this version answers with tokens, not with tensors: ask it for a completion")
         answer = await self._predictions.predict(order, self.loaded.exact)
         return answer.model_copy(update={"load": self._load()})

@@ -64,7 +64,7 @@ class LoadedStage:
         because: Why not; empty: they are.
         fingerprint: Of the arithmetic.
         model: Its layers over rows of sessions; None for `predict`.
-        one_shot: Its layers in single passes; None for `generate`.
+        one_shot: Its layers in single passes: those of `predict`, and of vectors of texts.
         unit: Samples of a pass are a multiple of it; 0: each is computed alone.
         context: Most tokens of a session.
         vocabulary: Tokens are below this; 0: not known.
@@ -173,6 +173,8 @@ def _tried(start: InstanceStart, serve: ServeSpec, graph: ModelGraph) -> LoadedS
     return LoadedStage(
         kind="generate",
         model=model,
+        one_shot=OneShotModel(graph, unit.first_layer, unit.last_layer, of_logits=True),
+        unit=0,
         exact=not because,
         because=because,
         context=context,

@@ -107,7 +107,9 @@ class RequestAdmission:
             # A page is some twenty files without secrets: loading it often is no attempt to guess tokens.
             is_page = scope["path"].startswith(PAGE)
             buckets = self._user_buckets if user is not None or is_page else self._address_buckets
-            grant = buckets.take(facts.identity, time.monotonic())
+            identity = facts.identity
+            facts.charge = lambda: buckets.take(identity, time.monotonic()).allowed
+            grant = buckets.take(identity, time.monotonic())
             response.extra += grant.headers()
             refusal = self._limit_refusal(grant, scope["path"]) or _repeated_header(scope)
             if refusal is not None:

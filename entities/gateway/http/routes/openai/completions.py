@@ -4,42 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable
 from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Path, Request, Response
 
 from bus.logs import get_logger
 from bus.tasks import background
+from entities.gateway.calls.aggregated import TextBody
+from entities.gateway.calls.answers import AnswerShape, whole_answer
+from entities.gateway.calls.bodies import read_request
+from entities.gateway.calls.calls import Allow, headers_of
+from entities.gateway.calls.failures import openai_failure
 from entities.gateway.generation.answer_stream import merged
 from entities.gateway.generation.operations import USE, Answering
 from entities.gateway.http.context import HttpContext
-from entities.gateway.http.problems import openai_error, status_of
 from entities.gateway.http.request_facts import RequestFacts
 from entities.gateway.http.requests import HttpBearer, IdempotencyKey, LastEventId, answer, body_of, named
-from entities.gateway.http.routes.openai.answers import AnswerShape, WholeAnswer
-from entities.gateway.http.routes.openai.bodies import read_body
 from entities.gateway.http.sse.response import STREAM, EventStream, wait_disconnect
 from entities.gateway.operations.access_client import Bearer
 from entities.gateway.server_sent_events import KEEPALIVE
 from schemas.base import TOKEN_PATTERN, Part
-from schemas.errors import BadInput, DmscError, Fenced, NotFound, Unavailable
+from schemas.errors import DmscError, Fenced
 from schemas.services.completion import (
     ChatBody,
     ChatCompletion,
     Completion,
     CompletionBody,
-    SampledBody,
     ServedModel,
     ServedModels,
 )
+from schemas.services.embeddings import EmbeddingsBody, TextVectors
 from schemas.signals import AccessDecision
 
 log = get_logger("door")
 
-B = TypeVar("B", bound=SampledBody)
 GenerationId = Annotated[str, Path(json_schema_extra={"pattern": TOKEN_PATTERN}), named("generation")]
-Begin = Callable[[B, AccessDecision, str | None], Awaitable[Answering]]
 GENERATION = "dmsc-generation"
 """The header with the id under which any gateway goes on with an answer."""
 DONE = b"data: [DONE]\n\n"
@@ -67,20 +67,23 @@ def completions(context: HttpContext) -> APIRouter:
     @router.post("/completions", response_model=Completion, openapi_extra=body_of(CompletionBody))
     async def complete(request: Request, bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
         """What comes after a prompt; with `stream` as server-sent events."""
-        body = read_body(CompletionBody, await context.body(keyed))
-        return await _answered(context, request, bearer, body, operations.complete, keyed.key)
+        body = read_request(CompletionBody, await context.body(keyed))
+        return await _answered(context, request, bearer, body, keyed.key)
 
     @router.post("/chat/completions", response_model=ChatCompletion, openapi_extra=body_of(ChatBody))
     async def chat(request: Request, bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
         """The next message of a conversation; with `stream` as server-sent events."""
-        body = read_body(ChatBody, await context.body(keyed))
-        return await _answered(context, request, bearer, body, operations.chat, keyed.key)
+        body = read_request(ChatBody, await context.body(keyed))
+        return await _answered(context, request, bearer, body, keyed.key)
 
-    @router.post("/embeddings", include_in_schema=False)
-    async def embed(bearer: HttpBearer) -> Response:
-        await bearer.check("self.read", "self")
-        text = "embeddings are not supported yet; a model's own outputs are at /v1/predict"
-        raise BadInput(text, reason="unsupported_endpoint")
+    @router.post("/embeddings", response_model=TextVectors, openapi_extra=body_of(EmbeddingsBody))
+    async def embed(request: Request, bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
+        """The vectors of texts, of models that have them; `pooled` says what they are."""
+        text = await context.body(keyed)
+        made = await unless_left(request, context.calls.embed(text, allowed_by(bearer), keyed.key))
+        if made is None:
+            return Response(status_code=CLIENT_LEFT)
+        return answer(made, headers=headers_of(made.dmsc))
 
     @router.get("/generations/{id}/events", response_class=EventStream, responses=STREAM)
     async def go_on(
@@ -105,28 +108,29 @@ def completions(context: HttpContext) -> APIRouter:
 
 
 async def _answered(
-    context: HttpContext, request: Request, bearer: Bearer, body: B, begin: Begin[B], key: str | None
+    context: HttpContext, request: Request, bearer: Bearer, body: TextBody, key: str | None
 ) -> Response:
-    access = await bearer.check(USE, service_of(body.model))
     # The client may leave while its request waits for room; its sessions then end at once.
-    answering = await unless_left(request, begin(body, access, key))
-    if answering is None:
+    begun = await unless_left(request, context.calls.begin(body, allowed_by(bearer), key))
+    if begun is None:
         return Response(status_code=CLIENT_LEFT)
+    if not isinstance(begun, Answering):
+        return answer(begun, headers=headers_of(begun.dmsc))
     if body.stream:
-        if not await _may_begin(request, answering, context.config.events.keepalive_s):
+        if not await _may_begin(request, begun, context.config.events.keepalive_s):
             return Response(status_code=CLIENT_LEFT)
-        return _stream(context, request, bearer, answering, 0)
+        return _stream(context, request, bearer, begun, 0)
     facts: RequestFacts = request.scope["dmsc"]
-    facts.identity = f"user {access.user}"
+    facts.identity = f"user {context.access.user_of(bearer.token)}"
     try:
         with context.hub.admitted(facts.identity):
             facts.leave()
-            whole = await unless_left(request, _whole(answering))
+            whole = await unless_left(request, whole_answer(begun))
     finally:
-        answering.cancel()
+        begun.cancel()
     if whole is None:
         return Response(status_code=CLIENT_LEFT)
-    return answer(whole, headers=_headers(answering))
+    return answer(whole, headers=_headers(begun))
 
 
 async def _may_begin(request: Request, answering: Answering, silence_s: float) -> bool:
@@ -148,12 +152,13 @@ async def _may_begin(request: Request, answering: Answering, silence_s: float) -
     return begun is not None
 
 
-def service_of(model: str) -> str:
-    """The name to check rights for. A text that no service can have is refused as an unknown model."""
-    service = model.partition("@")[0]
-    if not service or not service.replace("-", "").replace("_", "").isalnum() or not service.isascii():
-        raise NotFound(f"the model {model!r} does not exist", reason="model_not_found", param="model")
-    return service
+def allowed_by(bearer: Bearer) -> Allow:
+    """Asks the authorizer whether this bearer may use a service."""
+
+    async def allow(service: str) -> AccessDecision:
+        return await bearer.check(USE, service)
+
+    return allow
 
 
 T = TypeVar("T")
@@ -170,23 +175,8 @@ async def unless_left(request: Request, work: Awaitable[T]) -> T | None:
         return task.result() if task.done() else None
 
 
-async def _whole(answering: Answering) -> Completion | ChatCompletion:
-    shape = AnswerShape(answering)
-    answers = [WholeAnswer() for _ in answering.sessions]
-    try:
-        async for index, piece in merged(answering):
-            answers[index].add(piece)
-    except Fenced as error:
-        raise Unavailable(f"{error.text}; ask again", retry_after_s=1.0) from None
-    return shape.whole(answers)
-
-
 def _headers(answering: Answering) -> dict[str, str]:
-    version = answering.version
-    headers = {
-        "dmsc-answered-by": f"{answering.service.service}@{version.version}",
-        "dmsc-exact": "true" if version.exact else "false",
-    }
+    headers = headers_of(AnswerShape(answering).served())
     if len(answering.sessions) == 1:
         headers[GENERATION] = answering.first.id
     return headers
@@ -230,8 +220,7 @@ async def _events(answering: Answering, after: int) -> AsyncGenerator[bytes, Non
         return
     except DmscError as error:
         log.info("an answer failed", generation=answering.first.id, code=error.code)
-        code = str(error.fields.get("reason", "")) or error.code
-        yield b"data: " + _json(openai_error(status_of(error), error.text, code)) + b"\n\n"
+        yield b"data: " + _json(openai_failure(error)[1]) + b"\n\n"
         return
     if shape.with_usage:
         yield _event(shape.last(sum(counts)))

@@ -254,3 +254,12 @@ def test_a_session_that_another_gateway_began_waits_for_a_stage_that_comes_back(
     machine.no_path("nobody", 0.0)
     (finish,) = machine.tick(121.0)
     assert finish == Finish("failed", "unavailable: no token for 120 s"), "its time is bounded"
+
+
+def test_who_worked_for_the_same_request_may_take_over_once_the_session_is_bound() -> None:
+    machine = GenerationMachine(generation(), avoid=frozenset({C, D}))
+    assert machine.begin(0.0) == [ChoosePath(frozenset({C, D}), ())]
+    machine.path_found(PATH, 0.0)
+    for member in PATH:
+        machine.answered(member, 0, bound(), 0.1)
+    assert machine.lost([B], 0.2) == [ChoosePath(frozenset({B}), (A,))]

@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from schemas.base import Part
 from schemas.errors import BadInput
 from schemas.explain import explain
-from schemas.services.completion import SampledBody
 
-B = TypeVar("B", bound=SampledBody)
+B = TypeVar("B", bound=Part)
 
 ONE_MEANING: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
@@ -48,7 +48,7 @@ RENAMED = {"safety_identifier": "user", "prompt_cache_key": "user"}
 """Parameters that name whose request it is."""
 
 
-def read_body(kind: type[B], text: bytes) -> B:
+def read_request(kind: type[B], text: bytes) -> B:
     """The request in `text`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Answers in OpenAI's shapes, whole and in pieces. Pure."""
+"""Answers in OpenAI's shapes, whole and in pieces. Pure, but for `whole_answer`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from entities.gateway.generation.answer_stream import merged
 from entities.gateway.generation.answer_text import AnswerPiece, ToldToken
 from entities.gateway.generation.operations import Answering
 from schemas.base import Part
+from schemas.errors import Fenced, Unavailable
 from schemas.services.completion import (
     AnswerMessage,
     ChatChoice,
@@ -64,7 +66,7 @@ class AnswerShape:
             "system_fingerprint": f"{version.version}-{version.fingerprint or 'none'}",
         }
 
-    def _served(self, told: Sequence[ToldToken]) -> ServedBy:
+    def served(self, told: Sequence[ToldToken] = ()) -> ServedBy:
         answering = self._answering
         version = answering.version
         return ServedBy(
@@ -74,6 +76,7 @@ class AnswerShape:
             inexact_because=version.inexact_because,
             generation=answering.first.id if len(answering.sessions) == 1 else "",
             digests=tuple(token.digest for token in told) if self._digests else None,
+            aggregation=answering.aggregation,
         )
 
     def usage(self, tokens: int) -> TokenUsage:
@@ -88,13 +91,11 @@ class AnswerShape:
         if not self.is_chat:
             return None
         delta = MessageDelta(role="assistant", content="")
-        return ChatChunk(
-            **self._common, choices=(DeltaChoice(index=index, delta=delta),), dmsc=self._served(())
-        )
+        return ChatChunk(**self._common, choices=(DeltaChoice(index=index, delta=delta),), dmsc=self.served())
 
     def piece(self, index: int, piece: AnswerPiece) -> Part:
         ends: Any = piece.ends or None
-        served = self._served(piece.told)
+        served = self.served(piece.told)
         if not self.is_chat:
             logprobs = text_logprobs(piece.told, self._rivals) if self._told else None
             choice = TextChoice(index=index, text=piece.text, logprobs=logprobs, finish_reason=ends)
@@ -110,13 +111,13 @@ class AnswerShape:
     def last(self, tokens: int) -> Part:
         """What a stream with `include_usage` ends with."""
         kind = ChatChunk if self.is_chat else Completion
-        return kind(**self._common, choices=(), usage=self.usage(tokens), dmsc=self._served(()))
+        return kind(**self._common, choices=(), usage=self.usage(tokens), dmsc=self.served())
 
     # --- whole answers ------------------------------------------------------------------------------------
     def whole(self, answers: Sequence[WholeAnswer]) -> Completion | ChatCompletion:
         usage = self.usage(sum(each.tokens for each in answers))
         told = [token for each in answers for token in each.told]
-        common: dict[str, Any] = {**self._common, "usage": usage, "dmsc": self._served(told)}
+        common: dict[str, Any] = {**self._common, "usage": usage, "dmsc": self.served(told)}
         if self.is_chat:
             return ChatCompletion(
                 **common, choices=tuple(map(self._chat_choice, range(len(answers)), answers))
@@ -133,6 +134,22 @@ class AnswerShape:
         message = AnswerMessage(content="".join(answer.text))
         ends: Any = answer.ends
         return ChatChoice(index=index, message=message, logprobs=logprobs, finish_reason=ends)
+
+
+async def whole_answer(answering: Answering) -> Completion | ChatCompletion:
+    """The whole answer, once it is there. Ends its sessions in any case.
+
+    Raises what ends one of them early.
+    """
+    answers = [WholeAnswer() for _ in answering.sessions]
+    try:
+        async for index, piece in merged(answering):
+            answers[index].add(piece)
+    except Fenced as error:
+        raise Unavailable(f"{error.text}; ask again", retry_after_s=1.0) from None
+    finally:
+        answering.cancel()
+    return AnswerShape(answering).whole(answers)
 
 
 def text_logprobs(told: Sequence[ToldToken], rivals: int) -> TextLogprobs:
