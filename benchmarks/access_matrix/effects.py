@@ -240,6 +240,8 @@ _STREAMS = (
         "KV_steps",
     ),
     *(
+        "KV_consents",
+        "KV_kept",
         "KV_units",
         "KV_uploads",
         "KV_users",
@@ -282,7 +284,9 @@ def _itself(name: str) -> tuple[str, ...]:
 
 
 _FEEDS = ("$KV.feeds.feed.*", "$KV.feeds.segment.*.*", "$KV.feed_records.*.*")
+_BACKFLOW = ("$KV.consents.collection.*.*", "$KV.consents.consent.*.*", "$KV.consents.key.*", "$KV.kept.*.*.*.*")
 _GATEWAY_KEEPS = (
+    *_BACKFLOW,
     "$KV.answers.*",
     "$KV.datasets.*",
     "$KV.generations.*",
@@ -348,6 +352,8 @@ GATEWAY = Effects(
                 "KV_datasets": ("$KV.datasets.*",),
                 "KV_generations": ("$KV.generations.*",),
                 "KV_services": ("$KV.services.*",),
+                "KV_consents": _BACKFLOW[:3],
+                "KV_kept": _BACKFLOW[3:],
                 "KV_feeds": _FEEDS[:2],
                 "KV_feed_records": _FEEDS[2:],
                 "KV_secrets": ("$KV.secrets.*.*",),

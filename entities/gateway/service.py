@@ -25,6 +25,7 @@ from bus.mesh.registration import RegistrationClient
 from bus.messaging.handlers import Subscription
 from entities.gateway.accounts.operations import AccountOperations
 from entities.gateway.array_operations import ArrayOperations
+from entities.gateway.backflow.operations import BackflowOperations, MeshKnowledge
 from entities.gateway.data_sets.operations import DataSetOperations
 from entities.gateway.data_sets.resolution import resolved
 from entities.gateway.dispatch.dispatcher import Dispatcher, DispatcherConfig
@@ -137,6 +138,11 @@ class Gateway:
             bus, config.sid, book, self._keeper, prompts, config.generation
         )
         self._models = ModelFollower(bus)
+        cache, models = self.jobs.cache, self._models.index
+        self.backflow = BackflowOperations(
+            bus, MeshKnowledge(service=book.get, job=cache.get, jobs=cache.all, models=lambda: models)
+        )
+        self.generations.keeping = self.backflow.keeping
         self.models = ModelOperations(self._models, self.backends, self.jobs)
         self.jobs.with_models = partial(with_models, self.models)
         self._bus = bus
@@ -183,6 +189,7 @@ class Gateway:
                     self.jobs.cache.run(),
                     self.generations.book.run(),
                     self._keeper.run(),
+                    self.backflow.run(),
                     self._models.run(),
                     self._faults.run(),
                     self._claims.run(self._area.instances),
@@ -250,6 +257,7 @@ class Gateway:
             curves=JobCurves(self._bus),
             feeds=FeedOperations(self.jobs.feeds, self.jobs.stored),
             generations=self.generations,
+            backflow=self.backflow,
             config=config,
         )
 

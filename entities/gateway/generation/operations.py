@@ -6,14 +6,18 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.tasks import TaskSet
+from entities.gateway.backflow.consent_rules import Said
+from entities.gateway.backflow.request_keeping import RequestKeeping, with_messages
+from entities.gateway.generation.answer_text import text_of
 from entities.gateway.generation.path_choice import choose_path
 from entities.gateway.generation.prompts import Prompts, of_chat, of_completion
 from entities.gateway.generation.service_book import ANSWERING, ServiceBook
@@ -24,7 +28,7 @@ from entities.gateway.generation.token_rates import TokenBuckets, TokenRate
 from entities.tokens.byte_tokens import Tokenizer
 from schemas.errors import BadInput, DmscError, NotFound, RateLimited, Unavailable
 from schemas.services.completion import MOST_CHOICES, ChatBody, CompletionBody, SampledBody, ServedModel
-from schemas.services.generation import Generation, Sampling
+from schemas.services.generation import Generation, KeptTerms, Sampling
 from schemas.services.model_service import ModelService, ServedVersion
 from schemas.services.prediction import NamedTensor, Predict, Predicted
 from schemas.signals import AccessDecision
@@ -88,6 +92,7 @@ class GenerationOperations:
         self._config = config
         self._rates = TokenBuckets(config.rate)
         self._shadows = TaskSet()
+        self.keeping: RequestKeeping | None = None  # of whoever makes the gateway; None: nothing is kept
 
     def models(self) -> tuple[ServedModel, ...]:
         """Each service, and each of its versions."""
@@ -111,8 +116,13 @@ class GenerationOperations:
             raise NotFound(f"the model {name!r} does not exist", reason="model_not_found", param="model")
         return found
 
-    async def complete(self, body: CompletionBody, access: AccessDecision, key: str | None) -> Answering:
-        """Begins the answers to a completion. `key`: the request's idempotency key."""
+    async def complete(
+        self, body: CompletionBody, access: AccessDecision, key: str | None, said: Said = ""
+    ) -> Answering:
+        """Begins the answers to a completion.
+
+        `key`: the request's idempotency key; `said`: what it says of being kept.
+        """
         service, version = self._version(body, access, key)
         tokenizer = await self._prompts.tokenizer(version)
         prompts = await of_completion(body, tokenizer, version.vocabulary)
@@ -122,10 +132,18 @@ class GenerationOperations:
             )
         sampling = self._sampling(body, access, key, tokenizer, body.logprobs)
         template = self._generation(body, access, service, version, sampling, body.max_tokens)
-        return await self._begin(service, version, tokenizer, template, prompts, body.n)
 
-    async def chat(self, body: ChatBody, access: AccessDecision, key: str | None) -> Answering:
-        """Begins the answers to a conversation."""
+        def asked() -> list[list[tuple[str, str]]]:
+            texts = (each if isinstance(each, str) else tokenizer.decode(each) for each in body.prompts)
+            return [[("user", text)] for text in texts]
+
+        keep = await self._terms(template, said, body.user, asked)
+        return await self._begin(service, version, tokenizer, template, prompts, body.n, keep)
+
+    async def chat(
+        self, body: ChatBody, access: AccessDecision, key: str | None, said: Said = ""
+    ) -> Answering:
+        """Begins the answers to a conversation; see `complete`."""
         service, version = self._version(body, access, key)
         tokenizer = await self._prompts.tokenizer(version)
         prompt = await of_chat(body, tokenizer, version.vocabulary)
@@ -138,7 +156,12 @@ class GenerationOperations:
         template = self._generation(body, access, service, version, sampling, most).model_copy(
             update={"shape": "chat"}
         )
-        return await self._begin(service, version, tokenizer, template, (prompt,), body.n)
+
+        def asked() -> list[list[tuple[str, str]]]:
+            return [[(message.role, message.text) for message in body.messages]]
+
+        keep = await self._terms(template, said, body.user, asked)
+        return await self._begin(service, version, tokenizer, template, (prompt,), body.n, keep)
 
     async def resume(self, id: str, access: AccessDecision) -> Answering:
         """Goes on with an answer that another gateway, or another connection, began.
@@ -154,6 +177,7 @@ class GenerationOperations:
             session.cancel()
             raise NotFound(f"{generation.service}@{generation.version} is no longer there")
         tokenizer = await self._prompts.tokenizer(version)
+        self._keep_answers((session,), tokenizer)
         return Answering(service, version, tokenizer, (session,))
 
     async def predict(
@@ -271,6 +295,7 @@ class GenerationOperations:
         template: Generation,
         prompts: Sequence[tuple[int, ...]],
         choices: int,
+        keep: Sequence[KeptTerms],
     ) -> Answering:
         for prompt in prompts:
             _check_length(len(prompt), template.most_tokens, version)
@@ -280,9 +305,10 @@ class GenerationOperations:
                     **_new_names(),
                     "prompt": prompt,
                     "sampling": template.sampling.model_copy(update={"draw": str(choice)}),
+                    "keep": keep[place] if keep else None,
                 }
             )
-            for prompt in prompts
+            for place, prompt in enumerate(prompts)
             for choice in range(choices)
         ]
         now = time.monotonic()
@@ -300,9 +326,28 @@ class GenerationOperations:
             answering.cancel()
             raise
         self._mirror(service, version, template, prompts)
+        self._keep_answers(sessions, tokenizer)
         for session in sessions:
             session.on_end(lambda tokens: self._rates.charge(template.user, tokens, time.monotonic()))
         return answering
+
+    async def _terms(
+        self,
+        template: Generation,
+        said: Said,
+        subject: str | None,
+        asked: Callable[[], list[list[tuple[str, str]]]],
+    ) -> tuple[KeptTerms, ...]:
+        """The terms on which each of a request's prompts is kept; none: nothing of it is."""
+        terms = None if self.keeping is None else await self.keeping.terms(template, said, subject)
+        return () if terms is None else tuple(with_messages(terms, messages) for messages in asked())
+
+    def _keep_answers(self, sessions: Sequence[GenerationSession], tokenizer: Tokenizer) -> None:
+        """Has answers that are to be kept stored once they are whole."""
+        keeping = self.keeping
+        for session in sessions:
+            if keeping is not None and session.generation.keep is not None:
+                session.on_end(partial(_keep_answer, keeping, session, tokenizer))
 
     def _mirror(
         self,
@@ -333,6 +378,15 @@ class GenerationOperations:
             log.info("no answer in shadow", version=generation.version, code=error.code)
         else:
             await session.ended.wait()
+
+
+def _keep_answer(
+    keeping: RequestKeeping, session: GenerationSession, tokenizer: Tokenizer, tokens: int
+) -> None:
+    """An answer that failed, or that its client left, is not kept: nobody has seen it as it is."""
+    if session.finished is not None and session.finished.ended in ("stop", "length"):
+        generation = session.generation
+        keeping.take(generation, partial(text_of, session.tokens, tokenizer, generation.stop))
 
 
 def _new_names() -> dict[str, Any]:

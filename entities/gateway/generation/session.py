@@ -170,6 +170,11 @@ class GenerationSession:
         if self.finished.ended == "failed":
             raise failure_of(self.finished.failure, self._ports.config.busy_s)
 
+    @property
+    def tokens(self) -> tuple[GeneratedToken, ...]:
+        """The answer's tokens so far."""
+        return tuple(self._tokens)
+
     # --- effects ------------------------------------------------------------------------------------------
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:

@@ -14,6 +14,7 @@ from bus.connection import Bus
 from bus.files.artifacts import ReadableArtifacts
 from entities.gateway.accounts.operations import AccountOperations
 from entities.gateway.array_operations import ArrayOperations
+from entities.gateway.backflow.operations import BackflowOperations
 from entities.gateway.dashboard import Dashboard
 from entities.gateway.data_sets.operations import DataSetOperations
 from entities.gateway.generation.operations import GenerationOperations
@@ -63,6 +64,7 @@ class HttpContext:
     curves: JobCurves
     feeds: FeedOperations
     generations: GenerationOperations
+    backflow: BackflowOperations
     config: HttpConfig
 
     @property

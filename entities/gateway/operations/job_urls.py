@@ -14,12 +14,22 @@ from schemas.job_file.data_set_use import is_data_set
 from schemas.models.reference import SCHEME as MODEL
 from schemas.models.reference import is_model
 from schemas.secrets import secret_places
-from schemas.urls import BUILT_FOLDER, BUS, FEEDS, MODELS_FOLDER, SECRET, bus_name, local_path
+from schemas.urls import (
+    BUILT_FOLDER,
+    BUS,
+    FEEDS,
+    KEPT_FOLDER,
+    MODELS_FOLDER,
+    SECRET,
+    bus_name,
+    local_path,
+)
 
 DATA_SETS, ARTIFACTS = "datasets", f"{BUS}artifacts"
 STORE_LEFT_OUT = "leave it out: without it a data set lies on the bus"
 """What is possible in place of the `store` of a build."""
 READ_ARTIFACT, READ_DATA_SET, READ_FEED = "artifact.read", "dataset.read", "feed.read"
+READ_KEPT = "kept.read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +114,7 @@ def among_folders(urls: Iterable[str]) -> bool:
     """Whether any of the URLs may lie in a job's folder, or have some within it."""
     named = [place(url) for url in urls]
     return any(
-        "/" in name and not name.startswith((f"{BUS}{DATA_SETS}/", f"{BUS}{FEEDS}/"))
+        "/" in name and not name.startswith(tuple(f"{BUS}{each}/" for each in (DATA_SETS, FEEDS, KEPT_FOLDER)))
         for name in named
         if name != ARTIFACTS
     )
@@ -141,6 +151,8 @@ def things_among(named: Iterable[tuple[str, str]], jobs: Mapping[str, JobRecord]
             things.append(Named(key, url, READ_DATA_SET, name.split("/")[1]))
         elif name.startswith(f"{FEEDS}/"):
             things.append(Named(key, url, READ_FEED, name.split("/")[1]))
+        elif name.startswith(f"{KEPT_FOLDER}/"):
+            things.append(Named(key, url, READ_KEPT, name.split("/")[1]))
         elif (job := job_of(url, jobs)) is not None:
             things.append(Named(key, url, READ_ARTIFACT, job.job))
         elif name or any(place(record.spec.artifacts) == place(url) for record in jobs.values()):

@@ -65,6 +65,7 @@ PRIVATE = {
         *(subjects.REMOVE_CHECKPOINTS, subjects.UNREADABLE),
         *(subjects.PREPARE_UNIT, subjects.REMOVE_OBJECTS, subjects.UNIT_COMMIT, subjects.DATA_SET_VERSION),
         *(subjects.GENERATION, subjects.BIND_SESSION, subjects.WAVE_TOKENS, subjects.PREDICT),
+        *(subjects.CONSENT, subjects.KEPT_COLLECTION, subjects.KEPT_ITEM, subjects.PSEUDONYM_KEY),
         *(subjects.ACCOUNT_SLICE, subjects.ACCOUNT_POSITION, subjects.ACCOUNT_QUERY, subjects.BUDGET_STATE),
         *(subjects.REGISTER_MODEL, subjects.MOVE_ALIAS, subjects.APPROVE_MODEL, subjects.EVALUATE_MODEL),
         *(subjects.REMOVE_MODEL, subjects.RULE_MODEL, subjects.MODEL_KEYS),

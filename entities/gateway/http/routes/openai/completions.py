@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Annotated, TypeVar
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Annotated, Literal, TypeVar
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Header, Path, Request, Response
 
 from bus.logs import get_logger
 from bus.tasks import background
@@ -40,6 +42,16 @@ log = get_logger("door")
 B = TypeVar("B", bound=SampledBody)
 GenerationId = Annotated[str, Path(json_schema_extra={"pattern": TOKEN_PATTERN}), named("generation")]
 Begin = Callable[[B, AccessDecision, str | None], Awaitable[Answering]]
+ConsentHeader = Annotated[
+    Literal["train", "none"] | None,
+    Header(
+        alias="dmsc-consent",
+        description="`train`: this request may be kept and trained on, if its service keeps requests; `none`: "
+        "it may not, whatever was said before",
+    ),
+]
+KEPT_UNTIL = "dmsc-kept-until"
+"""The header that says until when this request is kept; without it nothing is."""
 GENERATION = "dmsc-generation"
 """The header with the id under which any gateway goes on with an answer."""
 DONE = b"data: [DONE]\n\n"
@@ -65,16 +77,22 @@ def completions(context: HttpContext) -> APIRouter:
         return answer(operations.model(model))
 
     @router.post("/completions", response_model=Completion, openapi_extra=body_of(CompletionBody))
-    async def complete(request: Request, bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
+    async def complete(
+        request: Request, bearer: HttpBearer, keyed: IdempotencyKey, consent: ConsentHeader = None
+    ) -> Response:
         """What comes after a prompt; with `stream` as server-sent events."""
         body = read_body(CompletionBody, await context.body(keyed))
-        return await _answered(context, request, bearer, body, operations.complete, keyed.key)
+        begin = partial(operations.complete, said=consent or "")
+        return await _answered(context, request, bearer, body, begin, keyed.key)
 
     @router.post("/chat/completions", response_model=ChatCompletion, openapi_extra=body_of(ChatBody))
-    async def chat(request: Request, bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
+    async def chat(
+        request: Request, bearer: HttpBearer, keyed: IdempotencyKey, consent: ConsentHeader = None
+    ) -> Response:
         """The next message of a conversation; with `stream` as server-sent events."""
         body = read_body(ChatBody, await context.body(keyed))
-        return await _answered(context, request, bearer, body, operations.chat, keyed.key)
+        begin = partial(operations.chat, said=consent or "")
+        return await _answered(context, request, bearer, body, begin, keyed.key)
 
     @router.post("/embeddings", include_in_schema=False)
     async def embed(bearer: HttpBearer) -> Response:
@@ -166,6 +184,10 @@ def _headers(answering: Answering) -> dict[str, str]:
         "dmsc-answered-by": f"{answering.service.service}@{version.version}",
         "dmsc-exact": "true" if version.exact else "false",
     }
+    keep = answering.first.keep
+    if keep is not None:
+        ends = datetime.fromtimestamp(answering.first.began, UTC) + timedelta(days=keep.days)
+        headers[KEPT_UNTIL] = ends.isoformat(timespec="seconds")
     if len(answering.sessions) == 1:
         headers[GENERATION] = answering.first.id
     return headers

@@ -1,0 +1,115 @@
+"""The items that are kept: a row each, which the bus's server removes at its end date by itself (ADR-0164)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+
+from bus import subjects
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.messaging.key_value import KeyValueEntry
+from entities.gateway.backflow.consents import Consents
+from entities.gateway.backflow.pseudonyms import Subject
+from schemas.errors import Conflict, NotFound
+from schemas.services.keeping import Feedback, KeptItem
+
+log = get_logger("backflow")
+
+TOGETHER = 64
+"""Deletions under way at once."""
+
+
+class KeptItems:
+    """The bucket of items, as one gateway reads and writes it. All raise what the bus raises."""
+
+    def __init__(self, bus: Bus, consents: Consents) -> None:
+        self._bucket = bus.bucket(subjects.KEPT_ITEM)
+        self._consents = consents
+
+    async def store(self, item: KeptItem, most: int) -> bool:
+        """Stores an item, unless its user has `most` already, or has withdrawn; a repetition changes nothing.
+
+        It looks for a withdrawal once the item is there: one that was written before is seen here, and one
+        that is written later erases what it finds.
+        """
+        if len(await self._bucket.keys(service=item.service, user=item.user)) >= most:
+            log.info("not kept: its user has the most items that one may have", service=item.service)
+            return False
+        left_s = item.until - time.time()
+        if left_s <= 0:
+            return False
+        with suppress(Conflict):  # another gateway has stored it, or the user has said something of it
+            await self._bucket.create(item, ttl_s=left_s, **_key(item))
+        if item.at <= await self._consents.withdrawn_at(item.service, Subject(item.user, item.subject)):
+            await self._bucket.delete(**_key(item))
+            return False
+        return True
+
+    async def add_feedback(self, user: str, item: str, feedback: Feedback) -> KeptItem:
+        """Adds what a user says of an answer to its item.
+
+        Raises:
+            NotFound: Nothing of this request is kept, or no feedback.
+        """
+        found = await self._bucket.entries(user=user, item=item)
+        if not found or not found[0].message.takes_feedback:
+            raise NotFound("nothing of this request is kept that feedback could be added to")
+        entry = found[0]
+        while True:
+            changed: KeptItem = entry.message.model_copy(update={"feedback": feedback})
+            left_s = changed.until - time.time()
+            try:
+                await self._bucket.update(changed, revision=entry.revision, ttl_s=left_s, **_key(changed))
+            except Conflict:
+                again = await self._bucket.get(leader=True, **_key(changed))
+                if again is None:
+                    raise NotFound("this request is not kept any more") from None
+                entry = again
+            else:
+                return changed
+
+    async def of(self, service: str) -> list[KeptItem]:
+        """The items of a service that have not ended, by the time they were asked.
+
+        An item whose withdrawal did not erase it (its gateway died then) is left out, and erased now.
+        """
+        now = time.time()
+        entries = await self._bucket.entries(service=service)
+        items = [entry.message for entry in entries if entry.message.until > now]
+        void = await self._withdrawn(service, items)
+        if void:
+            await self._delete(entry for entry in entries if entry.message.item in void)
+        kept = (item for item in items if item.item not in void)
+        return sorted(kept, key=lambda item: (item.at, item.item))
+
+    async def _withdrawn(self, service: str, items: Iterable[KeptItem]) -> set[str]:
+        until: dict[Subject, float] = {}
+        void: set[str] = set()
+        for item in items:
+            who = Subject(item.user, item.subject)
+            if who not in until:
+                until[who] = await self._consents.withdrawn_at(service, who)
+            if item.at <= until[who]:
+                void.add(item.item)
+        return void
+
+    async def erase(self, service: str, **tokens: str) -> int:
+        """Deletes the items of one user or subject; returns how many there were.
+
+        `tokens`: `user`, and `subject` if it is one alone.
+        """
+        return await self._delete(await self._bucket.entries(service=service, **tokens))
+
+    async def _delete(self, entries: Iterable[KeyValueEntry]) -> int:
+        listed = list(entries)
+        for start in range(0, len(listed), TOGETHER):
+            together = listed[start : start + TOGETHER]
+            await asyncio.gather(*(self._bucket.delete(**_key(entry.message)) for entry in together))
+        return len(listed)
+
+
+def _key(item: KeptItem) -> dict[str, str]:
+    return {"service": item.service, "user": item.user, "subject": item.subject, "item": item.item}

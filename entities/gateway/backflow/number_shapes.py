@@ -1,0 +1,156 @@
+"""Numbers of persons in a plain text: cards (Luhn), IBANs (mod 97), phones, and any other long number. Pure.
+
+Dates, times and decimal fractions are left alone; all else with nine digits or more counts as a number of
+somebody. Fewer digits count where they look like a phone: after `+`, 00, a leading 0, or a word that says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+LEAST_DIGITS = 9
+"""Digits that are a number of somebody, whatever stands around them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """From `start` to before `end` of the text there is something of this kind."""
+
+    start: int
+    end: int
+    kind: str
+
+
+_IBAN = re.compile(r"(?<![A-Za-z0-9])[A-Za-z]{2}[\s.-]?[0-9]{2}(?:[\s.:/_-]{0,2}[A-Za-z0-9]){11,32}")
+_CARD = re.compile(r"(?<![0-9])[0-9](?:[\s.,:/_|*()-]{0,3}[0-9]){11,29}(?![0-9])")
+_RUN = re.compile(
+    r"(?:(?<![\w+])\+\s?)?(?<![0-9])(?:[(\[]\s?)?[0-9](?:[ .()/_\-~]{0,3}[0-9]){4,60}(?:\s?(?:x|ext\.?|#)\s?[0-9]{1,6}\b)?"
+)
+_LOCAL_PHONE = re.compile(r"(?<![\w.-])[0-9]{3}[-. ][0-9]{4}(?![\w-]|\.[0-9])")
+_PHONE_WORD = re.compile(
+    r"(?i)(?:\btel\b|phone|mobil|\bcell|\bcall\b|\bfax\b|whatsapp|\bsms\b|\bhandy\b|telefon|\btext me|\bring\b|contact|"
+    r"\bnumber\b|\bnummer\b|t[ée]l[ée]phone)[^0-9\n]{0,24}$"
+)
+_GROUP = re.compile(r"[0-9]+")
+_YEAR = r"(?:1[89]|20)[0-9]{2}"
+_MONTH, _DAY = r"(?:1[0-2]|0?[1-9])", r"(?:3[01]|[12][0-9]|0?[1-9])"
+_CLOCK = r"(?:[T ,]{1,2}(?:2[0-3]|[01]?[0-9]):[0-5][0-9](?::[0-5][0-9](?:[.,][0-9]{1,9})?)?)?"
+_DATE = re.compile(
+    rf"(?<![0-9])(?<![0-9][-/.])(?:{_YEAR}([-/.]){_MONTH}\1{_DAY}|{_DAY}([-/.]){_DAY}\2{_YEAR})"
+    rf"{_CLOCK}(?![0-9])(?![-/.][0-9])"
+)
+_FRACTION = re.compile(r"(?<![0-9.,/-])(?<![0-9] )(?:0|[1-9][0-9]{0,5})\.[0-9]{3,30}(?:[eE][-+]?[0-9]{1,3})?(?![0-9]|[.-][0-9])")
+
+
+def find_numbers(text: str) -> Iterator[Found]:
+    """All of them, some more than once."""
+    if not any(map(str.isdigit, text)):
+        return
+    yield from _ibans(text)
+    yield from _cards(text)
+    yield from _phones(_without_times(text))
+
+
+def _without_times(text: str) -> str:
+    """The text with letters in place of dates, times and decimal fractions."""
+    for pattern in (_DATE, _FRACTION):
+        text = pattern.sub(lambda match: "d" * len(match[0]), text)
+    return text
+
+
+# --- with check digits --------------------------------------------------------------------------------------
+IBAN_LENGTHS = range(34, 14, -1)
+
+
+def _ibans(text: str) -> Iterator[Found]:
+    for match in _IBAN.finditer(text):
+        places = [place for place in range(match.start(), match.end()) if text[place].isalnum()]
+        compact = "".join(text[place] for place in places).upper()
+        for length in IBAN_LENGTHS:
+            if length <= len(compact) and is_iban(compact[:length]):
+                yield Found(match.start(), places[length - 1] + 1, "iban")
+                break
+
+
+def is_iban(compact: str) -> bool:
+    """Whether its check digits are right (ISO 13616: mod 97 is 1). `compact`: capitals and digits."""
+    turned = compact[4:] + compact[:4]
+    return int("".join(str(int(each, 36)) for each in turned)) % 97 == 1
+
+
+def _cards(text: str) -> Iterator[Found]:
+    for match in _CARD.finditer(text):
+        places = [place for place in range(match.start(), match.end()) if text[place].isdigit()]
+        digits = "".join(text[place] for place in places)
+        for start, length in _windows(text, places):
+            if is_card(digits[start : start + length]):
+                yield Found(places[start], places[start + length - 1] + 1, "card")
+                break
+
+
+def _windows(text: str, places: list[int]) -> Iterator[tuple[int, int]]:
+    """Start and length of what may be a card's digits: from a group's beginning to a group's end."""
+    count = len(places)
+    begins = [n for n in range(count) if n == 0 or places[n - 1] + 1 != places[n]]
+    ends = {n + 1 for n in range(count) if n == count - 1 or places[n] + 1 != places[n + 1]}
+    for start in begins:
+        for length in range(19, 11, -1):
+            if start + length in ends:
+                yield start, length
+
+
+def is_card(digits: str) -> bool:
+    """Whether its check digit is right (Luhn), and it has as many digits as cards have."""
+    if not 12 <= len(digits) <= 19 or len(set(digits)) < 2:
+        return False
+    total = 0
+    for place, each in enumerate(reversed(digits)):
+        value = int(each) * (1 + place % 2)
+        total += value - 9 * (value > 9)
+    return total % 10 == 0
+
+
+# --- without --------------------------------------------------------------------------------------------------
+def _phones(text: str) -> Iterator[Found]:
+    for match in _RUN.finditer(text):
+        kind = _kind_of(match[0], text[max(0, match.start() - 40) : match.start()])
+        if kind:
+            yield Found(match.start(), match.end(), kind)
+    for match in _LOCAL_PHONE.finditer(text):
+        yield Found(match.start(), match.end(), "phone")
+
+
+def _kind_of(run: str, before: str) -> str:
+    """phone, number, or nothing."""
+    groups = _GROUP.findall(run)
+    digits = "".join(groups)
+    count = len(digits)
+    if run.startswith("+"):
+        return "phone" if count >= 6 else ""
+    if _PHONE_WORD.search(before) and count >= 6:
+        return "phone"
+    if digits.startswith("00") and count >= 8 and digits.strip("0"):
+        return "phone"
+    is_split = len(groups) > 1
+    if digits.startswith("0") and count >= (7 if is_split else 8) and len(groups[0]) > 1:
+        return "phone"
+    if run[0] in "([" and count >= 7:
+        return "phone"
+    if count < LEAST_DIGITS or len(set(digits)) < 2:
+        return ""
+    if all(len(group) <= 2 for group in groups) and _is_list(groups):
+        return ""
+    return "phone" if is_split and count <= 15 else "number"
+
+
+def _is_list(groups: list[str]) -> bool:
+    """Whether these small numbers are a list: they rise or fall evenly, or are all 0 and 1."""
+    values = [int(group) for group in groups]
+    if set(values) <= {0, 1}:
+        return True
+    steps = {after - before for before, after in zip(values, values[1:], strict=False)}
+    if len(steps) <= 2:
+        return True
+    return any(len(group) == 2 for group in groups) and any(len(group) == 1 for group in groups)

@@ -1,0 +1,246 @@
+"""Operations on what is kept: consents, feedback, counts, files for training, erasure."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from bus.connection import Bus
+from bus.logs import get_logger
+from entities.gateway.backflow.collections import KeptCollections, may_hold
+from entities.gateway.backflow.consents import Consents
+from entities.gateway.backflow.kept_items import KeptItems
+from entities.gateway.backflow.pseudonyms import Pseudonyms, Subject
+from entities.gateway.backflow.redaction import redact
+from entities.gateway.backflow.request_keeping import KeepingConfig, RequestKeeping
+from entities.gateway.operations.operation import Operation
+from entities.model_records.model_index import ModelIndex
+from schemas.errors import BadInput, DmscError, NotFound
+from schemas.job import JobRecord
+from schemas.serve_spec import KeepSpec
+from schemas.services.keeping import (
+    CollectBody,
+    ConsentGiven,
+    EraseBody,
+    Feedback,
+    FeedbackBody,
+    KeptCollection,
+    KeptErased,
+    KeptSummary,
+)
+from schemas.services.model_service import ModelService
+from schemas.signals import AccessDecision
+
+log = get_logger("backflow")
+
+USE, OWN = "service.use", "self.read"
+READ, COLLECT, ERASE = "kept.read", "kept.collect", "kept.erase"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshKnowledge:
+    """What this gateway knows of services, jobs and models, and this package asks."""
+
+    service: Callable[[str], ModelService | None]
+    job: Callable[[str], JobRecord | None]
+    jobs: Callable[[], Iterable[JobRecord]]
+    models: Callable[[], ModelIndex]
+
+
+class BackflowOperations:
+    """What the HTTP routes call. `keeping` is what takes in requests.
+
+    `sweep_s`: between two looks for files whose end has come.
+    """
+
+    def __init__(
+        self, bus: Bus, known: MeshKnowledge, config: KeepingConfig = KeepingConfig(), sweep_s: float = 600.0
+    ) -> None:
+        self._known = known
+        self._sweep_s = sweep_s
+        self._pseudonyms = Pseudonyms(bus)
+        self._consents = Consents(bus)
+        self._items = KeptItems(bus, self._consents)
+        self._collections = KeptCollections(bus, self._items)
+        self.keeping = RequestKeeping(known.job, self._pseudonyms, self._consents, self._items, config)
+
+    async def run(self) -> None:
+        """Removes files whose end has come, until cancelled; then what was answered is stored."""
+        try:
+            while True:
+                try:
+                    await self._collections.remove_ended()
+                except DmscError as error:
+                    log.info("ended collections can't be removed now", code=error.code)
+                await asyncio.sleep(self._sweep_s)
+        finally:
+            await self.keeping.settle()
+
+    # --- what users say -------------------------------------------------------------------------------------
+    def consents(self, subject: str | None) -> Operation[list[ConsentGiven]]:
+        """What the bearer has said, or said for a subject that they serve."""
+
+        async def act(access: AccessDecision) -> list[ConsentGiven]:
+            who = await self._pseudonyms.of(access.user, subject)
+            return [
+                ConsentGiven(
+                    service=each.service,
+                    state="given" if each.is_given else "withdrawn",
+                    at=each.given_at if each.is_given else each.withdrawn_at,
+                )
+                for each in await self._consents.each(who.subject)
+            ]
+
+        return Operation(OWN, "self", act)
+
+    def consent(self, service: str, subject: str | None) -> Operation[ConsentGiven]:
+        """Has later requests of the bearer, or of a subject that they serve, kept.
+
+        Raises:
+            BadInput: The service keeps nothing.
+        """
+
+        async def act(access: AccessDecision) -> ConsentGiven:
+            self._rules(service)
+            who = await self._pseudonyms.of(access.user, subject)
+            given = await self._consents.give(service, who.subject)
+            return ConsentGiven(service=service, state="given", at=given.given_at)
+
+        return Operation(USE, service, act)
+
+    def withdraw(self, service: str, subject: str | None) -> Operation[ConsentGiven]:
+        """Takes a consent back, and erases what was kept. For oneself it counts for all that one serves."""
+
+        async def act(access: AccessDecision) -> ConsentGiven:
+            who = await self._pseudonyms.of(access.user, subject)
+            erased = await self._erase(service, who, own=True)
+            at = await self._consents.withdrawn_at(service, who)
+            return ConsentGiven(service=service, state="withdrawn", at=at, erased=erased.items)
+
+        return Operation(OWN, "self", act, frees=True)
+
+    def feedback(self, body: FeedbackBody) -> Operation[Feedback]:
+        """Adds what the bearer says of an answer to what is kept of their request. Raises `NotFound`."""
+
+        async def act(access: AccessDecision) -> Feedback:
+            await self.keeping.settle()  # the answer may be as old as a moment
+            who = await self._pseudonyms.of(access.user, None)
+            (correction,) = (await asyncio.to_thread(redact, (body.correction,))).texts
+            said = Feedback(rating=body.rating, correction=correction, at=time.time())
+            return (await self._items.add_feedback(who.user, body.generation, said)).feedback or said
+
+        return Operation(OWN, "self", act)
+
+    # --- what services have ---------------------------------------------------------------------------------
+    def summary(self, service: str) -> Operation[KeptSummary]:
+        async def act(_: AccessDecision) -> KeptSummary:
+            items = await self._items.of(service)
+            redacted: Counter[str] = Counter()
+            for item in items:
+                redacted.update(item.redacted)
+            return KeptSummary(
+                service=service,
+                items=len(items),
+                users=len({item.user for item in items}),
+                subjects=len({item.subject for item in items}),
+                with_feedback=sum(item.feedback is not None for item in items),
+                redacted=dict(sorted(redacted.items())),
+                first_ends=min((item.until for item in items), default=None),
+                collections=tuple(map(_told, await self._collections.of(service))),
+            )
+
+        return Operation(READ, service, act)
+
+    def collect(self, service: str, body: CollectBody) -> Operation[KeptCollection]:
+        """Makes a file of a service's items for jobs to train on. Raises `BadInput`."""
+
+        async def act(_: AccessDecision) -> KeptCollection:
+            share = body.share or self._rules(service).share
+            made = await self._collections.make(service, body, share)
+            log.info("collection made", service=service, number=made.number, items=made.items)
+            return _told(made)
+
+        return Operation(COLLECT, service, act)
+
+    def collection(self, service: str, number: int) -> Operation[KeptCollection]:
+        """One of the files. Raises `NotFound`."""
+
+        async def act(_: AccessDecision) -> KeptCollection:
+            return _told(await self._collections.find(service, number))
+
+        return Operation(READ, service, act)
+
+    def erase(self, service: str, body: EraseBody) -> Operation[KeptErased]:
+        """Erases what is kept of a user or of one subject; nothing that they have asked is kept again."""
+
+        async def act(access: AccessDecision) -> KeptErased:
+            who = await self._pseudonyms.of(body.user, body.subject)
+            return await self._erase(service, who, own=access.user == body.user)
+
+        return Operation(ERASE, service, act, frees=True)
+
+    # --- parts ----------------------------------------------------------------------------------------------
+    def _rules(self, service: str) -> KeepSpec:
+        """What the service's newest version that keeps something says of it."""
+        found = self._known.service(service)
+        if found is None:
+            raise NotFound(f"there is no service {service}; `dmsc service list` shows which there are")
+        for version in reversed(found.versions):
+            rules = self.keeping.rules(version.job)
+            if rules is not None:
+                return rules
+        raise BadInput(f"service {service} keeps nothing: its versions have no `serve.keep`")
+
+    async def _erase(self, service: str, who: Subject, *, own: bool) -> KeptErased:
+        """First the word, then files, then items: whoever dies in between leaves what a repetition finds."""
+        await self._consents.withdraw(service, who.subject, own=own)
+        tokens = {"user": who.user} if who.is_own else {"user": who.user, "subject": who.subject}
+        holding = [each for each in await self._collections.of(service, removed=True) if may_hold(each, who)]
+        gone = [each for each in holding if each.removed_at is None]
+        for collection in gone:
+            await self._collections.remove(collection, "a subject was erased")
+        count = await self._items.erase(service, **tokens)
+        jobs = trained_on({collection.source for collection in holding}, self._known.jobs())
+        log.info("erased", service=service, items=count, collections=len(gone), jobs=len(jobs), own=own)
+        return KeptErased(
+            service=service,
+            items=count,
+            collections=tuple(collection.number for collection in gone),
+            jobs=tuple(sorted(jobs)),
+            models=made_of(jobs, self._known.models()),
+            versions=self._serving(service, jobs),
+        )
+
+    def _serving(self, service: str, jobs: set[str]) -> tuple[str, ...]:
+        """Versions of the service whose weights one of these jobs has made."""
+        found = self._known.service(service)
+        names = []
+        for version in () if found is None else found.versions:
+            if any(job in version.weights.split("/") for job in jobs):
+                names.append(f"{service}@{version.version}")
+        return tuple(names)
+
+
+def _told(collection: KeptCollection) -> KeptCollection:
+    """As clients see it: without the marks of its subjects."""
+    return collection.model_copy(update={"marks": ""})
+
+
+def trained_on(sources: set[str], jobs: Iterable[JobRecord]) -> set[str]:
+    """The jobs whose data are, or have in them, one of these files. Pure."""
+    return {record.job for record in jobs if sources & set(record.spec.data.urls().values())}
+
+
+def made_of(jobs: set[str], index: ModelIndex) -> tuple[str, ...]:
+    """The registered versions that these jobs have made, and all that began with one of them. Pure."""
+    found = {each.reference for each in index.each() if each.lineage.job in jobs}
+    while more := {
+        each.reference
+        for each in index.each()
+        if each.lineage.parent in found and each.reference not in found
+    }:
+        found |= more
+    return tuple(sorted(found))
