@@ -19,6 +19,7 @@ from dmsc.client import http_protocol
 from dmsc.client.calls.access_calls import AccessCalls, segment
 from dmsc.client.calls.account_calls import AccountCalls
 from dmsc.client.calls.array_calls import ArrayCalls
+from dmsc.client.calls.backflow_calls import BackflowCalls
 from dmsc.client.calls.code_calls import JOBS
 from dmsc.client.calls.generation_calls import GenerationCalls
 from dmsc.client.calls.model_calls import ModelCalls
@@ -71,6 +72,7 @@ class AsyncClient(
     DataCalls,
     ServiceCalls,
     GenerationCalls,
+    BackflowCalls,
     AccessCalls,
     FeedCalls,
     PolicyCalls,

@@ -12,6 +12,7 @@ from pydantic import Field
 from schemas.base import Message, Part, Time, Token
 from schemas.marks import HOLDS_USER_VALUES, SECRET, Url
 from schemas.pages import Page
+from schemas.serve_spec import KeepSpec, KeptPart
 from schemas.services.generation import KeptMessage, KeptTerms
 
 MOST_ITEM_BYTES = 256 << 10
@@ -33,11 +34,17 @@ class Consent(Message, wire="service.consent"):
     subject: Token
     given_at: Time = 0.0
     withdrawn_at: Time = 0.0
+    days: int = Field(0, ge=0, description="for which it was given; a service that keeps longer asks anew")
+    parts: tuple[KeptPart, ...] = Field((), description="for which it was given; more of them ask anew")
     own: bool = Field(True, description="said by the subject's user, not by who runs the service")
 
     @property
     def is_given(self) -> bool:
         return self.given_at > self.withdrawn_at
+
+    def covers(self, rules: KeepSpec) -> bool:
+        """Whether it was given for at least what these rules keep."""
+        return self.is_given and rules.days <= self.days and set(rules.parts) <= set(self.parts)
 
 
 class Feedback(Part):
@@ -116,6 +123,8 @@ class ConsentGiven(Part):
     service: Token
     state: Literal["given", "withdrawn"]
     at: Time = Field(description="what is asked later falls under it")
+    days: int = Field(0, description="for which it is given")
+    parts: tuple[KeptPart, ...] = Field((), description="for which it is given")
     erased: int = Field(0, description="items that the withdrawal has deleted")
 
 

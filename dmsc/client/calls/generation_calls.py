@@ -17,6 +17,7 @@ from schemas.services.completion import (
 
 GOES_ON = "/v1/generations/{id}/events"
 HEADER = "dmsc-generation"
+CONSENT = "dmsc-consent"
 
 
 class GenerationCalls:
@@ -40,6 +41,8 @@ class GenerationCalls:
         stop: Sequence[str] = (),
         logprobs: int | None = None,
         digests: bool = False,
+        user: str | None = None,
+        consent: bool | None = None,
     ) -> AsyncGenerator[Completion, None]:
         """Yield an answer's pieces as they come, each once, whichever gateways and instances die meanwhile.
 
@@ -52,6 +55,9 @@ class GenerationCalls:
             stop: Texts that end the answer.
             logprobs: How many of the likeliest tokens to tell at each place.
             digests: Tell a digest of the logits of each token.
+            user: Whom you ask for: one user's requests go to one version.
+            consent: Whether this request may be kept and trained on, if the service keeps requests; None: as
+                `give_consent` said before, and else not.
 
         Raises:
             NotFound: there is no such service or version.
@@ -67,9 +73,12 @@ class GenerationCalls:
             "stop": list(stop) or None,
             "logprobs": logprobs,
             "digests": digests,
+            "user": user,
             "stream": True,
         }
-        async with aclosing(self._gateways.answer("/v1/completions", body, GOES_ON, HEADER)) as pieces:
+        said = {} if consent is None else {CONSENT: "train" if consent else "none"}
+        answering = self._gateways.answer("/v1/completions", body, GOES_ON, HEADER, said)
+        async with aclosing(answering) as pieces:
             async for data in pieces:
                 yield Completion.model_validate_json(data)
 
@@ -85,6 +94,8 @@ class GenerationCalls:
         stop: Sequence[str] = (),
         logprobs: int | None = None,
         digests: bool = False,
+        user: str | None = None,
+        consent: bool | None = None,
     ) -> Completion:
         """The whole answer; see `ask`."""
         asked = self.ask(
@@ -97,6 +108,8 @@ class GenerationCalls:
             stop=stop,
             logprobs=logprobs,
             digests=digests,
+            user=user,
+            consent=consent,
         )
         return joined([piece async for piece in asked])
 

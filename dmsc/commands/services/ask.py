@@ -30,6 +30,10 @@ def ask(
     logprobs: Annotated[
         int | None, option("--logprobs N", "Lists the tokens with N likeliest rivals each.", min=0, max=20)
     ] = None,
+    consent: Annotated[
+        bool | None,
+        option("--consent/--no-consent", "May be kept and trained on, or not, if the service keeps requests."),
+    ] = None,
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Ask a model service, and print its answer as it comes; no death of a gateway or instance costs a token.
@@ -55,6 +59,7 @@ def ask(
             seed=seed,
             stop=stop,
             logprobs=logprobs,
+            consent=consent,
         )
         async with aclosing(asked):
             async for piece in asked:

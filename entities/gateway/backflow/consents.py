@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Literal
+from typing import Any
 
 from bus import subjects
 from bus.connection import Bus
-from entities.gateway.backflow.consent_rules import Said, may_keep, withdrawn_at
+from entities.gateway.backflow.consent_rules import Said, Word, may_keep, withdrawn_at
 from entities.gateway.backflow.pseudonyms import Subject
 from schemas.errors import Conflict
+from schemas.serve_spec import KeepSpec
 from schemas.services.keeping import Consent
 
 
@@ -23,15 +24,16 @@ class Consents:
         self._bucket = bus.bucket(subjects.CONSENT)
         self._skew_s = skew_s
 
-    async def give(self, service: str, subject: str) -> Consent:
-        """What is asked from now on may be kept, or once a withdrawal of a moment ago has passed."""
-        return await self._change(service, subject, withdraw=False, own=True)
+    async def give(self, service: str, subject: str, rules: KeepSpec) -> Consent:
+        """What is asked from now on may be kept by these rules, or once a withdrawal of a moment ago has passed."""
+        more = {"days": rules.days, "parts": rules.parts}
+        return await self._change(service, subject, withdraw=False, own=True, **more)
 
     async def withdraw(self, service: str, subject: str, *, own: bool) -> Consent:
         """Nothing that was asked up to now is kept any more; what is, the caller erases afterwards."""
         return await self._change(service, subject, withdraw=True, own=own)
 
-    async def _change(self, service: str, subject: str, *, withdraw: bool, own: bool) -> Consent:
+    async def _change(self, service: str, subject: str, *, withdraw: bool, own: bool, **more: Any) -> Consent:
         while True:
             entry = await self._bucket.get(leader=True, service=service, subject=subject)
             former = Consent(service=service, subject=subject) if entry is None else entry.message
@@ -41,7 +43,7 @@ class Consents:
                 if withdraw
                 else {"given_at": max(now, former.withdrawn_at + 0.001)}
             )
-            consent: Consent = former.model_copy(update={**times, "own": own})
+            consent: Consent = former.model_copy(update={**times, "own": own, **more})
             revision = 0 if entry is None else entry.revision
             try:
                 await self._bucket.update(consent, revision=revision, service=service, subject=subject)
@@ -65,12 +67,12 @@ class Consents:
         return own, own if who.is_own else await self.of(service, who.user)
 
     async def allow(
-        self, service: str, who: Subject, said: Said, asked_at: float
-    ) -> Literal["request", "standing", ""]:
+        self, service: str, who: Subject, rules: KeepSpec, said: Said, asked_at: float
+    ) -> Word:
         """By whose word a request may be kept; empty: it may not (see `may_keep`)."""
         if said == "none":
             return ""
-        return may_keep(said, asked_at, *await self.both(service, who))
+        return may_keep(rules, said, asked_at, *await self.both(service, who))
 
     async def withdrawn_at(self, service: str, who: Subject) -> float:
         """Up to when nothing of this subject is kept; below 0: nobody has withdrawn."""

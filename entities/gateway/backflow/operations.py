@@ -23,6 +23,7 @@ from schemas.job import JobRecord
 from schemas.serve_spec import KeepSpec
 from schemas.services.keeping import (
     CollectBody,
+    Consent,
     ConsentGiven,
     EraseBody,
     Feedback,
@@ -85,14 +86,7 @@ class BackflowOperations:
 
         async def act(access: AccessDecision) -> list[ConsentGiven]:
             who = await self._pseudonyms.of(access.user, subject)
-            return [
-                ConsentGiven(
-                    service=each.service,
-                    state="given" if each.is_given else "withdrawn",
-                    at=each.given_at if each.is_given else each.withdrawn_at,
-                )
-                for each in await self._consents.each(who.subject)
-            ]
+            return [_said(each) for each in await self._consents.each(who.subject)]
 
         return Operation(OWN, "self", act)
 
@@ -104,10 +98,9 @@ class BackflowOperations:
         """
 
         async def act(access: AccessDecision) -> ConsentGiven:
-            self._rules(service)
+            rules = self._rules(service)
             who = await self._pseudonyms.of(access.user, subject)
-            given = await self._consents.give(service, who.subject)
-            return ConsentGiven(service=service, state="given", at=given.given_at)
+            return _said(await self._consents.give(service, who.subject, rules))
 
         return Operation(USE, service, act)
 
@@ -158,8 +151,8 @@ class BackflowOperations:
         """Makes a file of a service's items for jobs to train on. Raises `BadInput`."""
 
         async def act(_: AccessDecision) -> KeptCollection:
-            share = body.share or self._rules(service).share
-            made = await self._collections.make(service, body, share)
+            rules = self._rules(service)
+            made = await self._collections.make(service, body, body.share or rules.share)
             log.info("collection made", service=service, number=made.number, items=made.items)
             return _told(made)
 
@@ -222,6 +215,14 @@ class BackflowOperations:
             if any(job in version.weights.split("/") for job in jobs):
                 names.append(f"{service}@{version.version}")
         return tuple(names)
+
+
+def _said(consent: Consent) -> ConsentGiven:
+    if not consent.is_given:
+        return ConsentGiven(service=consent.service, state="withdrawn", at=consent.withdrawn_at)
+    return ConsentGiven(
+        service=consent.service, state="given", at=consent.given_at, days=consent.days, parts=consent.parts
+    )
 
 
 def _told(collection: KeptCollection) -> KeptCollection:

@@ -69,7 +69,7 @@ class RequestKeeping:
             return None
         try:
             who = await self._pseudonyms.of(generation.user, subject)
-            allowed = await self._consents.allow(generation.service, who, said, generation.began)
+            allowed = await self._consents.allow(generation.service, who, rules, said, generation.began)
         except DmscError as error:  # who can't be asked has not agreed
             log.warning("a request is not kept: consents can't be read", code=error.code)
             return None
@@ -102,7 +102,7 @@ class RequestKeeping:
             said: Said = "" if terms.standing else "train"
             who = Subject(terms.user, terms.subject)
             # Asked again: between question and answer a minute may lie, and a withdrawal.
-            if await self._consents.allow(generation.service, who, said, generation.began):
+            if await self._consents.allow(generation.service, who, rules, said, generation.began):
                 await self._items.store(item, rules.most)
         except DmscError as error:
             log.warning("a request is not kept: it can't be stored", code=error.code, error=error.text)
