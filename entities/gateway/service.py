@@ -25,7 +25,7 @@ from bus.mesh.registration import RegistrationClient
 from bus.messaging.handlers import Subscription
 from entities.gateway.accounts.operations import AccountOperations
 from entities.gateway.array_operations import ArrayOperations
-from entities.gateway.backflow.operations import BackflowOperations, MeshKnowledge
+from entities.gateway.backflow.operations import BackflowConfig, BackflowOperations, MeshKnowledge
 from entities.gateway.data_sets.operations import DataSetOperations
 from entities.gateway.data_sets.resolution import resolved
 from entities.gateway.dispatch.dispatcher import Dispatcher, DispatcherConfig
@@ -97,6 +97,7 @@ class GatewayConfig:
     door: HttpConfig = field(default_factory=HttpConfig)
     sessions: KeeperConfig = field(default_factory=KeeperConfig)
     generation: GenerationConfig = field(default_factory=GenerationConfig)
+    backflow: BackflowConfig = field(default_factory=BackflowConfig)
     open_tokenizer: OpenTokenizer = open_bytes  # with libraries that the control plane itself has not
 
     def __post_init__(self) -> None:
@@ -140,7 +141,9 @@ class Gateway:
         self._models = ModelFollower(bus)
         cache, models = self.jobs.cache, self._models.index
         self.backflow = BackflowOperations(
-            bus, MeshKnowledge(service=book.get, job=cache.get, jobs=cache.all, models=lambda: models)
+            bus,
+            MeshKnowledge(service=book.get, job=cache.get, jobs=cache.all, models=lambda: models),
+            config.backflow,
         )
         self.generations.keeping = self.backflow.keeping
         self.models = ModelOperations(self._models, self.backends, self.jobs)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bus.connection import Bus
 from bus.logs import get_logger
@@ -51,34 +51,42 @@ class MeshKnowledge:
     models: Callable[[], ModelIndex]
 
 
+@dataclass(frozen=True, kw_only=True)
+class BackflowConfig:
+    """`sweep_s`: between two looks for files whose end has come; `skew_s`: clocks may differ so much."""
+
+    sweep_s: float = 600.0
+    skew_s: float = 5.0
+    keeping: KeepingConfig = field(default_factory=KeepingConfig)
+
+
 class BackflowOperations:
-    """What the HTTP routes call. `keeping` is what takes in requests.
+    """What the HTTP routes call. `keeping` is what takes in requests."""
 
-    `sweep_s`: between two looks for files whose end has come.
-    """
-
-    def __init__(
-        self, bus: Bus, known: MeshKnowledge, config: KeepingConfig = KeepingConfig(), sweep_s: float = 600.0
-    ) -> None:
+    def __init__(self, bus: Bus, known: MeshKnowledge, config: BackflowConfig = BackflowConfig()) -> None:
         self._known = known
-        self._sweep_s = sweep_s
+        self._config = config
         self._pseudonyms = Pseudonyms(bus)
-        self._consents = Consents(bus)
+        self._consents = Consents(bus, config.skew_s)
         self._items = KeptItems(bus, self._consents)
         self._collections = KeptCollections(bus, self._items)
-        self.keeping = RequestKeeping(known.job, self._pseudonyms, self._consents, self._items, config)
+        self.keeping = RequestKeeping(known.job, self._pseudonyms, self._consents, self._items, config.keeping)
 
     async def run(self) -> None:
         """Removes files whose end has come, until cancelled; then what was answered is stored."""
         try:
             while True:
                 try:
-                    await self._collections.remove_ended()
+                    await self.sweep()
                 except DmscError as error:
                     log.info("ended collections can't be removed now", code=error.code)
-                await asyncio.sleep(self._sweep_s)
+                await asyncio.sleep(self._config.sweep_s)
         finally:
             await self.keeping.settle()
+
+    async def sweep(self) -> int:
+        """Removes the files whose end has come; returns how many. Raises what the bus raises."""
+        return await self._collections.remove_ended()
 
     # --- what users say -------------------------------------------------------------------------------------
     def consents(self, subject: str | None) -> Operation[list[ConsentGiven]]:
