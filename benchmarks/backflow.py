@@ -3,10 +3,10 @@
     python -m benchmarks.backflow [--requests 10000] [--seed N] [--json]
 
 *Consent*: requests of a hundred users to three services (one keeps all, one only prompts for a week, one
-nothing) are answered and stored on a real server, 64 at a time. Requests say train, none or nothing; meanwhile
-users give standing consents, withdraw them, and are erased. What is stored is compared with what was said, by
-the times that the records have. *Redaction*: texts by `planted_texts`; `recall` counts what was planted of
-which no six letters or digits in a row can be read any more, `precision` how many of what was taken out were
+nothing) are answered and stored on a real server, 64 at a time. Requests say train, none or nothing;
+meanwhile users give standing consents, withdraw them, and are erased. What is stored is compared with what was
+said, by the times that the records have. *Redaction*: texts by `planted_texts`; `recall` counts what was planted
+of which no six letters or digits in a row can be read any more, `precision` how many of what was taken out were
 planted, `harmless changed` the texts without anything planted of which something was taken out.
 """
 
@@ -121,14 +121,18 @@ class Traffic:
         user, service, said, at = self.asked[item.item]
         withdrawn = self.withdrawn.get((service, user), -1.0)
         standing = any(withdrawn < given <= at for given, _ in self.given.get((service, user), ()))
-        return KEEPS[service] is None or said == "none" or at <= withdrawn or not (said == "train" or standing)
+        return (
+            KEEPS[service] is None or said == "none" or at <= withdrawn or not (said == "train" or standing)
+        )
 
     def due(self) -> set[str]:
         """What has to be kept: the request said so, and nobody has withdrawn since."""
         return {
             item
             for item, (user, service, said, at) in self.asked.items()
-            if KEEPS[service] is not None and said == "train" and at > self.withdrawn.get((service, user), -1.0)
+            if KEEPS[service] is not None
+            and said == "train"
+            and at > self.withdrawn.get((service, user), -1.0)
         }
 
 

@@ -2,8 +2,9 @@
 
 Persons' data are Faker's, in the shapes of twenty countries; secrets have the shapes that their services
 document, and some that no list has. Each may be disguised: blanks of every width between digits and around @,
-digits of other scripts, fullwidth letters, invisible characters, other dashes, `(at)` and `[dot]`. A text comes
-in chunks that cut what is planted. Other texts have only numbers, dates, prices and code that name nobody.
+digits of other scripts, fullwidth letters, invisible characters, other dashes, `(at)` and `[dot]`. A text
+comes in chunks that cut what is planted. Other texts have only numbers, dates, prices and code that name
+nobody.
 """
 
 from __future__ import annotations
@@ -28,7 +29,14 @@ INVISIBLE = ("\u200b", "\u200c", "\u200d", "\u2060", "\ufeff", "\u00ad")
 DASHES = ("-", "\u2010", "\u2011", "\u2012", "\u2013", "\u2212")
 FRAMES = {
     "email": ("write to {}", "my address is {}, thanks", "{}", "Contact: {}", "(mail {})"),
-    "phone": ("call me at {}", "my number is {}", "tel. {}", "Phone: {}", "you can reach me under {}", "mobile {} please"),
+    "phone": (
+        "call me at {}",
+        "my number is {}",
+        "tel. {}",
+        "Phone: {}",
+        "you can reach me under {}",
+        "mobile {} please",
+    ),
     "card": ("pay with {}", "my card is {}", "{} is the number", "card: {}, valid"),
     "iban": ("transfer to {}", "IBAN {}", "account {} at my bank", "{}"),
     "ip": ("the server {} is down", "from {}", "ping {}", "host {} answered"),
@@ -56,7 +64,9 @@ class Planter:
         try:
             from faker import Faker
         except ImportError:
-            raise NothingMeasured("faker is not installed", "", "pip install 'dmsc[bench-backflow]'") from None
+            raise NothingMeasured(
+                "faker is not installed", "", "pip install 'dmsc[bench-backflow]'"
+            ) from None
         self._random = random.Random(seed)
         self._fakers: list[Any] = [Faker(locale) for locale in LOCALES]
         for number, faker in enumerate(self._fakers):
@@ -187,25 +197,32 @@ class Planter:
     # --- what names nobody ----------------------------------------------------------------------------------
     def _sentence(self) -> str:
         chance, faker = self._random, self._fakers[0]
+        number, fraction = chance.randint, chance.random
         return str(
             chance.choice(
                 (
                     faker.sentence,
                     faker.sentence,
-                    lambda: f"The meeting of {faker.date()} at {faker.time()} took {chance.randint(5, 180)} minutes.",
-                    lambda: f"It costs {chance.randint(1, 9999):,}.{chance.randint(0, 99):02d} dollars for {chance.randint(2, 99)} pieces.",
-                    lambda: f"loss {chance.random():.6f} after {chance.randint(1, 99_999)} steps, lr {chance.random() / 1000:.2e}",
-                    lambda: f"Version {chance.randint(0, 9)}.{chance.randint(0, 30)}.{chance.randint(0, 30)} needs Python 3.{chance.randint(9, 14)}.",
-                    lambda: f"for index in range({chance.randint(2, 5000)}): total += values[index] * {chance.random():.3f}",
-                    lambda: f"Add {chance.randint(50, 900)} g of flour and bake at {chance.randint(150, 240)} degrees.",
-                    lambda: f"def {faker.word()}_{faker.word()}(self, {faker.word()}: int = {chance.randint(0, 255)}) -> None:",
-                    lambda: f"In {chance.randint(1850, 2025)} about {chance.randint(10, 999)},{chance.randint(100, 999)} people lived there.",
+                    lambda: f"The meeting of {faker.date()} at {faker.time()} took {number(5, 180)} minutes.",
+                    lambda: f"It costs {number(1, 9999):,}.{number(10, 99)} dollars for {number(2, 99)}.",
+                    lambda: f"loss {fraction():.6f} after {number(1, 99_999)} steps, {fraction() / 1000:.2e}",
+                    lambda: (
+                        f"Version {number(0, 9)}.{number(0, 30)}.{number(0, 30)} needs 3.{number(9, 14)}."
+                    ),
+                    lambda: f"for index in range({number(2, 5000)}): total += {fraction():.3f}",
+                    lambda: f"Add {number(50, 900)} g of flour and bake at {number(150, 240)} degrees.",
+                    lambda: f"def {faker.word()}_{faker.word()}(self, size: int = {number(0, 255)}) -> None:",
+                    lambda: (
+                        f"In {number(1850, 2025)} about {number(10, 999)},{number(100, 999)} lived there."
+                    ),
                 )
             )()
         )
 
     def _chunks(self, text: str) -> tuple[str, ...]:
-        cuts = sorted(self._random.randint(0, len(text)) for _ in range(self._random.randint(0, len(text) // 4)))
+        cuts = sorted(
+            self._random.randint(0, len(text)) for _ in range(self._random.randint(0, len(text) // 4))
+        )
         return tuple(text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True))
 
 

@@ -76,7 +76,9 @@ class ServeSpec(Part):
     @model_validator(mode="after")
     def _keeps_texts(self) -> Self:
         if self.keep is not None and self.kind == "predict":
-            raise ValueError("keep: tensors are not kept, since nobody can take names out of them; leave it out")
+            raise ValueError(
+                "keep: tensors are not kept, since nobody can take names out of them; leave it out"
+            )
         return self
 
     @property

@@ -93,7 +93,10 @@ class UrlRules:
         url = _USER.sub(r"\1", url)
         if url.startswith(BUS):
             parts = url.removeprefix(BUS).strip("/").split("/")
-            known = parts[0] in (*(BUS_FOLDERS[:1] if write else (*BUS_FOLDERS, MODELS_FOLDER, KEPT_FOLDER)), BUILT_FOLDER)
+            known = parts[0] in (
+                *(BUS_FOLDERS[:1] if write else (*BUS_FOLDERS, MODELS_FOLDER, KEPT_FOLDER)),
+                BUILT_FOLDER,
+            )
             is_feed = parts[0] == FEEDS and len(parts) == 2 and not write
             if (known or is_feed) and not {"", ".", ".."} & set(parts):
                 return ""

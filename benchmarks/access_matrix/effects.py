@@ -284,7 +284,12 @@ def _itself(name: str) -> tuple[str, ...]:
 
 
 _FEEDS = ("$KV.feeds.feed.*", "$KV.feeds.segment.*.*", "$KV.feed_records.*.*")
-_BACKFLOW = ("$KV.consents.collection.*.*", "$KV.consents.consent.*.*", "$KV.consents.key.*", "$KV.kept.*.*.*.*")
+_BACKFLOW = (
+    "$KV.consents.collection.*.*",
+    "$KV.consents.consent.*.*",
+    "$KV.consents.key.*",
+    "$KV.kept.*.*.*.*",
+)
 _GATEWAY_KEEPS = (
     *_BACKFLOW,
     "$KV.answers.*",

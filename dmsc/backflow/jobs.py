@@ -12,10 +12,10 @@ from schemas.job import JobRecord, JobSpec
 from schemas.services.keeping import KeptCollection
 from schemas.services.model_service import WHOLE, ModelService
 
-SOURCES = {"text": {"field": "text"}, "chat": {}}
-"""Kind of data → what a job file need not say of a file of kept requests."""
+KINDS = ("text", "chat")
+"""Of data that a file of kept requests is."""
 UNCHANGED_RATE = 1e-30
-"""A learning rate by which no weight changes: the job only says how good the weights are that it began with."""
+"""A learning rate by which no weight changes: the job only says how good the weights are."""
 
 
 def learning_job(
@@ -26,11 +26,13 @@ def learning_job(
     Raises:
         BadJob: The file's data are neither texts nor conversations, or nothing is measured.
     """
-    document = _document(spec)
+    document = spec.model_dump(mode="json")
     data = document["data"]
-    if spec.data.kind not in SOURCES:
+    if spec.data.kind not in KINDS:
         raise BadJob(f"data.kind: {spec.data.kind}: kept requests are read by kind text, or chat")
-    data.update(SOURCES[spec.data.kind], source=collection.source, format="jsonl")
+    data.update(source=collection.source, format="jsonl", data_set=None)
+    if spec.data.kind == "text":
+        data["field"] = "text"
     if not spec.data.validation and not spec.data.validation_fraction:
         raise BadJob("data.validation: nothing says whether the weights got better; name evaluation sets")
     if not spec.training.validation_microbatches:
@@ -48,26 +50,24 @@ def learning_job(
 
 def measuring_job(learning: JobSpec) -> JobSpec:
     """The job that measures what the weights were before, on the same samples."""
-    document = _document(learning)
+    document = learning.model_dump(mode="json")
     document["name"] = f"{learning.name}-before"
     document["register"] = None
     document["training"].update(steps=1, checkpoint_every=0)
-    document["training"]["optimizer"] = {**document["training"]["optimizer"], "lr": UNCHANGED_RATE, "groups": []}
-    return JobSpec.model_validate(document)
-
-
-def _document(spec: JobSpec) -> dict[str, Any]:
-    return spec.model_dump(mode="json", exclude_unset=True, exclude={"training": {"optimizer"}}) | {
-        "data": spec.data.model_dump(mode="json", exclude_unset=True),
-        "training": spec.training.model_dump(mode="json", exclude_unset=True)
-        | {"optimizer": spec.training.optimizer.model_dump(mode="json", exclude_unset=True)},
+    document["training"]["optimizer"] = {
+        **document["training"]["optimizer"],
+        "lr": UNCHANGED_RATE,
+        "groups": [],
     }
+    return JobSpec.model_validate(document)
 
 
 def _weights(serving: JobRecord) -> Any:
     began = serving.spec.initial_weights
     if began is None:
-        raise BadJob(f"initial_weights: job {serving.job} serves weights of its own seed; name what to begin with")
+        raise BadJob(
+            f"initial_weights: job {serving.job} serves weights of its own seed; name what to begin with"
+        )
     document = began.model_dump(mode="json", exclude={"model"})
     if began.model is not None:
         document["url"] = f"model://{began.model.reference}"
@@ -86,8 +86,7 @@ class GateVerdict:
 
 
 def judged(before: Mapping[str, float], after: Mapping[str, float], worse: float) -> GateVerdict:
-    """Passed if no loss is higher by more than `worse`, each that was measured before is measured, and all are
-    numbers."""
+    """Passed if no loss is higher by more than `worse`, and each that was measured before is a number now."""
     first, second = dict(before), dict(after)
     if not first or first.keys() != second.keys():
         return GateVerdict(False, "the two jobs did not measure the same", first, second)
@@ -112,7 +111,7 @@ def losses(record: JobRecord) -> dict[str, float]:
 # --- the next version ---------------------------------------------------------------------------------------
 def next_version(serving: JobRecord, version: str, reference: str) -> JobSpec:
     """As the version that serves now, with other weights."""
-    document = serving.spec.model_dump(mode="json", exclude_unset=True)
+    document = serving.spec.model_dump(mode="json")
     document["serve"] = {**document["serve"], "version": version}
     document["initial_weights"] = {"url": f"model://{reference}"}
     return JobSpec.model_validate(document)

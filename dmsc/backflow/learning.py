@@ -80,9 +80,7 @@ async def learn(
     figures = {f"{each}, after": value for each, value in verdict.after.items()}
     figures |= {f"{each}, before": value for each, value in verdict.before.items()}
     await client.evaluate_model(reference, figures, data=made.source)
-    learned = Learned(
-        collection=made, job=after.job, before=before.job, verdict=verdict, reference=reference
-    )
+    learned = Learned(collection=made, job=after.job, before=before.job, verdict=verdict, reference=reference)
     if not verdict.passed:
         say(f"{reference} does not pass: {verdict.why}")
         return learned
@@ -97,7 +95,9 @@ async def _serving(client: AsyncClient, service: str) -> JobRecord:
     found = await client.service(service)
     stable = found.version(found.stable or "")
     if stable is None:
-        raise BadInput(f"service {service} has no version that serves; `dmsc service show {service}` says why")
+        raise BadInput(
+            f"service {service} has no version that serves; `dmsc service show {service}` says why"
+        )
     return await client.job(stable.job)
 
 

@@ -224,8 +224,9 @@ class Gateways:
     ) -> AsyncGenerator[str, None]:
         """Yield the data of an answer's events once each, in order, whichever gateways die meanwhile.
 
-        `header` names the answer; `headers` go with the request. `resumed` is the path, with `{id}` for that name, at which any gateway goes
-        on with it. Where none knows it any more the request is sent again, under the same idempotency key:
+        `header` names the answer; `headers` go with the request. `resumed` is the path, with `{id}` for that
+        name, at which any gateway goes on with it. Where none knows it any more the request is sent again,
+        under the same idempotency key:
         its events are the same.
         """
         last, name, pause_s, broken_since = 0, "", self._retry.first_pause_s, None

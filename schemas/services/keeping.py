@@ -26,8 +26,8 @@ __all__ = ["KeptMessage", "KeptTerms"]
 class Consent(Message, wire="service.consent"):
     """What a subject has said about a service; kept for ever, because a withdrawal holds for ever.
 
-    Nothing that was asked up to `withdrawn_at` is kept or trained on. What is asked from `given_at` on may be,
-    without a word in each request, if that is the later of the two.
+    Nothing that was asked up to `withdrawn_at` is kept or trained on. What is asked from `given_at` on may
+    be, without a word in each request, if that is the later of the two.
     """
 
     service: Token

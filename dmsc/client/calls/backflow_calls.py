@@ -84,6 +84,6 @@ class BackflowCalls:
         return await self._gateways.ask_for(KeptCollection, "POST", path, body)
 
     async def erase_kept(self, service: str, user: str, *, subject: str | None = None) -> KeptErased:
-        """Erase what a service has kept of a user, or of a subject of that user; says what was trained on it."""
+        """Erase what a service has kept of a user, or of one subject; says what was trained on it."""
         path = f"/v1/services/{segment(service)}/kept/erase"
         return await self._gateways.ask_for(KeptErased, "POST", path, {"user": user, "subject": subject})

@@ -32,7 +32,9 @@ def ask(
     ] = None,
     consent: Annotated[
         bool | None,
-        option("--consent/--no-consent", "May be kept and trained on, or not, if the service keeps requests."),
+        option(
+            "--consent/--no-consent", "May be kept and trained on, or not, if the service keeps requests."
+        ),
     ] = None,
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:

@@ -55,7 +55,13 @@ def list_(subject: SubjectOption = None, mesh: GatewayQuery = GatewayQuery()) ->
 
     found = mesh.ask(lambda client: client.consents(subject=subject))
     rows = [
-        (each.service, each.state, when(each.at), f"{each.days} days" if each.days else "", " ".join(each.parts))
+        (
+            each.service,
+            each.state,
+            when(each.at),
+            f"{each.days} days" if each.days else "",
+            " ".join(each.parts),
+        )
         for each in found
     ]
     mesh.show_table({"consents": found}, ("service", "said", "from", "kept for", "what"), rows)

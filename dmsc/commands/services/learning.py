@@ -63,13 +63,18 @@ def learn(
     share: Annotated[
         float | None, option("--share S", "Largest part of one user (the service's).", min=0, max=1)
     ] = None,
-    worse: Annotated[float, option("--worse L", "By how much a loss may be higher than before.", min=0)] = 0.0,
+    worse: Annotated[
+        float, option("--worse L", "By how much a loss may be higher than before.", min=0)
+    ] = 0.0,
     canary: Annotated[
-        float, option("--canary PERCENT", "Deploy it, with so much of the traffic (0: only say how).", min=0, max=50)
+        float,
+        option(
+            "--canary PERCENT", "Deploy it, with so much of the traffic (0: only say how).", min=0, max=50
+        ),
     ] = 0.0,
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
-    """Train on what a service has kept, compare with what it serves, and make a candidate of what is no worse.
+    """Train on what a service has kept, and make what is no worse than what it serves a candidate.
 
     Nobody's requests are more than a share of what is trained on. The weights become a version in the
     registry with the losses before and after; one that passes gets the alias `candidate`, and with --canary
@@ -117,7 +122,9 @@ def erase(
     subject: Annotated[
         str | None, option("--subject ID", "Only those that named this `user`, whom USER serves.")
     ] = None,
-    service: Annotated[str | None, option("--service NAME", "Only what this service has kept (all yours).")] = None,
+    service: Annotated[
+        str | None, option("--service NAME", "Only what this service has kept (all yours).")
+    ] = None,
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Erase what services have kept of a user or subject, and say what was trained on it.

@@ -57,8 +57,8 @@ def choose(
     if not most:
         wanted = -(-1 // share)
         raise BadInput(
-            f"{len(of_user)} users have items; a share of {share:g} for each needs {wanted:.0f} or more: wait for "
-            "them, or give a larger share"
+            f"{len(of_user)} users have items; a share of {share:g} for each needs {wanted:.0f} or more: "
+            "wait for them, or give a larger share"
         )
     kept = [item for own in of_user.values() for item in sorted(own, key=_lot)[:most]]
     if len(kept) < len(fitting):
@@ -83,7 +83,7 @@ def most_of_one(counts: Iterable[int], share: float) -> int:
 
 
 def lines_of(items: Iterable[KeptItem]) -> bytes:
-    """A line of JSON for each: `messages` for data of kind chat, `text` for kind text. No pseudonym is in it."""
+    """A line of JSON for each: `messages` for data of kind chat, `text` for kind text; no pseudonym."""
     lines: list[str] = []
     for item in items:
         messages = [{"role": message.role, "content": message.text} for message in item.messages]

@@ -14,9 +14,7 @@ Word = Literal["request", "standing", ""]
 """By whose word a request may be kept: its own, one that was given before; empty: by none."""
 
 
-def may_keep(
-    rules: KeepSpec, said: Said, asked_at: float, own: Consent | None, user: Consent | None
-) -> Word:
+def may_keep(rules: KeepSpec, said: Said, asked_at: float, own: Consent | None, user: Consent | None) -> Word:
     """By whose word a request may be kept.
 
     Args:
@@ -35,4 +33,6 @@ def may_keep(
 
 def withdrawn_at(consents: Iterable[Consent | None]) -> float:
     """Up to when nothing is kept, by any of these; below 0: nobody has withdrawn."""
-    return max((each.withdrawn_at for each in consents if each is not None and each.withdrawn_at), default=-1.0)
+    return max(
+        (each.withdrawn_at for each in consents if each is not None and each.withdrawn_at), default=-1.0
+    )

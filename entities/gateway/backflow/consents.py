@@ -25,7 +25,7 @@ class Consents:
         self._skew_s = skew_s
 
     async def give(self, service: str, subject: str, rules: KeepSpec) -> Consent:
-        """What is asked from now on may be kept by these rules, or once a withdrawal of a moment ago has passed."""
+        """What is asked from now on may be kept by these rules; a withdrawal of a moment ago passes first."""
         more = {"days": rules.days, "parts": rules.parts}
         return await self._change(service, subject, withdraw=False, own=True, **more)
 
@@ -66,9 +66,7 @@ class Consents:
         own = await self.of(service, who.subject)
         return own, own if who.is_own else await self.of(service, who.user)
 
-    async def allow(
-        self, service: str, who: Subject, rules: KeepSpec, said: Said, asked_at: float
-    ) -> Word:
+    async def allow(self, service: str, who: Subject, rules: KeepSpec, said: Said, asked_at: float) -> Word:
         """By whose word a request may be kept; empty: it may not (see `may_keep`)."""
         if said == "none":
             return ""

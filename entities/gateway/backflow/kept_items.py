@@ -1,4 +1,4 @@
-"""The items that are kept: a row each, which the bus's server removes at its end date by itself (ADR-0164)."""
+"""The items that are kept: a row each, which the bus's server removes by itself at its end (ADR-0164)."""
 
 from __future__ import annotations
 

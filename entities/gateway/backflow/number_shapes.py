@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 LEAST_DIGITS = 9
 """Digits that are a number of somebody, whatever stands around them."""
@@ -26,11 +27,13 @@ class Found:
 _IBAN = re.compile(r"(?<![A-Za-z0-9])[A-Za-z]{2}[\s.-]?[0-9]{2}(?:[\s.:/_-]{0,2}[A-Za-z0-9]){11,32}")
 _CARD = re.compile(r"(?<![0-9])[0-9](?:[\s.,:/_|*()-]{0,3}[0-9]){11,29}(?![0-9])")
 _RUN = re.compile(
-    r"(?:(?<![\w+])\+\s?)?(?<![0-9])(?:[(\[]\s?)?[0-9](?:[ .()/_\-~]{0,3}[0-9]){4,60}(?:\s?(?:x|ext\.?|#)\s?[0-9]{1,6}\b)?"
+    r"(?:(?<![\w+])\+\s?)?(?<![0-9])(?:[(\[]\s?)?[0-9](?:[ .()/_\-~]{0,3}[0-9]){4,60}"
+    r"(?:\s?(?:x|ext\.?|#)\s?[0-9]{1,6}\b)?"
 )
 _LOCAL_PHONE = re.compile(r"(?<![\w.-])[0-9]{3}[-. ][0-9]{4}(?![\w-]|\.[0-9])")
 _PHONE_WORD = re.compile(
-    r"(?i)(?:\btel\b|phone|mobil|\bcell|\bcall\b|\bfax\b|whatsapp|\bsms\b|\bhandy\b|telefon|\btext me|\bring\b|contact|"
+    r"(?i)(?:\btel\b|phone|mobil|\bcell|\bcall\b|\bfax\b|whatsapp|\bsms\b|\bhandy\b|telefon|\btext me|"
+    r"\bring\b|\breach\b|contact|"
     r"\bnumber\b|\bnummer\b|t[ée]l[ée]phone)[^0-9\n]{0,24}$"
 )
 _GROUP = re.compile(r"[0-9]+")
@@ -41,7 +44,9 @@ _DATE = re.compile(
     rf"(?<![0-9])(?<![0-9][-/.])(?:{_YEAR}([-/.]){_MONTH}\1{_DAY}|{_DAY}([-/.]){_DAY}\2{_YEAR})"
     rf"{_CLOCK}(?![0-9])(?![-/.][0-9])"
 )
-_FRACTION = re.compile(r"(?<![0-9.,/-])(?<![0-9] )(?:0|[1-9][0-9]{0,5})\.[0-9]{3,30}(?:[eE][-+]?[0-9]{1,3})?(?![0-9]|[.-][0-9])")
+_FRACTION = re.compile(
+    r"(?<![0-9.,/-])(?<![0-9] )(?:0|[1-9][0-9]{0,5})\.[0-9]{3,30}(?:[eE][-+]?[0-9]{1,3})?(?![0-9]|[.-][0-9])"
+)
 
 
 def find_numbers(text: str) -> Iterator[Found]:
@@ -112,7 +117,7 @@ def is_card(digits: str) -> bool:
     return total % 10 == 0
 
 
-# --- without --------------------------------------------------------------------------------------------------
+# --- without ------------------------------------------------------------------------------------------------
 def _phones(text: str) -> Iterator[Found]:
     for match in _RUN.finditer(text):
         kind = _kind_of(match[0], text[max(0, match.start() - 40) : match.start()])
@@ -150,7 +155,7 @@ def _is_list(groups: list[str]) -> bool:
     values = [int(group) for group in groups]
     if set(values) <= {0, 1}:
         return True
-    steps = {after - before for before, after in zip(values, values[1:], strict=False)}
+    steps = {after - before for before, after in pairwise(values)}
     if len(steps) <= 2:
         return True
     return any(len(group) == 2 for group in groups) and any(len(group) == 1 for group in groups)

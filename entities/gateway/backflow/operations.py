@@ -70,7 +70,9 @@ class BackflowOperations:
         self._consents = Consents(bus, config.skew_s)
         self._items = KeptItems(bus, self._consents)
         self._collections = KeptCollections(bus, self._items)
-        self.keeping = RequestKeeping(known.job, self._pseudonyms, self._consents, self._items, config.keeping)
+        self.keeping = RequestKeeping(
+            known.job, self._pseudonyms, self._consents, self._items, config.keeping
+        )
 
     async def run(self) -> None:
         """Removes files whose end has come, until cancelled; then what was answered is stored."""

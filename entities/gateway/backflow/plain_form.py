@@ -1,7 +1,7 @@
 """A text as patterns read it: Unicode's look-alikes as ASCII, invisible characters away, places remembered.
 
-Pure. Fullwidth, Arabic-Indic and circled digits are digits, every dash is a hyphen and every blank a space; so
-a number is found however it is written, and what is replaced are the characters of the text itself.
+Pure. Fullwidth, Arabic-Indic and circled digits are digits, every dash is a hyphen and every blank a space;
+so a number is found however it is written, and what is replaced are the characters of the text itself.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from entities.gateway.backflow.number_shapes import Found, find_numbers
 from entities.gateway.backflow.plain_form import plain_form
@@ -72,7 +73,10 @@ def _without(text: str, offset: int, spans: Iterable[Found]) -> str:
 
 
 # --- secrets ------------------------------------------------------------------------------------------------
-_PEM = re.compile(r"-----BEGIN[A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----(?:(?!-----END)[\s\S]){0,16384}(?:-----END[A-Z0-9 ]{0,60}-----)?")
+_PEM = re.compile(
+    r"-----BEGIN[A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----"
+    r"(?:(?!-----END)[\s\S]){0,16384}(?:-----END[A-Z0-9 ]{0,60}-----)?"
+)
 _SHAPES = re.compile(
     r"""(?<![A-Za-z0-9])(?:
     eyJ[\w-]{6,2000}\.[\w-]{6,4000}(?:\.[\w-]{0,2000})?           # JSON web tokens
@@ -112,7 +116,9 @@ def _secrets(text: str) -> Iterator[Found]:
     for match in _NAMED.finditer(text):
         value = match["value"].rstrip(".!?)")
         # "the password is required" names none; "the password is hunter2" does.
-        if len(value) >= 3 and (match["sign"] or not value.isalpha() or not (value.islower() or value.istitle())):
+        if len(value) >= 3 and (
+            match["sign"] or not value.isalpha() or not (value.islower() or value.istitle())
+        ):
             start = match.start("value")
             yield Found(start, start + len(value), "secret")
     for match in _LONG.finditer(text):
@@ -125,15 +131,21 @@ def _is_drawn(piece: str) -> bool:
     digits = sum(map(str.isdigit, piece))
     if not 2 <= digits < len(piece):
         return False
-    changes = sum(a.isdigit() != b.isdigit() for a, b in zip(piece, piece[1:], strict=False))
+    changes = sum(a.isdigit() != b.isdigit() for a, b in pairwise(piece))
     return changes >= 4 and len(set(piece)) >= 8
 
 
 # --- addresses ----------------------------------------------------------------------------------------------
 _LOCAL = r"[\w.!#$%&'*+/=?^`{|}~-]{1,64}"
 _EMAIL = re.compile(rf"{_LOCAL}@(?:[\w-]{{1,63}}(?:\.[\w-]{{1,63}}){{1,8}}|\[[0-9A-Fa-f.:]{{3,45}}\])")
-_AT = r"(?:\s{0,3}(?:@|[(\[{<]\s?(?:at|ät|@)\s?[)\]}>])\s{0,3}|\s{1,3}(?:at|AT)\s{1,3}(?=[\w-]{1,63}\s{1,3}(?:dot|DOT)\s))"
-_DOT = r"(?:\.|\s{1,2}\.\s{0,2}|\s{0,2}[(\[{<]\s?(?:dot|punkt|point|\.)\s?[)\]}>]\s{0,2}|\s{1,2}(?:dot|DOT)\s{1,2})"
+_AT = (
+    r"(?:\s{0,3}(?:@|[(\[{<]\s?(?:at|ät|@)\s?[)\]}>])\s{0,3}"
+    r"|\s{1,3}(?:at|AT)\s{1,3}(?=[\w-]{1,63}\s{1,3}(?:dot|DOT)\s))"
+)
+_DOT = (
+    r"(?:\.|\s{1,2}\.\s{0,2}|\s{0,2}[(\[{<]\s?(?:dot|punkt|point|\.)\s?[)\]}>]\s{0,2}"
+    r"|\s{1,2}(?:dot|DOT)\s{1,2})"
+)
 _TLD = r"(?:com|org|net|edu|gov|info|io|de|uk|fr|es|it|nl|eu|ch|at|us|co|jp|cn|in|ru|br|au|ca)"
 _SPACED_EMAIL = re.compile(
     rf"[\w+%-]{{1,64}}(?:{_DOT}[\w+%-]{{1,64}}){{0,4}}{_AT}[\w-]{{1,63}}"
@@ -142,7 +154,9 @@ _SPACED_EMAIL = re.compile(
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|0?[0-9]?[0-9])"
 _POINT = r"\s?(?:\.|[\[(]\s?(?:\.|dot)\s?[\])])\s?"
 _IPV4 = re.compile(rf"(?<![0-9])(?<![0-9]\.){_OCTET}(?:{_POINT}{_OCTET}){{3}}(?![0-9])")
-_IPV6 = re.compile(r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,8}(?:[0-9A-Fa-f]{1,4}|(?:[0-9]{1,3}\.){3}[0-9]{1,3})?(?:%\w{1,16})?(?![\w:])")
+_IPV6 = re.compile(
+    r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,8}(?:[0-9A-Fa-f]{1,4}|(?:[0-9]{1,3}\.){3}[0-9]{1,3})?(?:%\w{1,16})?(?![\w:])"
+)
 _MAC = re.compile(r"(?<![0-9A-Fa-f:-])(?:[0-9A-Fa-f]{2}[:-]){5}[0-9A-Fa-f]{2}(?![0-9A-Fa-f:-])")
 
 
@@ -155,7 +169,9 @@ def _emails(text: str) -> Iterator[Found]:
             yield Found(match.start(), match.end(), "email")
 
 
-_MAY_BE_SPACED = re.compile(r"\s@|@\s|[(\[{<]\s?(?:at|ät|@|dot|punkt|point|\.)\s?[)\]}>]|\s(?:dot|DOT)\s|\s\.\s?\w|@\S{1,63}\.\s")
+_MAY_BE_SPACED = re.compile(
+    r"\s@|@\s|[(\[{<]\s?(?:at|ät|@|dot|punkt|point|\.)\s?[)\]}>]|\s(?:dot|DOT)\s|\s\.\s?\w|@\S{1,63}\.\s"
+)
 
 
 def _addresses(text: str) -> Iterator[Found]:

@@ -1,4 +1,4 @@
-"""From a request to its item: the terms when it is asked, the redaction and the storing once it is answered."""
+"""From a request to its item: its terms when it is asked, redaction and storing once it is answered."""
 
 from __future__ import annotations
 
@@ -132,7 +132,9 @@ def item_of(
     if not messages or sum(len(text.encode("utf-8", "replace")) for _, text in messages) > MOST_ITEM_BYTES:
         return None
     redacted = redact([text for _, text in messages], rules.hide)
-    kept = [KeptMessage(role=role, text=text) for (role, _), text in zip(messages, redacted.texts, strict=True)]
+    kept = [
+        KeptMessage(role=role, text=text) for (role, _), text in zip(messages, redacted.texts, strict=True)
+    ]
     return KeptItem(
         service=generation.service,
         version=generation.version,

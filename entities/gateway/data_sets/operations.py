@@ -230,7 +230,9 @@ def refuse_build_urls(spec: DataBuildSpec) -> None:
         if is_data_set(url) and key != "store":
             raise BadJob(f"{key}: {url}: a data set is no source of a build; name what it was built from")
         if is_kept(url):
-            raise BadJob(f"{key}: {url}: a data set would outlive what is kept; name it as data.source of a job")
+            raise BadJob(
+                f"{key}: {url}: a data set would outlive what is kept; name it as data.source of a job"
+            )
     store = spec.store
     if store is not None and store.startswith(BUS):
         raise BadJob(f"store: {STORE_LEFT_OUT}")

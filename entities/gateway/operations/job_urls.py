@@ -114,7 +114,8 @@ def among_folders(urls: Iterable[str]) -> bool:
     """Whether any of the URLs may lie in a job's folder, or have some within it."""
     named = [place(url) for url in urls]
     return any(
-        "/" in name and not name.startswith(tuple(f"{BUS}{each}/" for each in (DATA_SETS, FEEDS, KEPT_FOLDER)))
+        "/" in name
+        and not name.startswith(tuple(f"{BUS}{each}/" for each in (DATA_SETS, FEEDS, KEPT_FOLDER)))
         for name in named
         if name != ARTIFACTS
     )

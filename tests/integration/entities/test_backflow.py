@@ -1,4 +1,4 @@
-"""What is kept of requests at a real gateway: both sides say so, it is redacted, it ends, it can be erased."""
+"""What a gateway keeps of requests: both sides say so, it is redacted, it ends, it can be erased."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Keeping:
         self.http = http
 
     async def ask(
-        self, user: str = "ruth", prompt: str = PROMPT, model: str = "letters", said: str = "", **more: Any
+        self, by: str = "ruth", prompt: str = PROMPT, model: str = "letters", said: str = "", **more: Any
     ) -> httpx.Response:
-        headers = bearer(user) | ({"dmsc-consent": said} if said else {})
+        headers = bearer(by) | ({"dmsc-consent": said} if said else {})
         body = {"model": model, "prompt": prompt, "max_tokens": 6, "temperature": 0} | more
         return await self.http.post("/v1/completions", json=body, headers=headers)
 
@@ -89,7 +89,7 @@ async def test_nothing_is_kept_unless_both_say_so(keeping: Keeping, gateway: Gat
         await keeping.ask(),
         await keeping.ask(said="none"),
         await keeping.ask(said="train", model="plain"),
-        await keeping.ask(user="rob"),
+        await keeping.ask("rob"),
     ):
         assert response.status_code == 200, response.text
         assert "dmsc-kept-until" not in response.headers
@@ -109,8 +109,8 @@ async def test_nothing_is_kept_unless_both_say_so(keeping: Keeping, gateway: Gat
     assert given.json()["days"] == 2
     await keeping.ask(prompt="Bluebird flies")
     await keeping.ask(said="none")
-    await keeping.ask(user="rob")
-    await keeping.ask(user="ruth", **{"user": "customer"})  # another person, who has said nothing
+    await keeping.ask("rob")
+    await keeping.ask(user="customer")  # another person, who has said nothing
     items = await keeping.until(2)
     await settled(gateway)
     assert len(await keeping.items()) == 2
@@ -121,7 +121,13 @@ async def test_nothing_is_kept_unless_both_say_so(keeping: Keeping, gateway: Gat
 
 async def test_a_chat_and_a_stream_are_kept_whole(keeping: Keeping) -> None:
     messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "call 415-555-0123"}]
-    body = {"model": "letters", "messages": messages, "max_completion_tokens": 4, "temperature": 0, "stream": True}
+    body = {
+        "model": "letters",
+        "messages": messages,
+        "max_completion_tokens": 4,
+        "temperature": 0,
+        "stream": True,
+    }
     headers = bearer("ruth") | {"dmsc-consent": "train"}
     async with keeping.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
         assert "dmsc-kept-until" in response.headers
@@ -149,8 +155,8 @@ async def test_feedback_is_the_askers_own(keeping: Keeping) -> None:
 async def test_a_withdrawal_erases_and_lasts(keeping: Keeping) -> None:
     await keeping.post("/v1/consents/letters/give", "ruth")
     await keeping.ask()
-    await keeping.ask(said="train", user="ruth", **{"user": "customer"})
-    await keeping.ask(said="train", user="rob")
+    await keeping.ask(said="train", user="customer")
+    await keeping.ask("rob", said="train")
     kept = await keeping.until(3)
     began = time.time()
     withdrawn = await keeping.post("/v1/consents/letters/withdraw", "ruth")
@@ -171,7 +177,7 @@ def key_of(item: KeptItem) -> dict[str, str]:
 
 async def test_a_collection_is_its_owners_and_goes_with_a_subject(keeping: Keeping, gateway: Gateway) -> None:
     for user, subject in (("rob", "a"), ("rob", "b"), ("olga", "c")):
-        await keeping.ask(user, said="train", **{"user": subject})
+        await keeping.ask(user, said="train", user=subject)
     await keeping.until(3)
     kept = "/v1/services/letters/kept"
     for user in ("vera", "rob", "olga"):
@@ -183,7 +189,7 @@ async def test_a_collection_is_its_owners_and_goes_with_a_subject(keeping: Keepi
     assert len(await keeping.items()) == 3
     # An operator may erase what they may not read.
     assert (await keeping.post(f"{kept}/erase", "olga", {"user": "rob"})).json()["items"] == 2
-    await keeping.ask("ruth", said="train", **{"user": "d"})
+    await keeping.ask("ruth", said="train", user="d")
     await keeping.until(2)
 
     made = (await keeping.post(f"{kept}/collections", "ruth")).json()
@@ -242,8 +248,8 @@ async def test_what_ends_is_gone(keeping: Keeping, gateway: Gateway) -> None:
 
 
 async def test_a_subject_of_one_user_is_not_that_of_another(keeping: Keeping) -> None:
-    await keeping.ask("ruth", said="train", **{"user": "same"})
-    await keeping.ask("rob", said="train", **{"user": "same"})
+    await keeping.ask("ruth", said="train", user="same")
+    await keeping.ask("rob", said="train", user="same")
     first, second = sorted(await keeping.until(2), key=lambda item: item.at)
     assert first.subject != second.subject
     await keeping.post("/v1/consents/letters/withdraw", "rob", {"subject": "same"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import signal
@@ -11,6 +12,7 @@ import pytest
 
 from bus import subjects
 from bus.server.embedded import EmbeddedServer
+from dmsc.backflow.learning import LearnOptions, learn
 from dmsc.client.async_client import AsyncClient
 from schemas.job import JobSpec, JobState
 from schemas.registry import InstanceState, ServiceRecord
@@ -69,9 +71,9 @@ def served(job: str) -> JobSpec:
     )
 
 
-async def ready(client: AsyncClient) -> ModelService:
+async def ready(client: AsyncClient, name: str = "library") -> ModelService:
     async def found() -> ModelService | None:
-        service = await client.service("library")
+        service = await client.service(name)
         (version,) = service.versions
         assert version.state is not VersionState.REFUSED, version.reason
         return service if version.state is VersionState.READY else None
@@ -134,6 +136,44 @@ async def test_answers_are_the_same_whoever_dies(own: OwnMesh, witness: Witness,
     assert all(task.result() for task in asking)
     assert "owners lost" in log_of(own, "gateway-a") + log_of(own, "gateway-b")
     await client.stop_service("library")
+
+
+async def test_what_was_asked_is_learnt_by_the_next_version(witness: Witness, client: AsyncClient) -> None:
+    """Both sides agree; a version is trained on it, passes, gets a part; and is named when it is erased."""
+    job = await witness.submit(tiny_job("teaches", training={"steps": 3, "validation_microbatches": 0}))
+    assert (await witness.ended(job)).state is JobState.DONE
+    serve = {"service": "diary", "keep": {"share": 1.0}}
+    await client.deploy(tiny_job("keeps", initial_weights=f"job:{job}", serve=serve))
+    await ready(client, "diary")
+    for seed, prompt in enumerate(PROMPTS):
+        tokens = CONTEXT - len(prompt) - 1
+        await client.complete("diary", prompt, tokens=tokens, temperature=1, seed=seed, consent=True)
+    await client.complete("diary", "not this", consent=False)
+
+    async def all_kept() -> bool:
+        return (await client.kept("diary")).items == len(PROMPTS)
+
+    await eventually(all_kept)
+    exam = {"exam": {"source": f"file://{argparse.__file__}", "format": "text"}}
+    data = {"kind": "text", "field": "text", "validation": exam, "validation_fraction": 0.0}
+    file = tiny_job("learns", data=data, training={"steps": 4})
+    options = LearnOptions(model="diary", worse=10.0, canary=1000)
+    learned = await learn(client, "diary", file, options, lambda text: None)
+    assert (learned.collection.items, learned.verdict.passed) == (len(PROMPTS), True), learned.verdict
+    assert learned.verdict.before != learned.verdict.after
+    service = await client.service("diary")
+    assert service.weights == {"v1": 9000, "learnt-1": 1000}
+    assert (await client.complete("diary@learnt-1", "def ")).choices[0].text
+    candidate = await client.model("diary@candidate")
+    assert (candidate.reference, candidate.lineage.job) == (learned.reference, learned.job)
+    assert [each.source for each in candidate.lineage.data][:1] == [learned.collection.source]
+
+    erased = await client.erase_kept("diary", "rita")
+    assert (erased.items, erased.collections) == (len(PROMPTS), (1,))
+    assert set(erased.jobs) == {learned.job, learned.before}
+    assert erased.models == (learned.reference,)
+    assert erased.versions == ("diary@learnt-1",)
+    await client.stop_service("diary")
 
 
 async def writer_of_open_answers(witness: Witness) -> str:

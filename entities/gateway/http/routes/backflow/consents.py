@@ -27,9 +27,7 @@ def consents(context: HttpContext) -> APIRouter:
         found = await bearer.run(operations.consents(subject))
         return page.of(ConsentPage, found, lambda each: (each.service,))
 
-    @router.post(
-        "/consents/{service}/give", response_model=ConsentGiven, openapi_extra=body_of(ConsentBody)
-    )
+    @router.post("/consents/{service}/give", response_model=ConsentGiven, openapi_extra=body_of(ConsentBody))
     async def give(service: ServiceName, bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
         """Have your later requests to a service kept, as its `serve.keep` says, and trained on."""
         text = await context.body(keyed)
@@ -40,7 +38,7 @@ def consents(context: HttpContext) -> APIRouter:
         "/consents/{service}/withdraw", response_model=ConsentGiven, openapi_extra=body_of(ConsentBody)
     )
     async def withdraw(service: ServiceName, bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
-        """Have nothing kept any more, and erase what is; your own withdrawal counts for all whom you serve."""
+        """Have nothing kept any more, and erase what is; your own word counts for all whom you serve."""
         text = await context.body(keyed)
         body = parse(ConsentBody, text or b"{}")
         return await context.command(keyed, bearer, operations.withdraw(service, body.subject), text)

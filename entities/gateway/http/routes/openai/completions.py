@@ -46,8 +46,8 @@ ConsentHeader = Annotated[
     Literal["train", "none"] | None,
     Header(
         alias="dmsc-consent",
-        description="`train`: this request may be kept and trained on, if its service keeps requests; `none`: "
-        "it may not, whatever was said before",
+        description="`train`: this request may be kept and trained on, if its service keeps requests; "
+        "`none`: it may not, whatever was said before",
     ),
 ]
 KEPT_UNTIL = "dmsc-kept-until"

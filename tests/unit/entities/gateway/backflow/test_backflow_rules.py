@@ -89,7 +89,7 @@ def test_what_is_left_out_is_counted_and_too_few_users_are_refused() -> None:
     chosen = choose(items, share=1.0, min_rating=0.0, lasts_until=10.0)
     assert chosen.items == (rated,)
     assert chosen.dropped == {"rating": 2, "ends too soon": 1}
-    with pytest.raises(BadInput, match="4 users have items; a share of 0.2 for each needs 5"):
+    with pytest.raises(BadInput, match=r"4 users have items; a share of 0\.2 for each needs 5"):
         choose(items, share=0.2, min_rating=None, lasts_until=0.0)
     with pytest.raises(BadInput, match="no items to train on: none is kept"):
         choose([], share=1.0, min_rating=None, lasts_until=0.0)
@@ -107,10 +107,22 @@ def test_lines_have_no_pseudonym_and_a_correction_in_place_of_the_answer() -> No
 
 def test_items_are_redacted_and_have_only_the_parts_that_are_kept() -> None:
     terms = KeptTerms(
-        user="u", subject="u", standing=False, days=2, messages=(KeptMessage(role="user", text="I am a@b.com"),)
+        user="u",
+        subject="u",
+        standing=False,
+        days=2,
+        messages=(KeptMessage(role="user", text="I am a@b.com"),),
     )
     generation = Generation(
-        id="g", service="s", version="v", job="j", user="ruth", writer="w", session=1, most_tokens=1, began=50.0
+        id="g",
+        service="s",
+        version="v",
+        job="j",
+        user="ruth",
+        writer="w",
+        session=1,
+        most_tokens=1,
+        began=50.0,
     )
     kept = item_of(generation, terms, KeepSpec(), lambda: "call +49 30 1234567")
     assert kept is not None

@@ -135,7 +135,15 @@ def test_places_are_those_of_the_text_itself() -> None:
 
 
 def test_long_texts_of_one_kind_take_linear_time() -> None:
-    for text in ("a" * 200_000, "1" * 50_000, "a." * 50_000, "@" * 50_000, "1 " * 50_000, "a at " * 20_000, ":" * 50_000):
+    for text in (
+        "a" * 200_000,
+        "1" * 50_000,
+        "a." * 50_000,
+        "@" * 50_000,
+        "1 " * 50_000,
+        "a at " * 20_000,
+        ":" * 50_000,
+    ):
         redact([text])
 
 
