@@ -4,10 +4,10 @@
 
 *Consent*: requests of a hundred users to three services (one keeps all, one only prompts for a week, one
 nothing) are answered and stored on a real server, 64 at a time. Requests say train, none or nothing;
-meanwhile users give standing consents, withdraw them, and are erased. What is stored is compared with what was
-said, by the times that the records have. *Redaction*: texts by `planted_texts`; `recall` counts what was planted
-of which no six letters or digits in a row can be read any more, `precision` how many of what was taken out were
-planted, `harmless changed` the texts without anything planted of which something was taken out.
+meanwhile users give standing consents, withdraw them, and are erased. What is stored is compared with what
+was said, by the times that the records have. *Redaction*: texts by `planted_texts`; `recall` counts what was
+planted of which no six letters or digits in a row can be read any more, `precision` how many of what was
+taken out were planted, `harmless changed` the texts without anything planted of which something was taken.
 """
 
 from __future__ import annotations

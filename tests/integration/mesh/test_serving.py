@@ -138,8 +138,11 @@ async def test_answers_are_the_same_whoever_dies(own: OwnMesh, witness: Witness,
     await client.stop_service("library")
 
 
-async def test_what_was_asked_is_learnt_by_the_next_version(witness: Witness, client: AsyncClient) -> None:
+async def test_what_was_asked_is_learnt_by_the_next_version(
+    own: OwnMesh, witness: Witness, client: AsyncClient
+) -> None:
     """Both sides agree; a version is trained on it, passes, gets a part; and is named when it is erased."""
+    own.start("model-registry", ["run", "model-registry"])
     job = await witness.submit(tiny_job("teaches", training={"steps": 3, "validation_microbatches": 0}))
     assert (await witness.ended(job)).state is JobState.DONE
     serve = {"service": "diary", "keep": {"share": 1.0}}
