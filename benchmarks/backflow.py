@@ -184,7 +184,7 @@ def redaction(texts: int, planter: Planter) -> dict[str, Any]:
             peer_left += kind == "phone" and is_left(value, by_phonenumbers(made.text))
             if is_left(value, found.texts[0]):
                 left[kind] += 1
-                examples.append(f"{kind}: {found.texts[0]}")
+                examples.append(f"{kind} {value}: {found.texts[0]}")
     recalled = {kind: round(1 - left[kind] / planted[kind], 4) for kind in FRAMES if planted[kind]}
     return {
         "planted": planted.total(),

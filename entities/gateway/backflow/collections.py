@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable
+from typing import Any
 
 from bus import subjects
 from bus.connection import Bus
@@ -107,7 +108,7 @@ class KeptCollections:
 
     async def remove(self, collection: KeptCollection, why: str) -> None:
         """Removes a file; that somebody else has done so is no error."""
-        names = {"service": collection.service, "number": collection.number}
+        names: dict[str, Any] = {"service": collection.service, "number": collection.number}
         await self._objects.delete(_object(collection.service, collection.number))
         gone = collection.model_copy(update={"removed_at": time.time(), "why": why})
         await self._bucket.put(gone, **names)

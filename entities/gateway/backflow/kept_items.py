@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import Any
 
 from bus import subjects
 from bus.connection import Bus
@@ -96,7 +97,7 @@ class KeptItems:
                 void.add(item.item)
         return void
 
-    async def erase(self, service: str, **tokens: str) -> int:
+    async def erase(self, service: str, **tokens: Any) -> int:
         """Deletes the items of one user or subject; returns how many there were.
 
         `tokens`: `user`, and `subject` if it is one alone.
@@ -111,5 +112,5 @@ class KeptItems:
         return len(listed)
 
 
-def _key(item: KeptItem) -> dict[str, str]:
+def _key(item: KeptItem) -> dict[str, Any]:
     return {"service": item.service, "user": item.user, "subject": item.subject, "item": item.item}

@@ -24,7 +24,10 @@ class Found:
     kind: str
 
 
-_IBAN = re.compile(r"(?<![A-Za-z0-9])[A-Za-z]{2}[\s.-]?[0-9]{2}(?:[\s.:/_-]{0,2}[A-Za-z0-9]){11,32}")
+_GAP = r"[\s.:/_-]{0,2}"
+_IBAN = re.compile(
+    rf"(?<![A-Za-z0-9])(?=([A-Za-z]{_GAP}[A-Za-z]{_GAP}[0-9]{_GAP}[0-9](?:{_GAP}[A-Za-z0-9]){{11,29}}))"
+)
 _CARD = re.compile(r"(?<![0-9])[0-9](?:[\s.,:/_|*()-]{0,3}[0-9]){11,29}(?![0-9])")
 _RUN = re.compile(
     r"(?:(?<![\w+])\+\s?)?(?<![0-9])(?:[(\[]\s?)?[0-9](?:[ .()/_\-~]{0,3}[0-9]){4,60}"
@@ -54,8 +57,9 @@ def find_numbers(text: str) -> Iterator[Found]:
     if not any(map(str.isdigit, text)):
         return
     yield from _ibans(text)
+    text = _without_times(text)
     yield from _cards(text)
-    yield from _phones(_without_times(text))
+    yield from _phones(text)
 
 
 def _without_times(text: str) -> str:
@@ -66,17 +70,25 @@ def _without_times(text: str) -> str:
 
 
 # --- with check digits --------------------------------------------------------------------------------------
-IBAN_LENGTHS = range(34, 14, -1)
+_BY_LENGTH = {
+    **{15: "NO", 16: "BE", 18: "DK FI FK FO GL NL SD", 19: "MK SI", 20: "AT BA EE KZ LT LU MN XK"},
+    **{21: "CH HR LI LV", 22: "BG BH CR DE GB GE IE ME RS VA", 23: "AE GI IL IQ OM SO TL"},
+    **{24: "AD CZ ES MD PK RO SA SE SK TN VG", 25: "LY PT ST", 26: "IS TR", 27: "BI DJ FR GR IT MC MR SM"},
+    **{28: "AL AZ BY CY DO GT HN HU LB NI PL SV", 29: "BR EG PS QA UA", 30: "JO KW MU YE", 31: "MT SC"},
+    **{32: "LC", 33: "RU"},
+}
+IBAN_LENGTHS = {country: length for length, listed in _BY_LENGTH.items() for country in listed.split()}
+"""Country → letters and digits of its IBANs (registry of ISO 13616, release 99)."""
 
 
 def _ibans(text: str) -> Iterator[Found]:
     for match in _IBAN.finditer(text):
-        places = [place for place in range(match.start(), match.end()) if text[place].isalnum()]
+        start, end = match.span(1)
+        places = [place for place in range(start, end) if text[place].isalnum()]
         compact = "".join(text[place] for place in places).upper()
-        for length in IBAN_LENGTHS:
-            if length <= len(compact) and is_iban(compact[:length]):
-                yield Found(match.start(), places[length - 1] + 1, "iban")
-                break
+        length = IBAN_LENGTHS.get(compact[:2], 0)
+        if 0 < length <= len(compact) and is_iban(compact[:length]):
+            yield Found(start, places[length - 1] + 1, "iban")
 
 
 def is_iban(compact: str) -> bool:

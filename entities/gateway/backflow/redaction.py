@@ -104,7 +104,9 @@ _NAMED = re.compile(
     (?P<value>[^\s"'`<>,;]{3,500})"""
 )
 _LONG = re.compile(r"(?<![A-Za-z0-9])[A-Za-z0-9+/_=.~-]{20,4096}(?![A-Za-z0-9])")
-_PIECE = re.compile(r"[A-Za-z0-9+]{20,}")
+_PIECE = re.compile(r"[A-Za-z0-9+/]{20,}")
+_LONE_SMALL = re.compile(r"(?<=[A-Z0-9])[a-z](?=[A-Z0-9])")
+"""A small letter alone between others: words that are written together have none."""
 
 
 def _secrets(text: str) -> Iterator[Found]:
@@ -128,11 +130,14 @@ def _secrets(text: str) -> Iterator[Found]:
 
 def _is_drawn(piece: str) -> bool:
     """Whether letters and digits follow each other as in what was drawn, not as in words and numbers."""
-    digits = sum(map(str.isdigit, piece))
-    if not 2 <= digits < len(piece):
+    if len(set(piece)) < 8 or ("/" in piece and piece.lower() == piece):  # a path
+        return False
+    if len(_LONE_SMALL.findall(piece)) >= 2 and piece.upper() != piece:
+        return True
+    if not 2 <= sum(map(str.isdigit, piece)) < len(piece):
         return False
     changes = sum(a.isdigit() != b.isdigit() for a, b in pairwise(piece))
-    return changes >= 4 and len(set(piece)) >= 8
+    return changes >= (3 if len(piece) >= 32 else 4)
 
 
 # --- addresses ----------------------------------------------------------------------------------------------

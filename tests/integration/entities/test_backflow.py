@@ -46,12 +46,11 @@ class Keeping:
         return [entry.message for entry in await self.bus.bucket(subjects.KEPT_ITEM).entries()]
 
     async def until(self, count: int) -> list[KeptItem]:
-        async def there() -> list[KeptItem] | None:
-            items = await self.items()
-            return items if len(items) == count else None
+        async def are_there() -> bool:
+            return len(await self.items()) == count
 
-        items: list[KeptItem] = await eventually(there)
-        return items
+        await eventually(are_there)
+        return await self.items()
 
 
 @pytest.fixture
