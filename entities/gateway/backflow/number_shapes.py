@@ -64,20 +64,23 @@ def find_numbers(text: str) -> Iterator[Found]:
 
 def _without_times(text: str) -> str:
     """The text with letters in place of dates, times and decimal fractions."""
-    for pattern in (_DATE, _FRACTION):
-        text = pattern.sub(lambda match: "d" * len(match[0]), text)
-    return text
+
+    def fraction(match: re.Match[str]) -> str:
+        before = match.string[max(0, match.start() - 40) : match.start()]
+        return match[0] if _PHONE_WORD.search(before) else "d" * len(match[0])
+
+    return _FRACTION.sub(fraction, _DATE.sub(lambda match: "d" * len(match[0]), text))
 
 
 # --- with check digits --------------------------------------------------------------------------------------
-_BY_LENGTH = (
-    "NO15 BE16 DK18 FI18 FK18 FO18 GL18 NL18 SD18 MK19 SI19 AT20 BA20 EE20 KZ20 LT20 LU20 MN20 XK20 CH21 HR21 "
-    "LI21 LV21 BG22 BH22 CR22 DE22 GB22 GE22 IE22 ME22 RS22 VA22 AE23 GI23 IL23 IQ23 OM23 SO23 TL23 AD24 CZ24 "
-    "ES24 MD24 PK24 RO24 SA24 SE24 SK24 TN24 VG24 LY25 PT25 ST25 IS26 TR26 BI27 DJ27 FR27 GR27 IT27 MC27 MR27 "
-    "SM27 AL28 AZ28 BY28 CY28 DO28 GT28 HN28 HU28 LB28 NI28 PL28 SV28 BR29 EG29 PS29 QA29 UA29 JO30 KW30 MU30 "
-    "YE30 MT31 SC31 LC32 RU33"
+_BY_COUNTRY = (
+    "NO15 BE16 DK18 FI18 FK18 FO18 GL18 NL18 SD18 MK19 SI19 AT20 BA20 EE20 KZ20 LT20 LU20 MN20 "
+    "XK20 CH21 HR21 LI21 LV21 BG22 BH22 CR22 DE22 GB22 GE22 IE22 ME22 RS22 VA22 AE23 GI23 IL23 "
+    "IQ23 OM23 SO23 TL23 AD24 CZ24 ES24 MD24 PK24 RO24 SA24 SE24 SK24 TN24 VG24 LY25 PT25 ST25 "
+    "IS26 TR26 BI27 DJ27 FR27 GR27 IT27 MC27 MR27 SM27 AL28 AZ28 BY28 CY28 DO28 GT28 HN28 HU28 "
+    "LB28 NI28 PL28 SV28 BR29 EG29 PS29 QA29 UA29 JO30 KW30 MU30 YE30 MT31 SC31 LC32 RU33"
 )
-IBAN_LENGTHS = {each[:2]: int(each[2:]) for each in _BY_LENGTH.split()}
+IBAN_LENGTHS = {each[:2]: int(each[2:]) for each in _BY_COUNTRY.split()}
 """Country → letters and digits of its IBANs (registry of ISO 13616, release 99)."""
 
 
@@ -86,9 +89,20 @@ def _ibans(text: str) -> Iterator[Found]:
         start, end = match.span(1)
         places = [place for place in range(start, end) if text[place].isalnum()]
         compact = "".join(text[place] for place in places).upper()
-        length = IBAN_LENGTHS.get(compact[:2], 0)
-        if 0 < length <= len(compact) and is_iban(compact[:length]):
-            yield Found(start, places[length - 1] + 1, "iban")
+        lengths = [IBAN_LENGTHS.get(compact[:2], 0)]
+        if text[places[0]].isupper():  # one with a slip of the pen, up to where a group ends
+            ends = (n for n in range(len(places), 14, -1) if _ends_group(text, places, n))
+            lengths += ends
+        for length in lengths:
+            if 0 < length <= len(compact) and is_iban(compact[:length]):
+                yield Found(start, places[length - 1] + 1, "iban")
+                break
+
+
+def _ends_group(text: str, places: list[int], count: int) -> bool:
+    """Whether no letter or digit follows the first `count` of those at `places`."""
+    after = places[count - 1] + 1
+    return after >= len(text) or not text[after].isalnum()
 
 
 def is_iban(compact: str) -> bool:

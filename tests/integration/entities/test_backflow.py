@@ -93,7 +93,7 @@ async def test_nothing_is_kept_unless_both_say_so(keeping: Keeping, gateway: Gat
         assert response.status_code == 200, response.text
         assert "dmsc-kept-until" not in response.headers
     plain = await keeping.post("/v1/consents/plain/give", "ruth")
-    assert (plain.status_code, "keeps nothing" in plain.text) == (400, True)
+    assert (plain.status_code, "keeps nothing" in plain.text) == (422, True)
     await settled(gateway)
     assert await keeping.items() == []
 
@@ -144,7 +144,7 @@ async def test_feedback_is_the_askers_own(keeping: Keeping) -> None:
     asked = await keeping.ask(said="train")
     body = {"generation": asked.headers["dmsc-generation"], "rating": -1, "correction": "write b@c.de"}
     assert (await keeping.post("/v1/feedback", "rob", body)).status_code == 404
-    assert (await keeping.post("/v1/feedback", "ruth", body | {"rating": 2})).status_code == 400
+    assert (await keeping.post("/v1/feedback", "ruth", body | {"rating": 2})).status_code == 422
     assert (await keeping.post("/v1/feedback", "ruth", body)).status_code == 200
     (item,) = await keeping.items()
     assert item.feedback is not None
@@ -197,7 +197,7 @@ async def test_a_collection_is_its_owners_and_goes_with_a_subject(keeping: Keepi
     assert len(lines) == 2
     assert json.loads(lines[0])["messages"][0] == {"role": "user", "content": "I am [EMAIL]"}
     refused = await keeping.post(f"{kept}/collections", "ruth", {"share": 0.4})
-    assert (refused.status_code, "2 users have items" in refused.text) == (400, True)
+    assert (refused.status_code, "2 users have items" in refused.text) == (422, True)
 
     # A job that has read it is named; another user may not read it, and no data set is built of it.
     learnt = job("learnt", spec=spec(data={"kind": "text", "source": made["source"]}), user="ruth")
