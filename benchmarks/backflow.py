@@ -100,6 +100,7 @@ class Traffic:
             if terms is None:
                 return
             kept = with_messages(terms, [("user", planted.text)])
+            assert kept is not None
             self.keeping.take(generation.model_copy(update={"keep": kept}), lambda: "an answer")
             await asyncio.sleep(self._chance.random() / 100)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from bus.logs import get_logger
@@ -116,10 +116,16 @@ class RequestKeeping:
             await self._stores.close()
 
 
-def with_messages(terms: KeptTerms, messages: Sequence[tuple[str, str]]) -> KeptTerms:
-    """The terms with what was asked, as (role, text). Pure."""
+def with_messages(terms: KeptTerms, messages: Sequence[tuple[str, str]]) -> KeptTerms | None:
+    """The terms with what was asked, as (role, text); None: it is too long to be kept. Pure."""
+    if _bytes_of(messages) > MOST_ITEM_BYTES:
+        return None
     asked = tuple(KeptMessage(role=role, text=text) for role, text in messages)
     return terms.model_copy(update={"messages": asked})
+
+
+def _bytes_of(messages: Iterable[tuple[str, str]]) -> int:
+    return sum(len(text.encode("utf-8", "replace")) for _, text in messages)
 
 
 def item_of(
@@ -129,7 +135,7 @@ def item_of(
     messages = [(each.role, each.text) for each in terms.messages] if "prompt" in rules.parts else []
     if "answer" in rules.parts:
         messages.append(("assistant", answer()))
-    if not messages or sum(len(text.encode("utf-8", "replace")) for _, text in messages) > MOST_ITEM_BYTES:
+    if not messages or _bytes_of(messages) > MOST_ITEM_BYTES:
         return None
     redacted = redact([text for _, text in messages], rules.hide)
     kept = [

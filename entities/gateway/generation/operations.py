@@ -295,7 +295,7 @@ class GenerationOperations:
         template: Generation,
         prompts: Sequence[tuple[int, ...]],
         choices: int,
-        keep: Sequence[KeptTerms],
+        keep: Sequence[KeptTerms | None],
     ) -> Answering:
         for prompt in prompts:
             _check_length(len(prompt), template.most_tokens, version)
@@ -337,7 +337,7 @@ class GenerationOperations:
         said: Said,
         subject: str | None,
         asked: Callable[[], list[list[tuple[str, str]]]],
-    ) -> tuple[KeptTerms, ...]:
+    ) -> tuple[KeptTerms | None, ...]:
         """The terms on which each of a request's prompts is kept; none: nothing of it is."""
         terms = None if self.keeping is None else await self.keeping.terms(template, said, subject)
         return () if terms is None else tuple(with_messages(terms, messages) for messages in asked())
