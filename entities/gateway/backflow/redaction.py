@@ -93,13 +93,16 @@ _SHAPES = re.compile(
     )""",
     re.VERBOSE,
 )
+_WORD = re.compile(r"[A-Za-z0-9._/+=~-]{14,}")
+"""Where a shape may lie: most words of a text are shorter, and are not looked at again."""
+_NAMES = ("pass", "pwd", "pw", "secret", "key", "token", "credential", "pin", "cv", "kennwort", "contrase")
 _IN_URL = re.compile(r"(?<=://)[^\s/?#@]{1,200}@")
 _AUTHORIZATION = re.compile(r"(?i)(?<![a-z])(?:bearer|basic)\s{1,3}([A-Za-z0-9._~+/=-]{8,4000})")
 _NAMED = re.compile(
     r"""(?ix)(?<![a-z])
     (?:pass(?:word|wort|wd|phrase|code)?|pwd|pw|secret|(?:api|access|private|secret|signing|account|auth)[\s_-]?key
     |(?:access|auth|api|bearer|refresh|client)[\s_-]?(?:token|secret)|token|credentials?|pin|cvv|cvc|kennwort
-    |mot\sde\spasse|contrase(?:ñ|n)a)
+    |contrase(?:ñ|n)a)
     ["'`*]{0,2}\s{0,3}(?:(?P<sign>:{1,2}=?|=>?|->)|(?P<verb>is|are|was|ist|lautet|est|es)\b:?)\s{0,3}["'`*<]{0,2}
     (?P<value>[^\s"'`<>,;]{3,500})"""
 )
@@ -110,12 +113,16 @@ _LONE_SMALL = re.compile(r"(?<=[A-Z0-9])[a-z](?=[A-Z0-9])")
 
 
 def _secrets(text: str) -> Iterator[Found]:
-    for pattern in (_PEM, _SHAPES, _IN_URL):
+    for pattern in (_PEM, _IN_URL):
         for match in pattern.finditer(text):
+            yield Found(match.start(), match.end(), "secret")
+    for word in _WORD.finditer(text):
+        for match in _SHAPES.finditer(text, *word.span()):
             yield Found(match.start(), match.end(), "secret")
     for match in _AUTHORIZATION.finditer(text):
         yield Found(*match.span(1), "secret")
-    for match in _NAMED.finditer(text):
+    lower = text.lower()
+    for match in _NAMED.finditer(text) if any(name in lower for name in _NAMES) else ():
         value = match["value"].rstrip(".!?)")
         # "the password is required" names none; "the password is hunter2" does.
         if len(value) >= 3 and (
@@ -180,10 +187,12 @@ _MAY_BE_SPACED = re.compile(
 
 
 def _addresses(text: str) -> Iterator[Found]:
-    for pattern in (_IPV4, _MAC):
-        for match in pattern.finditer(text):
-            yield Found(match.start(), match.end(), "ip")
-    for match in _IPV6.finditer(text):
+    for match in _IPV4.finditer(text):
+        yield Found(match.start(), match.end(), "ip")
+    colons = text.count(":")
+    for match in _MAC.finditer(text) if max(colons, text.count("-")) >= 5 else ():
+        yield Found(match.start(), match.end(), "ip")
+    for match in _IPV6.finditer(text) if colons >= 2 else ():
         if _is_ipv6(match[0]):
             yield Found(match.start(), match.end(), "ip")
 
