@@ -31,6 +31,7 @@ _USER = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*://)[^/@]*@")
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:")
 _FILE = re.compile(r"^(?:file|local):(?://)?", re.IGNORECASE)
 _MAGIC = re.compile(r"[*?\[]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def bus_name(url: str) -> str:
@@ -88,6 +89,8 @@ class UrlRules:
 
         `instead`: what else is possible where a folder may not be named; by default the bus.
         """
+        if unreadable := _CONTROL.search(url):
+            return f"{url!r} has a control character at {unreadable.start()}; no file's name has one"
         if self.everything or url.startswith(SECRET) or (url == STDLIB and not write):
             return ""
         url = _USER.sub(r"\1", url)

@@ -92,6 +92,7 @@ def serve(
             os.environ.update(environment)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             gc.enable()
             random.seed()
             while orphan and os.getppid() == parent:  # until the reaper is the parent
@@ -114,7 +115,12 @@ def serve(
                 return error.errno or errno.EIO
             return 0
 
-        failure = os.waitstatus_to_exitcode(os.waitpid(fork(answer, name), 0)[1]) if orphan else answer()
+        # The server ignores SIGINT, and so would the child until it has its own handler: hold it till then.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            failure = os.waitstatus_to_exitcode(os.waitpid(fork(answer, name), 0)[1]) if orphan else answer()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         if failure:
             raise OSError(failure, os.strerror(failure))
     finally:
@@ -143,10 +149,12 @@ def fork(work: Callable[[], int], name: str | None) -> int:
 
 
 def end_with(work: Callable[[], int], name: str | None) -> NoReturn:
-    """Exit with the code that `work` returns. What it raises is printed, and the exit code is 1."""
+    """Exit with the code that `work` returns; 130 for SIGINT, 1 for what else it raises, which is printed."""
     code = 1
     try:
         code = work()
+    except KeyboardInterrupt:
+        code = 130
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException as error:

@@ -81,8 +81,9 @@ class AnswerText:
         return ToldToken(text, token.token, self._length, token.logprob, likeliest, token.digest)
 
     def _stop_in(self, text: str) -> int | None:
-        places = [place for stop in self._stop if (place := text.find(stop)) >= 0]
-        return min(places, default=None)
+        """Where the answer ends: the stop that is whole first counts, however tokens cut the text."""
+        found = [(place + len(stop), place) for stop in self._stop if (place := text.find(stop)) >= 0]
+        return min(found)[1] if found else None
 
     def _uncertain(self, text: str) -> int:
         """Characters at the end that may be the beginning of a stop."""

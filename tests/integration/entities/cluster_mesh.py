@@ -56,7 +56,9 @@ class Heard:
             self.messages.append(message)
             self._news.notify_all()
 
-    async def first(self, kind: type[Any], matching: Callable[[Any], bool] = lambda _: True) -> Any:
+    async def first(
+        self, kind: type[Any] | tuple[type[Any], ...], matching: Callable[[Any], bool] = lambda _: True
+    ) -> Any:
         def find() -> Message | None:
             return next((m for m in self.messages if isinstance(m, kind) and matching(m)), None)
 

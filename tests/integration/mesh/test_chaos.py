@@ -24,7 +24,7 @@ from tests.warm_processes import incubator
 
 STEPS = 12
 """Faults come at the first half of them: the rest takes longer than choosing and hitting somebody."""
-SLOW_MS = 50.0
+SLOW_MS = 120.0
 """Such a wait of a block keeps the job running until chaos has come."""
 
 

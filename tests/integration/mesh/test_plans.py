@@ -54,7 +54,7 @@ def test_the_planner_chooses_the_shape_and_the_record_has_its_forecast(plans_mes
         tiny_job(
             "auto",
             model={"args": {"layers": 4}},
-            training={"microbatches": 8, "validation_microbatches": 0},
+            training={"steps": 24, "microbatches": 8, "validation_microbatches": 0},
             parallel={"stages": "auto", "replicas": "auto", "slots": 4},
         ),
         20.0,

@@ -62,7 +62,7 @@ def test_the_layers_of_a_running_job_are_cut_anew_three_times(mesh: Mesh, replic
 
 
 def test_what_can_not_be_cut_is_refused_in_one_line(mesh: Mesh) -> None:
-    job = mesh.client.submit(shape("refused", training={"steps": 30})).job
+    job = mesh.client.submit(shape("refused", training={"steps": 10_000})).job
     until_step(mesh.client, job, 1)
 
     def said(*options: str) -> str:
@@ -84,5 +84,6 @@ def test_what_can_not_be_cut_is_refused_in_one_line(mesh: Mesh) -> None:
     mesh.client.recut(job, "0-4,5-7")
     with pytest.raises(Conflict, match=r"plan 1 \(0-4,5-7\) is being prepared"):
         mesh.client.recut(job, "0-5,6-7")
-    record = check_weights(mesh.client, job)
+    next(event for event in mesh.client.events(job) if event.recut and event.recut.state is RecutState.DONE)
+    record = mesh.client.cancel(job)
     assert [each.state for each in record.recuts] == [RecutState.DONE]

@@ -30,10 +30,10 @@ PROMPTS = ("def parse(", "import ", "class A", "    return", "x", "for each in",
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory, server: EmbeddedServer) -> Iterator[OwnMesh]:
     """Two clusters of three slots; gateways with HTTP doors."""
-    with OwnMesh(tmp_path_factory.mktemp("own"), [server]).running() as mesh:
-        for cluster in CLUSTERS:
-            mesh.retire(f"gateway-{cluster}")
-            mesh.start(f"gateway-{cluster}", ["run", "gateway", "--cluster", cluster, "--http-port", "0"])
+    mesh = OwnMesh(tmp_path_factory.mktemp("own"), [server])
+    for cluster in CLUSTERS:
+        mesh.commands[f"gateway-{cluster}"] = ["run", "gateway", "--cluster", cluster, "--http-port", "0"]
+    with mesh.running():
         yield mesh
 
 

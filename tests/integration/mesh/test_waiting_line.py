@@ -123,7 +123,7 @@ async def test_a_job_parks_for_one_of_higher_priority_and_goes_on_to_the_same_bi
 
 async def test_a_job_shrinks_for_others_and_grows_into_what_they_leave(witness: Witness) -> None:
     """It begins beyond what it wants, is at its minimum while both others run, and ends as it began."""
-    spec = padded(of_slots("wide", 1, 70), pad_ms=25.0)
+    spec = padded(of_slots("wide", 1, 120), pad_ms=25.0)
     within = ReplicaRange(min=1, want=2, max=4)
     spec = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"replicas": within})})
     wide = await witness.submit(spec)

@@ -70,3 +70,9 @@ def test_what_a_job_writes_goes_below_runs_or_a_named_folder() -> None:
 def test_anything_goes_where_the_operator_wants_that() -> None:
     assert not UrlRules.of(("*",), "/").refusal("/etc/shadow", write=True)
     assert UrlRules.of((), "/").refusal("/etc/shadow"), "the root of all files is no folder of jobs"
+
+
+def test_no_url_has_control_characters_whatever_is_allowed() -> None:
+    for rules in (UrlRules.of(["*"], "/srv"), UrlRules.of([], "/srv")):
+        found = rules.refusal("data/\0x")
+        assert found == "'data/\\x00x' has a control character at 5; no file's name has one"

@@ -1,9 +1,11 @@
-"""The client of prefork servers: what becomes of a request whose server is fast."""
+"""Prefork servers: what becomes of requests whose server is fast, and of signals to children just begun."""
 
 from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -43,3 +45,28 @@ async def test_a_server_may_have_answered_and_closed_before_the_client_looks(
         os.close(output)
     assert pid == os.getpid()
     assert answered  # the server was as fast as that
+
+
+SIGNALLED_EARLY = """
+import os, signal, socket
+from workers.process import prefork
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as `prefork.begin` does
+ours, theirs = socket.socketpair()
+start_reader, start_writer = os.pipe()
+output = os.open(os.devnull, os.O_WRONLY)
+socket.send_fds(ours, [b'[[], {}]\\n'], [output, start_reader])
+os.write(start_writer, b".")
+prefork.serve(
+    theirs, lambda arguments, further: 0, name="child", leave=lambda: os.kill(os.getpid(), signal.SIGINT)
+)
+pid = int(socket.recv_fds(ours, 64, 1)[0])
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_an_interrupt_of_a_child_that_has_just_begun_ends_it() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", SIGNALLED_EARLY], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (found.stdout.strip(), found.stderr) == ("130", "")

@@ -1,4 +1,4 @@
-"""Text and tokens: characters that are whole, stops that are found in time, and no torch."""
+"""Text and tokens: characters that are whole, and no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import BadInput
 from workers.data.text.tokenizer import ByteTokenizer, JsonTokenizer, SpecialTokens, TextTokenizer
-from workers.serving.tokens import GrowingText, ServedTokenizer, StopFinder
+from workers.serving.tokens import GrowingText, ServedTokenizer
 
 TEXT = "Grüße, 世界! 👩‍🔬 naïve  a\n\nb"
 
@@ -59,22 +59,7 @@ def test_special_tokens_are_no_text(byte_pairs: JsonTokenizer) -> None:
     assert "".join(grown(byte_pairs, [*hello, end, *hello])) == "hellohello"
 
 
-@given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.data())
-def test_a_stop_is_found_wherever_the_text_is_cut(text: str, stops: list[str], data: st.DataObject) -> None:
-    finder, released, at = StopFinder(stops), "", 0
-    while at < len(text):
-        size = data.draw(st.integers(1, 5))
-        released += finder.push(text[at : at + size])
-        at += size
-    released += finder.finish()
-    ends = [place for stop in stops if (place := text.find(stop)) >= 0]
-    assert released == text[: min(ends, default=len(text))]
-    assert (finder.found is not None) == bool(ends)
-
-
-def test_an_empty_stop_and_a_missing_tokenizer_are_named(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="stop: an empty text would end every answer at once"):
-        StopFinder([""])
+def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"^tokenizer .*nothing"):
         ServedTokenizer(str(tmp_path / "nothing"))
 

@@ -22,7 +22,7 @@ def main(payload: dict[str, Any], result: Path | None) -> int:
         os.kill(os.getpid(), signal.SIGKILL)
     if mishap == "hang":
         time.sleep(60)
-    if mishap == "large":  # it takes four times as long as one may do nothing, and works all the time
+    if mishap == "large":  # it takes twice as long as one may do nothing, and works all the time
         while time.process_time() < WORKS_S:
             pass
     if mishap == "endless":

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from entities.gateway.generation.answer_text import AnswerPiece, AnswerText
 from entities.gateway.generation.token_rates import TokenBuckets, TokenRate
 from entities.tokens.byte_tokens import Utf8Tokenizer
@@ -36,6 +41,44 @@ def test_a_stop_is_held_back_and_is_no_part_of_the_answer() -> None:
     assert [piece.text for piece in pieces(b"a\nb", ("\n\n",))] == ["a", "\nb"]
     assert pieces(b"a\n", ("\n\n",))[-1] == pieces(b"a\n", ("\n\n",))[-1]
     assert "".join(piece.text for piece in pieces(b"a\n", ("\n\n",))) == "a\n"
+
+
+class Words(Utf8Tokenizer):
+    """Each token is one of these texts."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.words = words
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(self.words[token] for token in tokens)
+
+    def text(self) -> Words:
+        return self
+
+    def add(self, token: int) -> str:
+        return self.words[token]
+
+    def end(self) -> str:
+        return ""
+
+
+@given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.data())
+def test_a_stop_is_found_wherever_tokens_cut_the_text(
+    text: str, stops: list[str], data: st.DataObject
+) -> None:
+    """The one that is whole first, and of these the longest."""
+    cut = []
+    while left := text[sum(map(len, cut)) :]:
+        cut.append(left[: data.draw(st.integers(1, 5))])
+    answer, released = AnswerText(Words(cut), stops), ""
+    for place in range(len(cut)):
+        made = GeneratedToken(
+            session=1, fence=1, position=place, token=place, ends="length" if place == len(cut) - 1 else ""
+        )
+        if (piece := answer.add(made)) is not None:
+            released += piece.text
+    ends = [(at + len(stop), at) for stop in stops if (at := text.find(stop)) >= 0]
+    assert released == text[: min(ends)[1] if ends else len(text)]
 
 
 def test_the_text_of_a_stop_token_is_left_out() -> None:
