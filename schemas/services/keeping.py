@@ -11,7 +11,6 @@ from pydantic import Field
 
 from schemas.base import Message, Part, Time, Token
 from schemas.marks import HOLDS_USER_VALUES, SECRET, Url
-from schemas.pages import Page
 from schemas.serve_spec import KeepSpec, KeptPart
 from schemas.services.generation import KeptMessage, KeptTerms
 
@@ -126,12 +125,6 @@ class ConsentGiven(Part):
     days: int = Field(0, description="for which it is given")
     parts: tuple[KeptPart, ...] = Field((), description="for which it is given")
     erased: int = Field(0, description="items that the withdrawal has deleted")
-
-
-class ConsentPage(Page):
-    """Your consents, by service."""
-
-    consents: tuple[ConsentGiven, ...]
 
 
 class FeedbackBody(Part):

@@ -6,9 +6,9 @@ from typing import Any
 
 from dmsc.client.calls.access_calls import segment
 from dmsc.client.gateway_requests import Gateways
+from schemas.pages import ConsentPage
 from schemas.services.keeping import (
     ConsentGiven,
-    ConsentPage,
     Feedback,
     KeptCollection,
     KeptErased,

@@ -16,7 +16,7 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from entities.gateway.backflow.collection_rules import choose, lines_of
 from entities.gateway.backflow.kept_items import KeptItems
-from entities.gateway.backflow.pseudonyms import Subject
+from entities.gateway.backflow.pseudonyms import Pseudonym
 from schemas.errors import Conflict, DmscError, NotFound
 from schemas.services.keeping import (
     MARK_DIGITS,
@@ -131,7 +131,7 @@ def marks_of(items: Iterable[KeptItem]) -> str:
     return " ".join(sorted(found)) if len(found) <= MOST_MARKS else ""
 
 
-def may_hold(collection: KeptCollection, who: Subject) -> bool:
+def may_hold(collection: KeptCollection, who: Pseudonym) -> bool:
     """Whether something of this subject is in the file; in 100,000 files it is wrong about one. Pure."""
     return not collection.marks or who.subject[:MARK_DIGITS] in collection.marks.split(" ")
 

@@ -8,7 +8,7 @@ from typing import Any
 from bus import subjects
 from bus.connection import Bus
 from entities.gateway.backflow.consent_rules import Said, Word, may_keep, withdrawn_at
-from entities.gateway.backflow.pseudonyms import Subject
+from entities.gateway.backflow.pseudonyms import Pseudonym
 from schemas.errors import Conflict
 from schemas.serve_spec import KeepSpec
 from schemas.services.keeping import Consent
@@ -61,17 +61,17 @@ class Consents:
         found: list[Consent] = [entry.message for entry in await self._bucket.entries(subject=subject)]
         return sorted(found, key=lambda consent: consent.service)
 
-    async def both(self, service: str, who: Subject) -> tuple[Consent | None, Consent | None]:
+    async def both(self, service: str, who: Pseudonym) -> tuple[Consent | None, Consent | None]:
         """What the subject has said, and what the token's user has."""
         own = await self.of(service, who.subject)
         return own, own if who.is_own else await self.of(service, who.user)
 
-    async def allow(self, service: str, who: Subject, rules: KeepSpec, said: Said, asked_at: float) -> Word:
+    async def allow(self, service: str, who: Pseudonym, rules: KeepSpec, said: Said, asked_at: float) -> Word:
         """By whose word a request may be kept; empty: it may not (see `may_keep`)."""
         if said == "none":
             return ""
         return may_keep(rules, said, asked_at, *await self.both(service, who))
 
-    async def withdrawn_at(self, service: str, who: Subject) -> float:
+    async def withdrawn_at(self, service: str, who: Pseudonym) -> float:
         """Up to when nothing of this subject is kept; below 0: nobody has withdrawn."""
         return withdrawn_at(await self.both(service, who))

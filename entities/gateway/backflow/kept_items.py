@@ -13,7 +13,7 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.messaging.key_value import KeyValueEntry
 from entities.gateway.backflow.consents import Consents
-from entities.gateway.backflow.pseudonyms import Subject
+from entities.gateway.backflow.pseudonyms import Pseudonym
 from schemas.errors import Conflict, NotFound
 from schemas.services.keeping import Feedback, KeptItem
 
@@ -44,7 +44,7 @@ class KeptItems:
             return False
         with suppress(Conflict):  # another gateway has stored it, or the user has said something of it
             await self._bucket.create(item, ttl_s=left_s, **_key(item))
-        if item.at <= await self._consents.withdrawn_at(item.service, Subject(item.user, item.subject)):
+        if item.at <= await self._consents.withdrawn_at(item.service, Pseudonym(item.user, item.subject)):
             await self._bucket.delete(**_key(item))
             return False
         return True
@@ -87,10 +87,10 @@ class KeptItems:
         return sorted(kept, key=lambda item: (item.at, item.item))
 
     async def _withdrawn(self, service: str, items: Iterable[KeptItem]) -> set[str]:
-        until: dict[Subject, float] = {}
+        until: dict[Pseudonym, float] = {}
         void: set[str] = set()
         for item in items:
-            who = Subject(item.user, item.subject)
+            who = Pseudonym(item.user, item.subject)
             if who not in until:
                 until[who] = await self._consents.withdrawn_at(service, who)
             if item.at <= until[who]:

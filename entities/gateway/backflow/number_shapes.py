@@ -90,9 +90,11 @@ def _ibans(text: str) -> Iterator[Found]:
         places = [place for place in range(start, end) if text[place].isalnum()]
         compact = "".join(text[place] for place in places).upper()
         lengths = [IBAN_LENGTHS.get(compact[:2], 0)]
-        if text[places[0]].isupper():  # one with a slip of the pen, up to where a group ends
-            ends = (n for n in range(len(places), 14, -1) if _ends_group(text, places, n))
-            lengths += ends
+        if text[places[0]].isupper() and text[places[1]].isupper():
+            # One with a slip of the pen, up to where a group ends.
+            lengths += (n for n in range(len(places), 14, -1) if _ends_group(text, places, n))
+        elif places[3] - places[0] != 3:
+            continue  # "at 23 degrees"
         for length in lengths:
             if 0 < length <= len(compact) and is_iban(compact[:length]):
                 yield Found(start, places[length - 1] + 1, "iban")

@@ -13,7 +13,7 @@ from bus.logs import get_logger
 from entities.gateway.backflow.collections import KeptCollections, may_hold
 from entities.gateway.backflow.consents import Consents
 from entities.gateway.backflow.kept_items import KeptItems
-from entities.gateway.backflow.pseudonyms import Pseudonyms, Subject
+from entities.gateway.backflow.pseudonyms import Pseudonym, Pseudonyms
 from entities.gateway.backflow.redaction import redact
 from entities.gateway.backflow.request_keeping import KeepingConfig, RequestKeeping
 from entities.gateway.operations.operation import Operation
@@ -197,7 +197,7 @@ class BackflowOperations:
                 return rules
         raise BadInput(f"service {service} keeps nothing: its versions have no `serve.keep`")
 
-    async def _erase(self, service: str, who: Subject, *, own: bool) -> KeptErased:
+    async def _erase(self, service: str, who: Pseudonym, *, own: bool) -> KeptErased:
         """First the word, then files, then items: whoever dies in between leaves what a repetition finds."""
         await self._consents.withdraw(service, who.subject, own=own)
         tokens = {"user": who.user} if who.is_own else {"user": who.user, "subject": who.subject}

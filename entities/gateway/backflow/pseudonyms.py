@@ -18,7 +18,7 @@ _DIGITS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class Pseudonym:
     """The pseudonyms of a token's user, and of whose request it is: the user's own, or of one they serve."""
 
     user: str
@@ -36,14 +36,14 @@ class Pseudonyms:
         self._bucket = bus.bucket(subjects.PSEUDONYM_KEY)
         self._key = b""
 
-    async def of(self, user: str, subject: str | None) -> Subject:
+    async def of(self, user: str, subject: str | None) -> Pseudonym:
         """Raises `Unavailable` while the key can't be read.
 
         A subject's pseudonym depends on its user's name: what others call their subjects is not theirs.
         """
         key = self._key or await self._read()
         own = _pseudonym(key, "user", user)
-        return Subject(own, own if not subject else _pseudonym(key, "subject", user, subject))
+        return Pseudonym(own, own if not subject else _pseudonym(key, "subject", user, subject))
 
     async def _read(self) -> bytes:
         entry = await self._bucket.get(leader=True, name=KEY_NAME)

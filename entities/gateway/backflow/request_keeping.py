@@ -12,7 +12,7 @@ from bus.tasks import TaskSet
 from entities.gateway.backflow.consent_rules import Said
 from entities.gateway.backflow.consents import Consents
 from entities.gateway.backflow.kept_items import KeptItems
-from entities.gateway.backflow.pseudonyms import Pseudonyms, Subject
+from entities.gateway.backflow.pseudonyms import Pseudonym, Pseudonyms
 from entities.gateway.backflow.redaction import redact
 from schemas.errors import DmscError
 from schemas.job import JobRecord
@@ -100,7 +100,7 @@ class RequestKeeping:
             return
         try:
             said: Said = "" if terms.standing else "train"
-            who = Subject(terms.user, terms.subject)
+            who = Pseudonym(terms.user, terms.subject)
             # Asked again: between question and answer a minute may lie, and a withdrawal.
             if await self._consents.allow(generation.service, who, rules, said, generation.began):
                 await self._items.store(item, rules.most)

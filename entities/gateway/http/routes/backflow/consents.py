@@ -9,7 +9,8 @@ from fastapi import APIRouter, Query, Response
 from entities.gateway.http.context import HttpContext
 from entities.gateway.http.requests import HttpBearer, IdempotencyKey, PageAsked, body_of, parse
 from entities.gateway.http.routes.services.records import ServiceName
-from schemas.services.keeping import ConsentBody, ConsentGiven, ConsentPage, Feedback, FeedbackBody
+from schemas.pages import ConsentPage
+from schemas.services.keeping import ConsentBody, ConsentGiven, Feedback, FeedbackBody
 
 SubjectAsked = Annotated[
     str | None, Query(min_length=1, max_length=200, description="one whom you serve; default: yourself")

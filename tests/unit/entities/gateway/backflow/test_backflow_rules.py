@@ -11,7 +11,7 @@ from entities.gateway.backflow.collection_rules import choose, lines_of, most_of
 from entities.gateway.backflow.collections import marks_of, may_hold
 from entities.gateway.backflow.consent_rules import Said, may_keep
 from entities.gateway.backflow.operations import made_of, trained_on
-from entities.gateway.backflow.pseudonyms import Subject
+from entities.gateway.backflow.pseudonyms import Pseudonym
 from entities.gateway.backflow.request_keeping import item_of
 from entities.model_records.model_index import ModelIndex
 from schemas.errors import BadInput
@@ -140,9 +140,9 @@ def test_whose_items_a_file_may_hold() -> None:
     counts = {"items": 1, "users": 1, "subjects": 1, "share": 1.0, "made_at": 1.0, "until": 2.0}
     marks = marks_of([item(1, "a" * 32), item(2, "b" * 32)])
     held = KeptCollection.model_validate({**made, **counts, "marks": marks})
-    assert may_hold(held, Subject("a" * 32, "a" * 32))
-    assert not may_hold(held, Subject("c" * 32, "c" * 32))
-    assert may_hold(held.model_copy(update={"marks": ""}), Subject("c" * 32, "c" * 32))
+    assert may_hold(held, Pseudonym("a" * 32, "a" * 32))
+    assert not may_hold(held, Pseudonym("c" * 32, "c" * 32))
+    assert may_hold(held.model_copy(update={"marks": ""}), Pseudonym("c" * 32, "c" * 32))
 
 
 def test_what_was_trained_on_a_file() -> None:
