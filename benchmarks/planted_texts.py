@@ -10,6 +10,7 @@ nobody.
 from __future__ import annotations
 
 import random
+import re
 import string
 import unicodedata
 from collections.abc import Callable
@@ -240,7 +241,9 @@ def core(text: str) -> str:
 
 
 def is_left(value: str, text: str) -> bool:
-    """Whether a part of what was planted can still be read in the text."""
-    planted, there = core(value), core(text)
+    """Whether a part of what was planted can still be read in the text, between what was put in its place."""
+    planted = core(value)
     size = min(len(planted), MOST_LEFT + 1)
-    return any(planted[place : place + size] in there for place in range(len(planted) - size + 1))
+    pieces = [core(piece) for piece in re.split(r"\[[A-Z]+\]", text)]
+    windows = (planted[place : place + size] for place in range(len(planted) - size + 1))
+    return any(window in piece for window in windows for piece in pieces)
