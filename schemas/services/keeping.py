@@ -104,7 +104,7 @@ MOST_MARKS = 40_000
 
 
 class PseudonymKey(Message, wire="service.pseudonym_key"):
-    """The key of pseudonyms, written once. Who deletes it severs all items from their subjects."""
+    """The key of pseudonyms, sealed to gateways. Who deletes it severs all items from their subjects."""
 
     key: Annotated[str, Field(repr=False), SECRET]
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from bus.connection import Bus
 from bus.logs import get_logger
+from bus.mesh.resealing import Resealing
 from entities.gateway.backflow.collections import KeptCollections, may_hold
 from entities.gateway.backflow.consents import Consents
 from entities.gateway.backflow.kept_items import KeptItems
@@ -18,6 +19,7 @@ from entities.gateway.backflow.redaction import redact
 from entities.gateway.backflow.request_keeping import KeepingConfig, RequestKeeping
 from entities.gateway.operations.operation import Operation
 from entities.model_records.model_index import ModelIndex
+from schemas.envelope import EntityKind
 from schemas.errors import BadInput, DmscError, NotFound
 from schemas.job import JobRecord
 from schemas.serve_spec import KeepSpec
@@ -64,6 +66,7 @@ class BackflowOperations:
     """What the HTTP routes call. `keeping` is what takes in requests."""
 
     def __init__(self, bus: Bus, known: MeshKnowledge, config: BackflowConfig = BackflowConfig()) -> None:
+        self._bus = bus
         self._known = known
         self._config = config
         self._pseudonyms = Pseudonyms(bus)
@@ -76,14 +79,17 @@ class BackflowOperations:
 
     async def run(self) -> None:
         """Removes files whose end has come, until cancelled; then what was answered is stored."""
+        resealing = Resealing(self._bus, EntityKind.GATEWAY, self._pseudonyms.seal_anew)
         try:
             while True:
                 try:
+                    await resealing.start()
                     await self.sweep()
                 except DmscError as error:
                     log.info("ended collections can't be removed now", code=error.code)
                 await asyncio.sleep(self._config.sweep_s)
         finally:
+            resealing.stop()
             await self.keeping.settle()
 
     async def sweep(self) -> int:

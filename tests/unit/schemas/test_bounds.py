@@ -61,6 +61,7 @@ ALLOWED: dict[str, set[str]] = {
         for size in ("context", "sessions", "chunk_tokens", "wave_tokens", "cache_mib", "batch")
     },
     "serve.batch_ms": {"zero"},
+    **{f"serve.keep.{name}": set() for name in ("days", "most", "share")},
     "training.steps": set(),
     "training.microbatches": set(),
     "training.microbatch_samples": set(),
