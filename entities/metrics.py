@@ -11,7 +11,17 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
-Kind = Literal["gauge", "counter"]
+Kind = Literal["gauge", "counter", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """The value of a histogram: how many values are at most each of `bounds`; last, how many there are."""
+
+    bounds: tuple[float, ...]
+    below: tuple[int, ...]
+    total: float
+    """The sum of all values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +37,22 @@ class Metric:
     def __call__(self, value: float, **labels: str) -> MetricReading:
         return MetricReading(self, tuple(labels[name] for name in self.labels), value)
 
+    def spread(self, values: Distribution, **labels: str) -> MetricReading:
+        """The reading of a histogram."""
+        return MetricReading(self, tuple(labels[name] for name in self.labels), values.below[-1], values)
+
 
 @dataclass(frozen=True, slots=True)
 class MetricReading:
-    """One value at this moment. `labels` has the labels' values, in the order of the metric's labels."""
+    """One value at this moment. `labels` has the labels' values, in the order of the metric's labels.
+
+    That of a histogram is how many values it has; `values` says how they are spread.
+    """
 
     metric: Metric
     labels: tuple[str, ...]
     value: float
+    values: Distribution | None = None
 
 
 @runtime_checkable
@@ -72,6 +90,9 @@ class _MetricRows:
     def counter(self, name: str, about: str, *labels: str) -> Metric:
         return self._add(name, "counter", about, labels)
 
+    def histogram(self, name: str, about: str, *labels: str) -> Metric:
+        return self._add(name, "histogram", about, labels)
+
     def _add(self, name: str, kind: Kind, about: str, labels: tuple[str, ...]) -> Metric:
         row = Metric(f"dmsc_{name}", kind, about, self.source, (*self.labels, *labels))
         METRICS.append(row)
@@ -89,6 +110,7 @@ _LINK = _MetricRows("router", ("job", "sid", "peer", "cluster"))
 _DEVICE = _MetricRows("router", ("cluster", "node", "device"))
 _NODE = _MetricRows("node agent", ("cluster", "node"))
 _GATEWAY = _MetricRows("gateway", ("gateway",))
+_SERVED = _MetricRows("gateway", ("gateway", "service", "version"))
 _SERVICE = _MetricRows("every process", ("service",))
 _PROCESS = _MetricRows("every process")
 
@@ -186,6 +208,10 @@ DATA_BYTES = _INSTANCE.counter(
     "bytes of stores by where they came from: memory, disk (the node's cache), neighbour, store",
     "tier",
 )
+SERVING_SESSIONS = _INSTANCE.gauge("instance_sessions", "answers that it works on")
+CACHE_ROWS = _INSTANCE.gauge("instance_cache_rows", "tokens that its keys and values have room for")
+CACHE_FREE = _INSTANCE.gauge("instance_cache_free_rows", "of them, those that no answer may take")
+WAVE_S = _INSTANCE.gauge("instance_wave_seconds", "duration of a wave, smoothed")
 BUBBLE = _ROUTER.gauge(
     "stage_bubble_ratio",
     "pipeline bubble: 1 − busy, mean over the stage's instances in this cluster",
@@ -265,6 +291,26 @@ BREAKER_OPENED = _GATEWAY.counter("gateway_breaker_opened_total", "times that th
 BUDGET_REFUSED = _GATEWAY.counter(
     "gateway_repeats_refused_total", "repetitions refused because they exceeded the budget"
 )
+
+# --- model services, by the gateways that answer --------------------------------------------------------
+SERVICE_REQUESTS = _SERVED.counter(
+    "service_requests_total",
+    "requests that are over, by outcome: ok, cancelled, or the code of an error",
+    "outcome",
+)
+SERVICE_TOKENS = _SERVED.counter(
+    "service_tokens_total",
+    "tokens of answers, and of prompts; those of an answer that another gateway went on with at both",
+    "kind",
+)
+SERVICE_FIRST_TOKEN_S = _SERVED.histogram(
+    "service_first_token_seconds", "from a session's begin at the gateway to its first token"
+)
+SERVICE_SESSIONS = _SERVED.gauge("service_sessions", "answers under way")
+SERVICE_WAITING = _SERVED.gauge("service_waiting_sessions", "of them, those without a token yet")
+SERVICE_WEIGHT = _SERVED.gauge("service_weight_ratio", "share of the traffic that the version should get")
+SERVICE_READY = _SERVED.gauge("service_ready", "1 while each stage of the version has a probed replica")
+SERVICE_REPLICAS = _SERVED.gauge("service_replicas", "replicas that the version should have", "stage")
 
 # --- each connection to the bus, and each process -------------------------------------------------------
 BUS_ROUND_TRIP_S = _SERVICE.gauge(

@@ -180,6 +180,30 @@ class SetQueueOrder(Part):
     jobs: tuple[Token, ...] = Field(min_length=1, max_length=256)
 
 
+class RollBack(Part):
+    """Give a version's traffic back to its service's stable version, and no copies to it any more.
+
+    The suggestion is about the version's job. It is done once, and holds nothing afterwards.
+    """
+
+    action: Literal["roll_back"] = "roll_back"
+    service: Token
+    version: Token
+
+
+class SetTraffic(Part):
+    """Share a service's traffic among its versions: ten-thousandths, 10,000 in all.
+
+    The suggestion is about the job of one of the versions. It is done once, if the service's record still has
+    the revision that whoever suggests it has seen.
+    """
+
+    action: Literal["set_traffic"] = "set_traffic"
+    service: Token
+    weights: dict[Token, int] = Field(max_length=64)
+    expected: int
+
+
 class NoAction(Part):
     """An observation without a suggested action; kept on the stream, never adopted."""
 
@@ -202,12 +226,16 @@ Action = (
     | CheckpointNow
     | ExpectFailures
     | SetQueueOrder
+    | RollBack
+    | SetTraffic
     | NoAction
 )
 
 
 RouteAction = SetWeights | AvoidInstance | UseBackup
 """Those that a stage's weights follow from; they are in an account of their own (ADR-0101)."""
+ServiceAction = RollBack | SetTraffic
+"""Those that change a service's traffic, by compare-and-set (ADR-0151); all others are about training."""
 
 
 def scope_of(action: Action) -> str:
@@ -219,6 +247,8 @@ def scope_of(action: Action) -> str:
             return f"instance {sid}"
         case SetQueueOrder():
             return "queue"
+        case RollBack(service=service) | SetTraffic(service=service):
+            return f"service {service}"
         case _:
             return "job"
 
@@ -286,6 +316,10 @@ def value_of(action: Action) -> str:
             return f"a failure every {between_s:g} s"
         case SetQueueOrder(jobs=jobs):
             return ", ".join(jobs)
+        case RollBack(version=version):
+            return f"without {version}"
+        case SetTraffic(weights=weights):
+            return ", ".join(f"{version} {weight / 100:g} %" for version, weight in sorted(weights.items()))
         case _:
             return ""
 

@@ -184,6 +184,8 @@ class JobSpec(Part):
         if self.serve is not None:
             named = {"array": self.array, "resume_from": self.resume_from}
             refuse_training({**named, "parallel.standbys": any(self.parallel.standbys_per_stage())})
+        elif (within := self.parallel.replica_range) is not None and not within.min:
+            raise ValueError("parallel.replicas: min 0 is for services, which start with a request: give 1")
         return self
 
     @model_validator(mode="after")
@@ -325,7 +327,7 @@ class FormerShape(Part):
     left_at: Time | None = Field(None, description="when it began to go back")
 
 
-class JobRecord(Message, wire="job.record", version=(1, 27)):
+class JobRecord(Message, wire="job.record", version=(1, 28)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -391,6 +393,7 @@ class JobRecord(Message, wire="job.record", version=(1, 27)):
     )
     ends_because: str = ""
     held: str = Field("", description="by whom it was parked, and why; it waits until it is resumed")
+    dormant: bool = Field(False, description="parked because nobody asks it; the next request resumes it")
     usage: JobUsage = JobUsage()
     resumed_held_s: float = Field(0.0, ge=0, description="of `usage`, before a person last resumed it")
 

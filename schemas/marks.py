@@ -31,6 +31,9 @@ HOLDS_USER_VALUES = Mark("holds user values")
 """A map with content of a user (or a service's caller): texts under a name that says password, token, secret,
 credential or key are secret."""
 
+PRIVATE = Mark("private")
+"""What a user asked or was answered: prompts, tokens, tensors. Its shape stays, with nothing in it."""
+
 REFERS = Mark("refers")
 """The id of an envelope that this message is about: it is one of the causes of this one."""
 

@@ -126,7 +126,7 @@ class DirectModule(Message, wire="policy.direct"):
     user: str
 
 
-class PolicySuggestion(Message, wire="policy.suggestion", version=(1, 6)):
+class PolicySuggestion(Message, wire="policy.suggestion", version=(1, 7)):
     """A module's suggestion: action, confidence, reason, and how long it is valid.
 
     `scope` is the part of the job that it concerns, by `scope_of`. `input_revision` is the last step that the
@@ -141,7 +141,9 @@ class PolicySuggestion(Message, wire="policy.suggestion", version=(1, 6)):
     reason: str
     input_revision: int
     valid_s: float = Field(gt=0)
-    scope: str = Field("", description="job, stage N, or instance SID; empty: of a sender that knows none")
+    scope: str = Field(
+        "", description="job, stage N, instance SID or service NAME; empty: of a sender that knows none"
+    )
     owner: Token = Field(names.MESH, description="as in the module's lifecycle")
     state: Digest = Field("", description="digest of the learnt state that it was made from; empty: none")
 

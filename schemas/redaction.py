@@ -1,5 +1,7 @@
 """Hides the secrets in a message's body that its schema marks (`schemas.marks`): each becomes `***`.
 
+Of what a user asked or was answered, the shape stays: numbers become 0, and texts `***`.
+
 It works on plain values, so a body that does not fit its schema is redacted as well. If a part has another
 shape than the schema says, and the schema has secrets in it, the whole part is hidden.
 """
@@ -14,7 +16,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from schemas.marks import HOLDS_URL, HOLDS_USER_VALUES, REFERS, SECRET
+from schemas.marks import HOLDS_URL, HOLDS_USER_VALUES, PRIVATE, REFERS, SECRET
 
 HIDDEN = "***"
 """Replaces a secret."""
@@ -72,7 +74,12 @@ def _masks(cls: type[BaseModel], outer: tuple[type[BaseModel], ...]) -> dict[str
 
 
 def _mask_of(kind: Any, marks: Iterable[Any], outer: tuple[type[BaseModel], ...]) -> Mask | None:
-    for mark, its_mask in ((SECRET, _hide), (HOLDS_URL, _hide_in_url), (HOLDS_USER_VALUES, _hide_named)):
+    for mark, its_mask in (
+        (SECRET, _hide),
+        (PRIVATE, _hide_content),
+        (HOLDS_URL, _hide_in_url),
+        (HOLDS_USER_VALUES, _hide_named),
+    ):
         if mark in marks:
             return its_mask
     origin, args = get_origin(kind), get_args(kind)
@@ -97,7 +104,7 @@ def _all_of(masks: list[Mask]) -> Mask:
 
     def mask(value: Any) -> Any:
         for one in masks:
-            if isinstance(value, Mapping | list | tuple) or one in (_hide, _hide_in_url):
+            if isinstance(value, Mapping | list | tuple) or one in (_hide, _hide_content, _hide_in_url):
                 value = one(value)
         return value
 
@@ -119,6 +126,17 @@ def _hide(value: Any) -> Any:
     if value is None:
         return None
     return HIDDEN.encode() if isinstance(value, bytes) else HIDDEN
+
+
+def _hide_content(value: Any) -> Any:
+    """Hide texts and numbers at any depth. Their number stays, so that the body still fits its schema."""
+    if isinstance(value, Mapping):
+        return {key: _hide_content(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_hide_content(one) for one in value]
+    if isinstance(value, bool | int | float):
+        return type(value)()
+    return _hide(value) if value else value
 
 
 def _hide_in_url(value: Any) -> Any:

@@ -32,6 +32,32 @@ class KeepSpec(Part):
     )
 
 
+class ScaleSpec(Part):
+    """When a version has more or fewer replicas, within `parallel.replicas: {min, want, max}` (ADR-0157)."""
+
+    fill: float = Field(
+        0.7,
+        gt=0,
+        le=1,
+        description="part of a replica's sessions, or of its cache, that is in use before another one comes; "
+        "higher: fewer slots; lower: room for bursts",
+    )
+    token_ms: float | None = Field(
+        None,
+        gt=0,
+        description="most milliseconds from a token to the next; slower ones want more replicas; not given: "
+        "only room counts",
+    )
+    up_s: float = Field(3.0, ge=0, description="for how long more is needed before replicas come, seconds")
+    down_s: float = Field(60.0, ge=0, description="for how long fewer do before one leaves, seconds")
+    idle_s: float = Field(
+        300.0,
+        gt=0,
+        description="with min: 0: for how long nobody asks before all slots are given back, seconds; the "
+        "next request starts the version",
+    )
+
+
 class ServeSpec(Part):
     """How one version of a model service answers.
 
@@ -63,6 +89,16 @@ class ServeSpec(Part):
         2.0, ge=0, le=1000, description="how long `predict` waits for company, milliseconds"
     )
     batch: int = Field(32, ge=1, le=4096, description="most requests of `predict` in one pass")
+    worse_nll: float | None = Field(
+        0.05,
+        ge=0,
+        le=100,
+        description="nats per token of users' prompts that it may be worse by than the stable version before "
+        "it goes back; null: quality is not compared",
+    )
+    scale: ScaleSpec = Field(
+        default_factory=ScaleSpec, description="when replicas come and go, where `replicas` is a range"
+    )
     tokenizer: Url | None = Field(
         None, description="`bytes`, or file, folder or URL of a tokenizer.json; not given: the weights' own"
     )

@@ -47,16 +47,21 @@ class Watts(Part):
     idle: Rate = 5.0
 
 
-class BudgetRule(Part):
-    """The most that a user, a tenant or a job may use in a period, and what happens then.
+_OWNERS = ("user", "tenant", "service", "job")
 
-    `stop` holds the user's or tenant's jobs: those that run park at a checkpoint, and all wait until the next
-    period or a larger budget. A job's own budget only warns: `automation.budget` in its file bounds it.
+
+class BudgetRule(Part):
+    """The most that a user, a tenant, a service or a job may use in a period, and what happens then.
+
+    `stop` holds the user's or tenant's jobs, or the service's versions: those that run park at a checkpoint,
+    and all wait until the next period or a larger budget. A job's own budget only warns: `automation.budget`
+    in its file bounds it.
     """
 
     user: str = Field("", max_length=120)
     tenant: str = Field("", max_length=120)
     job: str = Field("", max_length=120)
+    service: str = Field("", max_length=120)
     cost: Limit | None = None
     device_hours: Limit | None = None
     kwh: Limit | None = None
@@ -67,9 +72,9 @@ class BudgetRule(Part):
 
     def misfit(self) -> str:
         """Why it can't be a budget, with the remedy; empty: it can."""
-        named = [name for name in ("user", "tenant", "job") if getattr(self, name)]
+        named = [name for name in _OWNERS if getattr(self, name)]
         if not named:
-            return "a budget for nobody: give user, tenant or job"
+            return "a budget for nobody: give user, tenant, service or job"
         if len(named) > 1:
             return f"a budget for {' and '.join(named)}: give one of them"
         if not self.limits():
@@ -86,7 +91,7 @@ class BudgetRule(Part):
     @property
     def owner(self) -> str:
         """Whose it is, in words."""
-        names = (f"{name} {getattr(self, name)}" for name in ("user", "tenant", "job") if getattr(self, name))
+        names = (f"{name} {getattr(self, name)}" for name in _OWNERS if getattr(self, name))
         return next(names, "nobody")
 
 

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from schemas.base import Message, Part, Token
 from schemas.marks import HOLDS_USER_VALUES
+from schemas.services.generation import SessionLoad
 
 Trend = Literal["slower", "faster", "steady", ""]
 """The trend of a link's transfers from one window to the next; empty if there are too few."""
@@ -126,7 +127,7 @@ class DataFigures(Part):
     )
 
 
-class InstanceSample(Message, wire="telemetry.instance", version=(1, 5)):
+class InstanceSample(Message, wire="telemetry.instance", version=(1, 6)):
     """An instance's load and speed; sent once a second and after each step.
 
     `service_ms` is a moving average of compute per microbatch, forward plus backward, without pauses.
@@ -166,6 +167,7 @@ class InstanceSample(Message, wire="telemetry.instance", version=(1, 5)):
     links: tuple[LinkSample, ...] = ()
     device: DeviceSample | None = None
     data: DataFigures | None = Field(None, description="of instances before the first stage")
+    serving: SessionLoad | None = Field(None, description="of instances that serve")
 
 
 class NodeSample(Message, wire="telemetry.node", version=(1, 1)):

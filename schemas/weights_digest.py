@@ -14,6 +14,9 @@ from schemas.marks import Url
 INDEX_NAME = "model.safetensors.index.json"
 """The file name at which Hugging Face's loaders look for the index."""
 
+DIGESTS = "tensor_sha256"
+"""The index's part that tells what each tensor's bytes are."""
+
 BESIDE = frozenset(
     {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
     | {"special_tokens_map.json", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model"}
@@ -70,7 +73,10 @@ def weights_sha256(tensors: Mapping[str, str]) -> str:
 
 
 def weights_index(
-    shard_of: Mapping[str, str], total_bytes: int, names: Mapping[str, str] = {}
+    shard_of: Mapping[str, str],
+    total_bytes: int,
+    names: Mapping[str, str] = {},
+    tensors: Mapping[str, str] = {},
 ) -> dict[str, Any]:
     """The content of `model.safetensors.index.json`: a tensor's name in its shard → shard file.
 
@@ -78,6 +84,24 @@ def weights_index(
         shard_of: Full parameter name → shard file.
         total_bytes: Of all tensors.
         names: Full parameter name → name in the shard, where it is another.
+        tensors: Full parameter name → `tensor_line`. So who reads some tensors can tell whether they are
+            whole, and by all lines together whether the index is; others' loaders pass over it.
     """
     where = {names.get(name, name): shard for name, shard in shard_of.items()}
-    return {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(where.items()))}
+    metadata: dict[str, Any] = {"total_size": total_bytes}
+    if tensors:
+        metadata[DIGESTS] = {names.get(name, name): f"{name} {tensors[name]}" for name in sorted(tensors)}
+    return {"metadata": metadata, "weight_map": dict(sorted(where.items()))}
+
+
+def indexed_tensors(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Name in the shard → (full parameter name, `tensor_line`), as an index has them; empty: it has none."""
+    metadata = index.get("metadata")
+    lines = metadata.get(DIGESTS) if isinstance(metadata, Mapping) else None
+    if not isinstance(lines, Mapping):
+        return {}
+    found: dict[str, tuple[str, str]] = {}
+    for stored, line in lines.items():
+        name, _, told = str(line).partition(" ")
+        found[str(stored)] = name, told
+    return found

@@ -132,7 +132,8 @@ ADMIN = Effects(
             "data.prepared.>",
         ),
         *("telemetry.>", "topology.>", "policy.>", "log.*", "dead_letter.*", "job.command.*"),
-        *("queue.event.capacity", "account.slots.*", "account.query", "model.command.*", "model.query.keys"),
+        *("queue.event.capacity", "account.slots.*", "account.use.*", "account.query"),
+        *("model.command.*", "model.query.keys"),
         *("fault.link.*.*", "fault.report.*", "fault.verdict.*", "fault.cluster.*.*"),
         *("service.>", "serve.>"),
     ),
@@ -175,7 +176,8 @@ MODULE = Effects(
     learns=(
         *("signal.advertisement", "signal.compute.*", "signal.qos.report.*", "mesh.leader"),
         *("step.claim.*.*", "data.notice.*.*", "telemetry.instance.*.*", "telemetry.node.*"),
-        *("telemetry.observation.*", "topology.graph.*", "policy.decision.*", "policy.switch.*"),
+        *("telemetry.observation.*", "telemetry.outcomes.*", "topology.graph.*"),
+        *("policy.decision.*", "policy.switch.*"),
         "policy.learnt.state.*.*",
         "policy.fault_question.*",
         "$KV.services.*",
@@ -213,7 +215,7 @@ JOINS_ANY = _agent_named("join-any", "~")
 _STREAMS = (
     "ACCOUNTS",
     *("AUDIT", "DEAD_LETTERS", "FAULTS", "FAULT_QUEUE", "JOBS", "LEARNT", "LOGS", "POLICIES", "SIGNALS"),
-    *("GENERATIONS", "KV_generations", "KV_services"),
+    *("GENERATIONS", "KV_generations", "KV_services", "KV_service_salt"),
     *("STEPS", "TELEMETRY", "UNREADABLE", "OBJ_artifacts", "KV_rendezvous", "RENDEZVOUS_COUNTERS"),
     *(
         "KV_answers",
@@ -285,9 +287,7 @@ def _itself(name: str) -> tuple[str, ...]:
 
 _FEEDS = ("$KV.feeds.feed.*", "$KV.feeds.segment.*.*", "$KV.feed_records.*.*")
 _BACKFLOW = (
-    "$KV.consents.collection.*.*",
-    "$KV.consents.consent.*.*",
-    "$KV.consents.key.*",
+    *("$KV.consents.collection.*.*", "$KV.consents.consent.*.*", "$KV.consents.key.*"),
     "$KV.kept.*.*.*.*",
 )
 _GATEWAY_KEEPS = (
@@ -296,6 +296,7 @@ _GATEWAY_KEEPS = (
     "$KV.datasets.*",
     "$KV.generations.*",
     "$KV.secrets.*.*",
+    "$KV.service_salt.*",
     "$KV.uploads.*",
     *_FEEDS,
 )
@@ -309,7 +310,8 @@ GATEWAY = Effects(
         *("job.command.*", "mesh.command.*", "mesh.query", "policy.command.*", "policy.question.*.*"),
         *("data.command.*", "model.command.*", "model.query.keys"),
         *("cluster.*.read", "cluster.*.strike", "step.dispatch.*.*", "store.query.*.*"),
-        *("telemetry.observation.*", "account.query"),
+        *("telemetry.observation.*", "telemetry.service.gateway-a", "account.query", "account.use.gateway-a"),
+        "telemetry.outcomes.gateway-a",
         *("service.command.*", "service.query", "serve.bind.*.*", "serve.end.*.*", "serve.predict.*.*"),
         *_GATEWAY_KEEPS,
     ),
@@ -346,7 +348,10 @@ GATEWAY = Effects(
                     *("signal.qos.report.*", "topology.graph.*"),
                 ),
                 "STEPS": ("data.notice.*.*", "step.claim.*.*"),
-                "TELEMETRY": ("telemetry.instance.*.*", "telemetry.node.*", "telemetry.observation.*"),
+                "TELEMETRY": (
+                    *("telemetry.instance.*.*", "telemetry.node.*", "telemetry.observation.*"),
+                    "telemetry.outcomes.*",
+                ),
                 "UNREADABLE": ("unreadable.*",),
                 "KV_answers": ("$KV.answers.*",),
                 "KV_builds": ("$KV.builds.*",),
@@ -359,6 +364,7 @@ GATEWAY = Effects(
                 "KV_services": ("$KV.services.*",),
                 "KV_consents": _BACKFLOW[:3],
                 "KV_kept": _BACKFLOW[3:],
+                "KV_service_salt": ("$KV.service_salt.*",),
                 "KV_feeds": _FEEDS[:2],
                 "KV_feed_records": _FEEDS[2:],
                 "KV_secrets": ("$KV.secrets.*.*",),

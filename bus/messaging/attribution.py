@@ -66,6 +66,7 @@ _SAID: dict[Subject, dict[str, tuple[str | _Follows, ...]]] = {
     subjects.INSTANCE_SAMPLE: {"job": ("job",), "sid": ("sid", _SENDER)},
     subjects.NODE_SAMPLE: {"agent": (_SENDER, _AGENT)},
     subjects.SLOT_REPORT: {"agent": (_SENDER, _AGENT)},
+    subjects.USE_REPORT: {"gateway": ("gateway", _SENDER)},
     subjects.SUGGESTION: {"owner": ("owner",), "module": ("module",)},
     subjects.FAULT_QUESTION: {"job": ("job",)},
     subjects.FAULT_ANSWER: {"owner": ("owner",), "module": ("module",)},
@@ -77,6 +78,7 @@ _SAID: dict[Subject, dict[str, tuple[str | _Follows, ...]]] = {
     subjects.LINK_FAULT: {"job": ("job", _OF_PEER, _OF_REPORTER)},
     subjects.LOG: {"sid": (_SENDER,)},
     subjects.WAVE_TOKENS: {"job": ("job",), "sid": ("member.sid", _SENDER)},
+    subjects.SERVICE_OUTCOMES: {"gateway": ("gateway", _SENDER)},
     subjects.ROWS_NEEDED: {"job": ("job",)},
     subjects.DEAD_LETTER: {"sid": ("service", _SENDER)},
 }

@@ -71,7 +71,7 @@ KEEPS_PREVIOUS = frozenset(
     {
         *("jobs", "users", "revocations", "cordons", "modules", "standings", "link_secrets", "secrets"),
         *("datasets", "builds", "data_sets", "reservations", "automation", "learnt", "services"),
-        "accounts",
+        *("accounts", "service_salt"),
         *("models", "model_versions", "alias_moves"),
         "consents",
     }

@@ -6,7 +6,14 @@ from bus.subject_row import Subject
 from bus.subjects.table import ACCOUNTANT, MG, MIC, RECORDS_BYTES, SMO
 from schemas import accounts
 
-__all__ = ["ACCOUNT_POSITION", "ACCOUNT_QUERY", "ACCOUNT_SLICE", "BUDGET_STATE", "SLOT_REPORT"]
+__all__ = [
+    "ACCOUNT_POSITION",
+    "ACCOUNT_QUERY",
+    "ACCOUNT_SLICE",
+    "BUDGET_STATE",
+    "SLOT_REPORT",
+    "USE_REPORT",
+]
 
 SLOT_REPORT = Subject(
     "slot report",
@@ -15,6 +22,15 @@ SLOT_REPORT = Subject(
     MIC,
     ACCOUNTANT,
     "who held which slot of a node, and until when; every few seconds, and when that changes",
+    stream="ACCOUNTS",
+)
+USE_REPORT = Subject(
+    "use report",
+    "account.use.{gateway}",
+    accounts.UseReport,
+    MG,
+    ACCOUNTANT,
+    "how many tokens each user was given by versions of services; every few seconds while that changes",
     stream="ACCOUNTS",
 )
 ACCOUNT_SLICE = Subject(

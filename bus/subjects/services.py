@@ -5,7 +5,7 @@ from __future__ import annotations
 from bus.subject_row import Names, Subject
 from bus.subjects.table import AAM, FM, MG, MI, RECORDS_BYTES, SMO
 from schemas.errors import Ack
-from schemas.services import generation, keeping, model_service, prediction
+from schemas.services import figures, generation, keeping, model_service, outcomes, prediction
 
 __all__ = [
     "BIND_SESSION",
@@ -21,6 +21,9 @@ __all__ = [
     "PSEUDONYM_KEY",
     "ROWS_NEEDED",
     "SERVICES_QUERY",
+    "SERVICE_FIGURES",
+    "SERVICE_OUTCOMES",
+    "SERVICE_SALT",
     "WAVE_TOKENS",
 ]
 
@@ -62,6 +65,14 @@ SERVICES_QUERY = Subject(
     "which services there are",
     reply=model_service.ServiceList,
     answer_bytes=RECORDS_BYTES,
+)
+SERVICE_FIGURES = Subject(
+    "service figures",
+    "telemetry.service.{gateway}",
+    figures.ServiceFigures,
+    MG,
+    MG | SMO,
+    "what a gateway has answered for each version: counts, times and loads, no content",
 )
 GENERATION = Subject(
     "generation",
@@ -152,4 +163,22 @@ KEPT_ITEM = Subject(
     MG,
     "a request that is kept until its end date, redacted; its service and its user say so",
     bucket="kept",
+)
+SERVICE_OUTCOMES = Subject(
+    "service outcomes",
+    "telemetry.outcomes.{gateway}",
+    outcomes.ServiceOutcomes,
+    MG,
+    SMO | FM,
+    "how requests of a service ended, while there are versions to compare",
+    stream="TELEMETRY",
+)
+SERVICE_SALT = Subject(
+    "service salt",
+    "{scope}",
+    outcomes.ServiceSalt,
+    MG,
+    MG,
+    "what users' buckets are keyed with, so that nobody picks a version",
+    bucket="service_salt",
 )

@@ -1,11 +1,13 @@
-"""Chaos runs (`dmsc chaos`): injects a seeded plan of faults into a running job and reports what they cost.
+"""Chaos runs (`dmsc chaos`): injects a seeded plan of faults into a job or a service, and reports the cost.
 
 This package decides when which fault hits which process, and from the job's events whether anything was lost
-or counted twice. `dmsc chaos` and benchmarks call it. It injects faults from outside: the mesh has no code
-for it (ADR-0010), and no process of another machine or another mesh is ever signalled.
+or counted twice; `services/` does the same for the answers of a model service. `dmsc chaos` and benchmarks
+call it. It injects faults from outside: the mesh has no code for it (ADR-0010), and no process of another
+machine or another mesh is ever signalled.
 
 history.py       pure: job events and decisions → valid commits, lost and doubled work
 holding.py       faults that last for a while
+injection.py     hits one victim, and verifies that it was hit
 patience.py      repeats a request until the mesh answers
 plan.py          pure: the plan of faults, and the choice of victims
 plot.py          the report as a picture

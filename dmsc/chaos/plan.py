@@ -31,6 +31,8 @@ class FaultKind(StrEnum):
     GATEWAY = "gateway"
     ROUTER = "router"
     REGISTRY = "registry"
+    ACCOUNTANT = "accountant"
+    MODEL_REGISTRY = "model-registry"
     SERVER = "server"  # the bus's server
     GARBAGE_VALUE = "garbage-value"  # a key of one of the mesh's buckets gets an unreadable value
     DISK_FULL = "disk-full"  # the disk of the state folder is full for five seconds
@@ -62,6 +64,8 @@ ENTITY_OF = {
     FaultKind.GATEWAY: "gateway",
     FaultKind.ROUTER: "router",
     FaultKind.REGISTRY: "service-registry",
+    FaultKind.ACCOUNTANT: "accountant",
+    FaultKind.MODEL_REGISTRY: "model-registry",
 }
 """Fault kind → the name of the killed entity in `dmsc run`."""
 

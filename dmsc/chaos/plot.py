@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from dmsc.chaos.plan import FaultKind
-from dmsc.chaos.report import ChaosReport
+from dmsc.chaos.report import ChaosReport, InjectedFault
 from dmsc.plots.svg_chart import Chart, ChartMark, Curve, levels, nice, rate_chart
 
 _blocks = " ▁▂▃▄▅▆▇█"
@@ -24,6 +25,8 @@ _colours = {
     FaultKind.GATEWAY: "#17a2b8",
     FaultKind.ROUTER: "#7a8b00",
     FaultKind.REGISTRY: "#c2529b",
+    FaultKind.ACCOUNTANT: "#4f8f6f",
+    FaultKind.MODEL_REGISTRY: "#b58900",
     FaultKind.GARBAGE_VALUE: "#bcbd22",
     FaultKind.DISK_FULL: "#5b4636",
 }
@@ -31,6 +34,7 @@ LETTERS = {kind: kind.value[0] for kind in FaultKind} | {
     FaultKind.DATA: "D",
     FaultKind.SERVER: "S",
     FaultKind.REGISTRY: "R",
+    FaultKind.MODEL_REGISTRY: "M",
     FaultKind.GARBAGE_VALUE: "v",
     FaultKind.DISK_FULL: "d",
     FaultKind.SERVER_FREEZE: "F",
@@ -63,12 +67,20 @@ def lines(report: ChaosReport, width: int = 72) -> list[str]:
     if not values:
         return []
     top = max(*values, report.clean.steps_per_s * report.samples_per_step)
+    return drawn(values, top, report.faults, (report.advances[0].began, report.advances[-1].ended))
+
+
+def drawn(
+    values: Sequence[float], top: float, faults: Sequence[InjectedFault], span: tuple[float, float]
+) -> list[str]:
+    """Two lines for a terminal: `values` in equal slices of `span`, from 0 to `top`; letters of faults."""
+    (began, ended), width = span, len(values)
     blocks = "".join(
-        _blocks[min(round(value / top * (len(_blocks) - 1)), len(_blocks) - 1)] for value in values
+        _blocks[min(round(value / top * (len(_blocks) - 1)), len(_blocks) - 1)] if top else " "
+        for value in values
     )
-    began, ended = report.advances[0].began, report.advances[-1].ended
     marks = [" "] * width
-    for fault in report.faults:
+    for fault in faults:
         place = (fault.at - began) / (ended - began)
         if fault.fired and 0 <= place <= 1:
             marks[min(int(place * width), width - 1)] = LETTERS[fault.kind]
@@ -78,19 +90,30 @@ def lines(report: ChaosReport, width: int = 72) -> list[str]:
 def svg(report: ChaosReport) -> str:
     """The SVG: samples/s over seconds, the clean run's rate as a dashed line, a labelled line per fault."""
     began = report.advances[0].began if report.advances else 0.0
-    span_s = max(report.advances[-1].ended - began if report.advances else 0.0, 1e-9)
-    clean = report.clean.steps_per_s * report.samples_per_step
-    highest = max(
-        (report.samples_per_step / advance.seconds for advance in report.advances if advance.seconds > 0),
-        default=0.0,
-    )
-    top = nice(min(max(highest, clean), 2 * clean) if clean else highest)
-    inside = [fault for fault in report.faults if fault.fired and began <= fault.at <= began + span_s]
+    ended = report.advances[-1].ended if report.advances else began
     points = levels(((advance.began, advance.ended) for advance in report.advances), report.samples_per_step)
+    clean = report.clean.steps_per_s * report.samples_per_step
+    return drawn_svg(_title(report), points, (began, ended), report.faults, clean, "samples/s")
+
+
+def drawn_svg(
+    title: str,
+    points: Sequence[tuple[float, float]],
+    span: tuple[float, float],
+    faults: Sequence[InjectedFault],
+    clean: float,
+    unit: str,
+) -> str:
+    """The SVG of a rate over the time `span`, beside that of the clean run; a labelled line per fault."""
+    began, ended = span
+    span_s = max(ended - began, 1e-9)
+    highest = max((rate for _, rate in points), default=0.0)
+    top = nice(min(max(highest, clean), 2 * clean) if clean else highest)
+    inside = [fault for fault in faults if fault.fired and began <= fault.at <= began + span_s]
     return rate_chart(
-        _title(report),
-        Chart(began, span_s, top, "samples/s"),
-        [Curve("", "#222", points)],
+        title,
+        Chart(began, span_s, top, unit),
+        [Curve("", "#222", list(points))],
         [ChartMark(fault.at, fault.kind.value, fault.victim, _colours[fault.kind]) for fault in inside],
         (clean, "clean run", _clean_colour),
     )

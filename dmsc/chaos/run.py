@@ -10,24 +10,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from bus.connection import Bus
-from bus.subjects import REGISTRY_RECORD
 from bus.tasks import cancel
 from dmsc.chaos import history, report, store_faults
 from dmsc.chaos.history import ComputedWork
 from dmsc.chaos.holding import Holding
+from dmsc.chaos.injection import FaultInjector, fault_line
 from dmsc.chaos.patience import persistently
-from dmsc.chaos.plan import (
-    FREEZES,
-    STRIKES_STORE,
-    ChaosTimes,
-    Every,
-    FaultKind,
-    PlannedFault,
-    Target,
-    choose,
-    plan,
-)
-from dmsc.chaos.processes import LocalMesh, ProcessHandle, inject, resume
+from dmsc.chaos.plan import ChaosTimes, Every, FaultKind, plan
+from dmsc.chaos.processes import LocalMesh, ProcessHandle, resume
 from dmsc.chaos.report import ChaosReport, Clean, InjectedFault
 from dmsc.chaos.watch import Watched, watching, work_of
 from dmsc.client.async_client import AsyncClient
@@ -36,7 +26,6 @@ from dmsc.state.state_folder import StateFolder
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, DmscError
 from schemas.job import ENDED, JobEvent, JobRecord, JobSpec, JobState
-from schemas.registry import ServiceRecord
 
 Say = Callable[[str], None]
 
@@ -64,18 +53,16 @@ class Chaos:
         times: ChaosTimes = ChaosTimes(),
     ) -> None:
         self.client = client
-        self._folder = folder.path
-        self._address = address
-        self._filled: set[asyncio.Task[None]] = set()
+        self.say = say
+        self.times = times
+        self.injector = FaultInjector(folder.path, LocalMesh(folder), bus, address, times)
+        self.folder = folder.path
         self._bus = bus
-        self._mesh = LocalMesh(folder)
-        self._say = say
-        self._times = times
 
     async def clean_run(self, spec: JobSpec) -> Clean:
         """Run the job without faults. Raises `DmscError` if it does not end well."""
         record = await self.client.submit(spec)
-        self._say(f"{record.job}: clean run of {spec.training.steps} steps, to compare with")
+        self.say(f"{record.job}: clean run of {spec.training.steps} steps, to compare with")
         async with self._own(record), watching(self.client, self._bus, record.job) as watched:
             await watched.ended.wait()
         return await self.clean_figures(record.job, watched)
@@ -94,7 +81,7 @@ class Chaos:
         clean = report.clean_of(steps.advances, sha256=sha256, job=job)
         if clean is None:
             raise BadInput(f"{job} has fewer than two steps; give it more (--set training.steps=…)")
-        self._say(f"{job}: {clean.step_s:.3f} s a step, sha256 {str(sha256)[:12]}")
+        self.say(f"{job}: {clean.step_s:.3f} s a step, sha256 {str(sha256)[:12]}")
         return clean
 
     async def disturbed_run(
@@ -106,7 +93,7 @@ class Chaos:
             BadInput: The job has ended, or has instances on other machines, or the disk to fill is too large.
         """
         if FaultKind.DISK_FULL in options.kinds:
-            store_faults.check_disk(self._folder)
+            store_faults.check_disk(self.folder)
         submitted = not isinstance(job, str)
         record = await (self.client.job(job) if isinstance(job, str) else self.client.submit(job))
         if record.state in ENDED:
@@ -115,16 +102,16 @@ class Chaos:
             )
         spec, job = record.spec, record.job
         kinds = ", ".join(kind.value for kind in options.kinds)
-        self._say(f"{job}: a fault every {options.every} ({kinds}), seed {options.seed}")
+        self.say(f"{job}: a fault every {options.every} ({kinds}), seed {options.seed}")
         faults: list[InjectedFault] = []
         frozen: list[ProcessHandle] = []
         async with AsyncExitStack() as stack:
             if submitted:
                 await stack.enter_async_context(self._own(record))
             stack.callback(resume, frozen)
-            stack.push_async_callback(self._free_disks)
-            holding = await stack.enter_async_context(Holding(self.client, frozen, self._say))
-            tell = await stack.enter_async_context(auditing(self.client, self._say, self._times))
+            stack.push_async_callback(self.injector.free_disks)
+            holding = await stack.enter_async_context(Holding(self.client, frozen, self.say))
+            tell = await stack.enter_async_context(auditing(self.client, self.say, self.times))
             watched = await stack.enter_async_context(
                 watching(self.client, self._bus, job, lambda event: self._tell(event, faults))
             )
@@ -156,7 +143,7 @@ class Chaos:
         """Inject the plan's faults as soon as `first` steps are committed."""
         if not await watched.reach(first):
             return
-        await self._all_here(watched.job)
+        await self.injector.all_here(watched.job)
         began = time.monotonic()
         for planned in plan(options.seed, options.every, options.kinds):
             if options.faults is not None and planned.number >= options.faults:
@@ -169,98 +156,18 @@ class Chaos:
                 await asyncio.sleep(offset_s)
             if not watched.training:
                 return
-            fault = await self._inject(planned, watched, frozen, holding)
+            fault = await self.injector.inject(
+                planned,
+                watched.job,
+                lambda: watched.training,
+                frozen,
+                holding,
+                lambda: watched.standbys,
+            )
             faults.append(fault)
-            self._say(_fault_line(fault, watched.committed, self._times.hold_s))
+            self.say(fault_line(fault, f"step {watched.committed}", self.times.hold_s))
             if fault.fired:
                 tell(fault)
-
-    async def _all_here(self, job: str) -> None:
-        """Raise `BadInput` if the job has instances on other machines, because faults can't hit those."""
-        elsewhere = self._mesh.elsewhere(job, await self._records())
-        if elsewhere:
-            await asyncio.sleep(self._times.victim_s)  # an instance may just have died or just have started
-            elsewhere = self._mesh.elsewhere(job, await self._records())
-        if elsewhere:
-            raise BadInput(
-                f"{job}: {', '.join(elsewhere)} run on other machines; chaos kills only what runs here: keep"
-                " the job here with parallel.clusters"
-            )
-
-    async def _inject(
-        self, planned: PlannedFault, watched: Watched, frozen: list[ProcessHandle], holding: Holding
-    ) -> InjectedFault:
-        """Inject one fault: choose a live victim, signal it, and verify that it has died (or stopped)."""
-        if planned.kind in STRIKES_STORE:
-            return await self._inject_store_fault(planned)
-        target: Target | None = None
-        deadline = time.monotonic() + self._times.victim_s
-        while watched.training:
-            alive = self._mesh.alive(watched.job, await self._records(), watched.standbys)
-            target = choose(planned, alive)
-            if target is not None or time.monotonic() > deadline:
-                break
-            await asyncio.sleep(self._times.look_every_s)  # all candidates are just being restarted
-        if target is None:
-            missed = (
-                f"nobody to hit for {self._times.victim_s:.0f} s" if watched.training else "the job ended"
-            )
-            return InjectedFault(number=planned.number, kind=planned.kind, at=time.time(), missed=missed)
-        requested_at = time.time()
-        try:
-            if planned.kind is FaultKind.NO_ROOM:
-                await holding.close_mesh(self._times.hold_s)
-            at, handles = await inject(target.processes, freeze=planned.kind in FREEZES)
-        except DmscError as error:
-            return InjectedFault(
-                number=planned.number,
-                kind=planned.kind,
-                at=requested_at,
-                victim=target.name,
-                missed=error.text,
-                failed=True,
-            )
-        frozen.extend(handles)
-        if planned.kind is FaultKind.SERVER_FREEZE:
-            holding.thaw_after(self._times.hold_s, handles)
-        return InjectedFault(
-            number=planned.number,
-            kind=planned.kind,
-            at=at,
-            victim=target.name,
-            incarnations=tuple(instance.incarnation for instance in target.instances),
-            processes=len(target.processes),
-        )
-
-    async def _inject_store_fault(self, planned: PlannedFault) -> InjectedFault:
-        """Inject one fault of stored data."""
-        requested_at = time.time()
-        try:
-            if planned.kind is FaultKind.GARBAGE_VALUE:
-                at, victim = await persistently(lambda: store_faults.spoil(self._address, planned.pick))
-            else:
-                victim = f"disk of {self._folder}"
-                await self._free_disks()
-                at, task = await store_faults.fill(self._folder, self._times.full_s)
-                self._filled.add(task)
-        except (DmscError, OSError) as error:
-            return InjectedFault(
-                number=planned.number, kind=planned.kind, at=requested_at, missed=str(error), failed=True
-            )
-        return InjectedFault(number=planned.number, kind=planned.kind, at=at, victim=victim)
-
-    async def _free_disks(self) -> None:
-        """Free the disks that were filled."""
-        await cancel(*self._filled)
-        self._filled.clear()
-
-    async def _records(self) -> list[ServiceRecord]:
-        """The registry's records, read from the bus, so that they are available without the registry."""
-        while True:
-            try:
-                return [entry.message for entry in await self._bus.bucket(REGISTRY_RECORD).entries()]
-            except DmscError:  # the bus's server is just being restarted
-                await asyncio.sleep(self._times.look_every_s)
 
     # --- what came of it ----------------------------------------------------------------------------------
     async def _report(
@@ -304,9 +211,9 @@ class Chaos:
     async def _final(self, job: str) -> JobRecord:
         """The record of a job that has ended. The mesh may not answer at once, so the request is repeated."""
         record = await persistently(lambda: self.client.job(job))
-        deadline = time.monotonic() + self._times.end_s
+        deadline = time.monotonic() + self.times.end_s
         while record.state not in ENDED and time.monotonic() < deadline:
-            await asyncio.sleep(self._times.look_every_s)
+            await asyncio.sleep(self.times.look_every_s)
             record = await persistently(lambda: self.client.job(job))
         return record
 
@@ -320,13 +227,13 @@ class Chaos:
                 async with asyncio.timeout(10.0):
                     await asyncio.shield(self.client.cancel(record.job))
             except (DmscError, TimeoutError):
-                self._say(f"{record.job} could not be cancelled: dmsc cancel {record.job}")
+                self.say(f"{record.job} could not be cancelled: dmsc cancel {record.job}")
             raise
 
     def _tell(self, event: JobEvent, faults: Sequence[InjectedFault]) -> None:
         if faults and event.kind in ("fault", "recovery") and event.text:
             mark = "!" if event.warning else "✗" if event.kind == "fault" else "↻"
-            self._say(f"          {mark} {event.text}")
+            self.say(f"          {mark} {event.text}")
 
 
 @asynccontextmanager
@@ -345,21 +252,6 @@ def _step_s(watched: Watched) -> float:
     """The mean time of the last steps, used if there is no clean run."""
     recent = [event.result.step_s for event in watched.events if event.result is not None][-10:]
     return sum(recent) / len(recent) if recent else 0.0
-
-
-def _fault_line(fault: InjectedFault, step: int, hold_s: float) -> str:
-    outcomes = {
-        FaultKind.FREEZE: "frozen",
-        FaultKind.SERVER_FREEZE: f"frozen, for {hold_s:.0f} s",
-        FaultKind.NO_ROOM: f"killed, for {hold_s:.0f} s in a mesh without room",
-        FaultKind.GARBAGE_VALUE: "overwritten with garbage",
-        FaultKind.DISK_FULL: "filled",
-    }
-    clock = time.strftime("%H:%M:%S", time.localtime(fault.at))
-    if not fault.fired:
-        return f"{clock}  step {step}: {fault.kind.value} missed: {fault.missed}"
-    outcome = outcomes.get(fault.kind, "killed")
-    return f"{clock}  step {step}: {fault.victim} {outcome}"
 
 
 Tell = Callable[[InjectedFault], None]

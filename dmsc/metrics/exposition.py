@@ -7,7 +7,12 @@ import time
 from collections.abc import Iterable, Iterator
 
 from prometheus_client import GCCollector, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
@@ -90,17 +95,29 @@ def families(readings: Iterable[m.MetricReading]) -> list[Metric]:
 
     If a series has several readings, the last one counts.
     """
-    values: dict[str, dict[tuple[str, ...], float]] = {}
+    values: dict[str, dict[tuple[str, ...], m.MetricReading]] = {}
     for reading in readings:
-        values.setdefault(reading.metric.name, {})[reading.labels] = reading.value
+        values.setdefault(reading.metric.name, {})[reading.labels] = reading
     return [_family(row, values[row.name]) for row in m.METRICS if row.name in values]
 
 
-def _family(row: m.Metric, values: dict[tuple[str, ...], float]) -> Metric:
+def _family(row: m.Metric, readings: dict[tuple[str, ...], m.MetricReading]) -> Metric:
+    if row.kind == "histogram":
+        return _histogram(row, readings)
     make = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
     family = make(row.name, row.about, labels=row.labels)
-    for labels, value in values.items():
-        family.add_metric(labels, value)
+    for labels, reading in readings.items():
+        family.add_metric(labels, reading.value)
+    return family
+
+
+def _histogram(row: m.Metric, readings: dict[tuple[str, ...], m.MetricReading]) -> Metric:
+    family = HistogramMetricFamily(row.name, row.about, labels=row.labels)
+    for labels, reading in readings.items():
+        if reading.values is not None:
+            names = [*(f"{bound:g}" for bound in reading.values.bounds), "+Inf"]
+            buckets = list(zip(names, map(float, reading.values.below), strict=True))
+            family.add_metric(labels, buckets, reading.values.total)
     return family
 
 

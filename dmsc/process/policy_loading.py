@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from policies.kit.policy import Policy
 
 BUILT_IN = {
+    "canary-judge": ("policies.built_in.canary_judge", "CanaryJudge"),
     "change-outcomes": ("policies.built_in.change_outcomes", "ChangeOutcomes"),
     "checkpoint-interval": ("policies.built_in.checkpoint_interval", "CheckpointInterval"),
     "routing-bandit": ("policies.built_in.routing_bandit", "RoutingBandit"),
@@ -33,8 +34,9 @@ BUILT_IN = {
     "device-risk": ("policies.built_in.device_risk", "DeviceRisk"),
 }
 """The policies that come with DMSC: name → module and class."""
-DEFAULT_POLICIES = ("stage-rebalancing",)
-"""What a mesh runs unless told otherwise: those that `make bench-mind` finds faster (ADR-0097)."""
+DEFAULT_POLICIES = ("stage-rebalancing", "canary-judge")
+"""What a mesh runs unless told otherwise: those that `make bench-mind` finds faster (ADR-0097), and whoever
+has versions of services go back (ADR-0151)."""
 NONE, DEFAULT = "none", "default"
 """For `--policy`: no module at all; the policies of `DEFAULT_POLICIES`."""
 

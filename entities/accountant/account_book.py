@@ -20,6 +20,8 @@ from bus.messaging.key_value import Bucket, Writing
 from bus.messaging.streams import StreamRecord
 from bus.subject_row import Subject
 from entities.accountant.ledger import Charge, JobClaims, RowKey, take_report
+from entities.accountant.payers import Payer
+from entities.accountant.service_use import take_use
 from schemas.accounts import (
     AMOUNTS,
     SLICES_KEPT_S,
@@ -27,7 +29,9 @@ from schemas.accounts import (
     AccountRow,
     AccountSlice,
     CountedNode,
+    CountedUses,
     SlotReport,
+    UseReport,
 )
 from schemas.errors import DmscError
 from schemas.step import MicrobatchClaim
@@ -40,22 +44,23 @@ MOST_JOBS = 512
 MOST_SLICES = 64
 BOOK = ("book", "mesh")
 
-OwnerOf = Callable[[str], tuple[str, str]]
-"""A job's user and tenant; empty where unknown."""
+PayerOf = Callable[[RowKey], Payer]
+"""Whose a row is."""
 
 
 @dataclass(slots=True)
 class _Cursor:
-    """How far a node or a job is counted, with the revision that its next write must name."""
+    """How far a node, a job or a gateway is counted, with the revision that its next write must name."""
 
     revision: int = 0
     positions: dict[str, int] = field(default_factory=dict)
     node: CountedNode | None = None
     claims: JobClaims | None = None
+    uses: CountedUses | None = None
 
     def message(self) -> AccountPosition:
         work = None if self.claims is None else self.claims.counted()
-        return AccountPosition(positions=self.positions, node=self.node, work=work)
+        return AccountPosition(positions=self.positions, node=self.node, work=work, uses=self.uses)
 
 
 @dataclass(slots=True)
@@ -73,13 +78,13 @@ class AccountBook:
 
     Args:
         bus: the bus.
-        owner_of: a job's user and tenant.
+        payer_of: whose a row is.
         clock: seconds since the epoch.
     """
 
-    def __init__(self, bus: Bus, owner_of: OwnerOf, clock: Callable[[], float]) -> None:
+    def __init__(self, bus: Bus, payer_of: PayerOf, clock: Callable[[], float]) -> None:
         self._bus = bus
-        self._owner_of = owner_of
+        self._payer_of = payer_of
         self._clock = clock
         self._slice_bucket: Bucket = bus.bucket(subjects.ACCOUNT_SLICE)
         self._bucket: Bucket = bus.bucket(subjects.ACCOUNT_POSITION)
@@ -163,6 +168,28 @@ class AccountBook:
         if records:
             await self._commit("claims", base + records[-1].sequence, charged, touched)
 
+    async def take_uses(self, records: Sequence[StreamRecord], base: int) -> None:
+        """Counts reports of gateways, in their order. Raises `DmscError`, as `take_reports` does."""
+        charged: list[tuple[int, Charge]] = []
+        touched: set[tuple[str, str]] = set()
+        now = self._clock()
+        for record in records:
+            report, sequence = record.message, base + record.sequence
+            assert isinstance(report, UseReport)
+            key = ("gateway", report.gateway)
+            cursor = await self._cursor(*key)
+            if sequence <= cursor.positions.get("uses", 0):
+                continue
+            taken = take_use(cursor.uses or CountedUses(), report, now)
+            if taken.refused:
+                log.warning("report not counted", gateway=report.gateway, reason=taken.refused)
+            cursor.uses = taken.uses
+            cursor.positions["uses"] = sequence
+            touched.add(key)
+            charged += ((sequence, charge) for charge in taken.charges)
+        if records:
+            await self._commit("uses", base + records[-1].sequence, charged, touched)
+
     async def take_storage(self, charges: Iterable[Charge], at: int) -> None:
         """Counts what was stored up to `at`, whole seconds since the epoch."""
         await self._commit("storage", at, [(at, charge) for charge in charges], set())
@@ -201,10 +228,8 @@ class AccountBook:
         for key, amounts in sums.items():
             row = slice_.rows.get(key) or AccountRow(**key._asdict())
             more: dict[str, Any] = {each: getattr(row, each) + value for each, value in amounts.items()}
-            user, tenant = self._owner_of(key.payer) if key.payer_kind == "job" else ("", "")
-            slice_.rows[key] = row.model_copy(
-                update={**more, "user": user or row.user, "tenant": tenant or row.tenant}
-            )
+            known = {name: whose for name, whose in self._payer_of(key)._asdict().items() if whose}
+            slice_.rows[key] = row.model_copy(update=more | known)
         slice_.positions[name] = max(before, position)
         message = slice_.message(start)
         slice_.revision = await self._slice_bucket.update(
@@ -308,4 +333,4 @@ class AccountBook:
 
 def _cursor_of(revision: int, message: AccountPosition) -> _Cursor:
     claims = None if message.work is None else JobClaims.of(message.work)
-    return _Cursor(revision, dict(message.positions), message.node, claims)
+    return _Cursor(revision, dict(message.positions), message.node, claims, message.uses)

@@ -6,6 +6,7 @@ import datetime
 import hashlib
 from collections.abc import Iterable, Sequence
 
+from entities.accountant.service_use import job_and_user, shared_by_use
 from entities.accountant.statement import AccountTotals
 from schemas.accounts import AccountRow, AccountSlice, BudgetUse
 from schemas.tariff import BudgetRule, Tariff
@@ -48,9 +49,10 @@ class BudgetMeter:
             if each.start < self.since:
                 continue
             totals: dict[str, AccountTotals] = {}
-            for row in each.rows:
+            for row in shared_by_use(each.rows):
                 if self._concerns(row):
-                    totals.setdefault(row.payer, AccountTotals()).add(row, each.start, self._tariff)
+                    job = job_and_user(row.payer)[0]
+                    totals.setdefault(job, AccountTotals()).add(row, each.start, self._tariff)
             self._by_slice[each.start] = totals
 
     def _concerns(self, row: AccountRow) -> bool:
@@ -59,6 +61,8 @@ class BudgetMeter:
             return False
         if budget.user:
             return row.user == budget.user
+        if budget.service:
+            return row.service == budget.service
         return row.tenant == budget.tenant if budget.tenant else row.payer == budget.job
 
     def use(self) -> BudgetUse:

@@ -136,11 +136,18 @@ def _held(
     energy_j = stretch.energy_j or 0.0
     more_j = max(0.0, energy_j - (0.0 if known is None else known.energy_j))
     more_bytes = max(0, stretch.sent_bytes - (0 if known is None else known.sent_bytes))
+    before = CountedStretch(until=0.0) if known is None else known
+    worked = {
+        name: more
+        for name in ("busy_s", "recomputed_s")
+        if (more := max(0.0, getattr(stretch, name) - getattr(before, name)))
+    }
     kind = slot.kind if slot is not None else "" if known is None else known.kind
     row = RowKey(stretch.payer_kind, stretch.payer or "", report.cluster, kind)
     whole_s = until - begin
     for start, part_s in parts_of(begin, until):
         amounts = {"held_s": part_s, "sent_bytes": more_bytes * part_s / whole_s}
+        amounts |= {name: more * part_s / whole_s for name, more in worked.items()}
         if stretch.energy_j is not None:
             amounts |= {"energy_j": more_j * part_s / whole_s, "metered_s": part_s}
         if slot is not None and slot.price is not None:
@@ -153,6 +160,8 @@ def _held(
         until=max(begin, until),
         energy_j=energy_j if grew or known is None else known.energy_j,
         sent_bytes=stretch.sent_bytes if grew or known is None else known.sent_bytes,
+        busy_s=stretch.busy_s if grew or known is None else known.busy_s,
+        recomputed_s=stretch.recomputed_s if grew or known is None else known.recomputed_s,
         incarnation=stretch.incarnation or "",
         kind=kind,
     )

@@ -20,6 +20,7 @@ from entities import metrics
 from entities.accountant.account_book import AccountBook
 from entities.accountant.budget_book import BudgetMeter, budget_key, period_start
 from entities.accountant.ledger import Charge, RowKey, parts_of
+from entities.accountant.payers import Payers
 from entities.accountant.prices_file import PricesFile
 from entities.accountant.statement import make_statement
 from entities.presence.entity_record import entity_record, stay_registered
@@ -61,8 +62,8 @@ class Accountant:
         self._bus = bus
         self._config = config
         self._prices = PricesFile(config.prices_file, config.otherwise)
-        self._book = AccountBook(bus, self._owner_of, time.time)
-        self._owners: dict[str, tuple[str, str]] = {}
+        self._payers = Payers()
+        self._book = AccountBook(bus, self._payers.of, time.time)
         self._ended: dict[str, float] = {}
         self._meters: dict[str, BudgetMeter] = {}
         self._uses: dict[str, BudgetUse] = {}
@@ -74,9 +75,6 @@ class Accountant:
         self._turn = asyncio.Lock()
         """Held while the accounts go on, so that a statement is of one moment."""
         self._advanced_at: float | None = None
-
-    def _owner_of(self, job: str) -> tuple[str, str]:
-        return self._owners.get(job, ("", ""))
 
     def readings(self) -> Iterator[metrics.MetricReading]:
         """The metrics of the accounts."""
@@ -132,7 +130,7 @@ class Accountant:
         if not change.key:
             self._jobs_known.set()
         elif isinstance(record := change.message, JobRecord):
-            self._owners[record.job] = (record.user, record.queue_share.tenant)
+            self._payers.take(record)
             if record.state in ENDED:
                 self._ended.setdefault(record.job, record.changed_at)
             else:
@@ -151,6 +149,7 @@ class Accountant:
                 await self._know_jobs()
                 await self._follow(subjects.SLOT_REPORT, "slots", self._book.take_reports)
                 await self._follow(subjects.STEP_CLAIM, "claims", self._book.take_claims)
+                await self._follow(subjects.USE_REPORT, "uses", self._book.take_uses)
                 await self._count_stored(began)
                 await self._drop_ended(began)
                 await self._look_at_budgets(began)
@@ -185,7 +184,7 @@ class Accountant:
         last = await self._book.storage_until(start for start, _ in parts_of(last, at))
         sizes: dict[str, int] = {}
         for info in await self._bus.objects.list():
-            job = next((part for part in info.name.split("/") if part in self._owners), None)
+            job = next((part for part in info.name.split("/") if part in self._payers), None)
             if job is not None:
                 sizes[job] = sizes.get(job, 0) + info.size
         charges = [
@@ -269,6 +268,7 @@ class Accountant:
             question.since,
             question.until,
             only=question.user,
+            service=question.service,
         )
         uses = [
             use
@@ -280,4 +280,4 @@ class Accountant:
         return statement.model_copy(update={"budgets": tuple(uses)})
 
     def _owns(self, job: str, user: str) -> bool:
-        return bool(job) and self._owner_of(job)[0] == user
+        return bool(job) and self._payers.job(job).user == user

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from entities.accountant.service_use import job_and_user, shared_by_use
 from schemas.accounts import (
     SLICE_S,
     AccountKey,
@@ -43,6 +44,9 @@ class AccountTotals:
     stored_byte_s: float = 0.0
     stored_price: float = 0.0
     sent_bytes: float = 0.0
+    prompt_tokens: int = 0
+    tokens: int = 0
+    answers: int = 0
     users: set[str] = field(default_factory=set)
 
     def line(self, name: str) -> AccountLine:
@@ -51,6 +55,8 @@ class AccountTotals:
         # Passes are timed by instances and slots by agents; a boundary between two slices may part them.
         scale = min(1.0, self.held_s / worked) if worked > 0 and self.held_s > 0 else 1.0
         busy_s, recomputed_s = self.busy_s * scale, self.recomputed_s * scale
+        price = self.price + self.stored_price if self.priced_s or self.stored_price else None
+        thousands = (self.prompt_tokens + self.tokens) / 1000
         return AccountLine(
             name=name,
             user=self.user,
@@ -63,10 +69,15 @@ class AccountTotals:
             recomputed_units=self.recomputed_units,
             kwh=self.kwh,
             measured=min(1.0, self.metered_s / self.held_s) if self.held_s else 0.0,
-            price=self.price + self.stored_price if self.priced_s or self.stored_price else None,
+            price=price,
             g_co2e=self.grams if self.weighed_kwh else None,
             stored_gib_h=self.stored_byte_s / GIB / HOUR_S,
             sent_gib=self.sent_bytes / GIB,
+            prompt_tokens=self.prompt_tokens,
+            tokens=self.tokens,
+            answers=self.answers,
+            device_s_per_1000=self.held_s / thousands if thousands else None,
+            price_per_1000=price / thousands if thousands and price is not None else None,
         )
 
     def add(self, row: AccountRow, start: int, tariff: Tariff) -> None:
@@ -85,6 +96,9 @@ class AccountTotals:
         self.kwh += kwh
         self.sent_bytes += row.sent_bytes
         self.stored_byte_s += row.stored_byte_s
+        self.prompt_tokens += row.prompt_tokens
+        self.tokens += row.tokens
+        self.answers += row.answers
         self._price(row, start, end, kwh, tariff)
         self._weigh(row, start, end, kwh, tariff)
 
@@ -124,6 +138,7 @@ def make_statement(
     until: float,
     *,
     only: str | None = None,
+    service: str | None = None,
 ) -> AccountStatement:
     """What was used from `since` to `until`, in whole slices: those that begin within that time.
 
@@ -133,6 +148,7 @@ def make_statement(
         by: what the lines are about.
         since, until: seconds since the epoch.
         only: the user whose lines are told; None: of all.
+        service: the service whose versions count; None: all that was used.
     """
     totals: dict[str, AccountTotals] = defaultdict(AccountTotals)
     whole, idle = AccountTotals(), AccountTotals()
@@ -142,13 +158,13 @@ def make_statement(
         if not first <= each.start < until:
             continue
         last = max(last, each.start + SLICE_S)
-        for row in each.rows:
+        for row in shared_by_use(each.rows):
             clusters.add(row.cluster)
             if row.payer_kind == "idle":
                 idle.add(row, each.start, tariff)
                 offered_s += row.offered_s
                 continue
-            if only is not None and row.user != only:
+            if (only is not None and row.user != only) or (service is not None and row.service != service):
                 continue
             whole.add(row, each.start, tariff)
             if (name := _name(row, by)) is not None:
@@ -159,7 +175,7 @@ def make_statement(
                 own.user = row.user if len(own.users) == 1 else ""
     lines = [total.line(name) for name, total in totals.items()]
     lines.sort(key=lambda line: (-(line.price or 0.0), -line.held_s, line.name))
-    alone = only is not None
+    alone = only is not None or service is not None
     return AccountStatement(
         by=by,
         since=first,
@@ -167,6 +183,7 @@ def make_statement(
         counted_until=last,
         currency=tariff.currency,
         only=only,
+        service=service,
         lines=tuple(lines),
         total=whole.line("total"),
         idle=None if alone else idle.line("idle"),
@@ -178,8 +195,10 @@ def make_statement(
 
 def _name(row: AccountRow, by: AccountKey) -> str | None:
     """The line to which a row belongs; None: to none of this kind."""
-    if by in ("job", "service"):
-        return row.payer if row.payer_kind == by else None
+    if by == "job":
+        return job_and_user(row.payer)[0] if row.payer_kind == "service" else row.payer
+    if by == "service":
+        return row.service or None
     if by == "user":
         return row.user or "unknown"
     return row.tenant or "none"

@@ -24,11 +24,14 @@ from bus.logs import get_logger
 from bus.mesh.registration import RegistrationClient
 from bus.messaging.handlers import Subscription
 from entities.gateway.accounts.operations import AccountOperations
+from entities.gateway.accounts.use_reports import UseReports
 from entities.gateway.array_operations import ArrayOperations
 from entities.gateway.backflow.operations import BackflowConfig, BackflowOperations, MeshKnowledge
 from entities.gateway.data_sets.operations import DataSetOperations
 from entities.gateway.data_sets.resolution import resolved
 from entities.gateway.dispatch.dispatcher import Dispatcher, DispatcherConfig
+from entities.gateway.figures.figures_publisher import FiguresConfig, FiguresPublisher
+from entities.gateway.figures.service_counter import ServiceCounter
 from entities.gateway.generation.operations import GenerationConfig, GenerationOperations
 from entities.gateway.generation.prompts import Prompts
 from entities.gateway.generation.service_book import ServiceBook
@@ -98,6 +101,8 @@ class GatewayConfig:
     sessions: KeeperConfig = field(default_factory=KeeperConfig)
     generation: GenerationConfig = field(default_factory=GenerationConfig)
     backflow: BackflowConfig = field(default_factory=BackflowConfig)
+    account_every_s: float = 5.0  # between two reports of who was answered; what a killed gateway may lose
+    figures: FiguresConfig = field(default_factory=FiguresConfig)
     open_tokenizer: OpenTokenizer = open_bytes  # with libraries that the control plane itself has not
 
     def __post_init__(self) -> None:
@@ -138,6 +143,15 @@ class Gateway:
         self.generations = GenerationOperations(
             bus, config.sid, book, self._keeper, prompts, config.generation
         )
+        self._uses = UseReports(bus, config.sid, config.account_every_s)
+        self._keeper.observers.append(self._uses.session)
+        self.generations.on_prediction = self._uses.predicted
+        counter = ServiceCounter(
+            self._keeper.ports.loads, lambda job: (each.sid for each in registry.view.instances(job=job))
+        )
+        self._keeper.observers.append(counter.session)
+        self.generations.counted = counter.prediction
+        self._figures = FiguresPublisher(bus, config.sid, counter, book.living, config.figures)
         self._models = ModelFollower(bus)
         cache, models = self.jobs.cache, self._models.index
         self.backflow = BackflowOperations(
@@ -191,8 +205,11 @@ class Gateway:
                     self.follower.follow(),
                     self.jobs.cache.run(),
                     self.generations.book.run(),
+                    self.generations.outcomes.run(),
                     self._keeper.run(),
                     self.backflow.run(),
+                    self._uses.run(),
+                    self._figures.run(),
                     self._models.run(),
                     self._faults.run(),
                     self._claims.run(self._area.instances),
@@ -256,7 +273,12 @@ class Gateway:
             metrics=HttpMetrics(
                 self.config.sid, lambda: self.exposition, lambda: registry.view.records.values()
             ),
-            dashboard=Dashboard(self._bus, self.config.sid, lambda: registry.view.records.values()),
+            dashboard=Dashboard(
+                self._bus,
+                self.config.sid,
+                lambda: registry.view.records.values(),
+                services=self.generations.book.living,
+            ),
             curves=JobCurves(self._bus),
             feeds=FeedOperations(self.jobs.feeds, self.jobs.stored),
             generations=self.generations,
@@ -339,8 +361,9 @@ class Gateway:
         """The gateway's metrics, for the process's exposition."""
         http, sid = self.http, self.config.sid
         if http is None:
-            return self.backends.readings()
+            return chain(self._figures.readings(), self.backends.readings())
         return chain(
+            self._figures.readings(),
             http.metrics.readings(),
             http.load.readings(sid),
             http.connections.readings(sid),

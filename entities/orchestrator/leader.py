@@ -20,6 +20,7 @@ from entities import metrics
 from entities.election.leadership import LeaderCandidate
 from entities.election.lease import LeadershipLeaseConfig
 from entities.orchestrator.automation.budget_holds import BudgetHolds
+from entities.orchestrator.automation.load_scaling import LoadScaling
 from entities.orchestrator.automation.loop_service import OwnLoop
 from entities.orchestrator.data_builds.builds import Builds, BuildsConfig
 from entities.orchestrator.faults.fault_location import stall_of
@@ -27,6 +28,7 @@ from entities.orchestrator.faults.fault_queue import FaultQueue
 from entities.orchestrator.job.job_runs import JobRuns
 from entities.orchestrator.job.services.model_services import ModelServices
 from entities.orchestrator.job.services.version_run import run_type
+from entities.orchestrator.job.services.version_watch import VersionWatch
 from entities.orchestrator.job.term import TermContext, insistently
 from entities.orchestrator.job.unreadable_records import RecordGuards
 from entities.orchestrator.job_state.job_secrets import seal_secrets_anew
@@ -53,11 +55,7 @@ from schemas.cluster import AnalysisFailed, NodeStatus, SampleWritten
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, DmscError, NewerRecord
 from schemas.fault import ClusterReport, FaultReport
-from schemas.gateway_api import (
-    JobSummary,
-    MeshQuery,
-    MeshStatus,
-)
+from schemas.gateway_api import JobSummary, MeshQuery, MeshStatus
 from schemas.job import JobRecord
 from schemas.policy import DirectModule, ModuleLifecycle, ModuleOp
 from schemas.registry import ServiceRecord
@@ -153,8 +151,9 @@ class Leader:
         self._jobs.queue.used_up = self._budgets.reason
         self._draining = Draining(self.mesh, self._cordoning, self._runs, candidate.confirmed)
         self._policies = PolicyService(
-            bus, self._runs, mesh, self._jobs.queue, candidate.confirmed, config.arbitration
+            bus, self._runs, mesh, self._jobs.queue, candidate.confirmed, config.arbitration, self._services
         )
+        self._watch = VersionWatch(bus, self._services.services, self._policies.consider)
         self._learnt = LearntStateService(bus, self._policies.standings, self._policies.owner_of)
         self._fault_questions = FaultQuestions(
             bus, self._policies, self._runs, mesh, self._spawn, config.arbitration
@@ -164,6 +163,7 @@ class Leader:
             bus, self._policies, self._runs, candidate.confirmed, config.promotion
         )
         self._own_loop = OwnLoop(self._runs, mesh, self._jobs.queue, self._policies, candidate.confirmed)
+        self._scaling = LoadScaling(bus, self._runs, candidate.confirmed)
         self._guards = RecordGuards(bus, self._runs, self._jobs.ended)
         seals = (partial(seal_secrets_anew, bus), partial(seal_links_anew, bus))
         self._sealing = Resealing(bus, EntityKind.ORCHESTRATOR, *seals)
@@ -231,6 +231,7 @@ class Leader:
         await self._jobs.resume()
         await self._builds.resume()
         await self._services.resume()
+        await self._watch.resume()
         queue.taking_over = False
         queue.again()
         self._tasks.create_task(self.faults.run(set(self._runs)), name="fault queue")
@@ -246,6 +247,7 @@ class Leader:
         self._tasks.create_task(self._promotions.run(), name="promotions")
         if self.config.own_loop:
             self._tasks.create_task(self._own_loop.run(), name="own loop")
+            self._tasks.create_task(self._scaling.run(), name="scaling of versions")
         self._tasks.create_task(self._builds.sweep(), name="work of builds")
         self._tasks.create_task(self._services.run(), name="services")
         await self._policies.lapses()
@@ -327,6 +329,7 @@ class Leader:
             (subjects.QOS_REPORT, self._quality),
             (subjects.FAULT_ANSWER, self._fault_questions.answer),
             (subjects.POLICY_SCORE, self._promotions.score),
+            (subjects.SERVICE_OUTCOMES, self._watch.take),
         )
         for row, handler in messages:
             subscriptions.append(await insistently(partial(bus.subscribe, row, handler)))

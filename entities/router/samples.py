@@ -165,6 +165,11 @@ class InstanceSamples:
             yield m.BACKWARD_S(sample.backward_ms / 1e3, **label)
         if sample.reduce_ms:
             yield m.ALLREDUCE_S(sample.reduce_ms / 1e3, **label)
+        if sample.serving is not None:
+            yield m.SERVING_SESSIONS(sample.serving.sessions, **label)
+            yield m.CACHE_ROWS(sample.serving.rows, **label)
+            yield m.CACHE_FREE(sample.serving.free_rows, **label)
+            yield m.WAVE_S(sample.serving.wave_ms / 1e3, **label)
 
     def _link(self, sample: InstanceSample, peer: str, figures: LinkFigures) -> Iterable[m.MetricReading]:
         label = {"job": sample.job, "sid": sample.sid, "peer": peer, "cluster": self._cluster}

@@ -13,18 +13,10 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from schemas.errors import BadInput, Conflict
+from schemas.services.model_service import WHOLE, BucketRun, ModelService
 
-BUCKETS = 10_000
+BUCKETS = WHOLE
 """Number of buckets, and the sum of a service's weights."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BucketRun:
-    """Neighbouring buckets of one version: from `first` up to, not including, `end`."""
-
-    version: str
-    first: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +33,20 @@ class TrafficShares:
     def of(stable: str) -> TrafficShares:
         """All traffic to one version."""
         return TrafficShares((BucketRun(version=stable, first=0, end=BUCKETS),))
+
+    @staticmethod
+    def of_service(service: ModelService) -> TrafficShares | None:
+        """The owners that a service's record names; None: it has no traffic to share.
+
+        A record of before it had runs has weights alone: the versions get theirs from the heaviest one's.
+        """
+        weights = {version: weight for version, weight in service.weights.items() if weight}
+        if not weights:
+            return None
+        if service.runs:
+            return TrafficShares(service.runs)
+        heaviest = max(sorted(weights), key=lambda version: weights[version])
+        return TrafficShares.of(heaviest).change(weights, weights)
 
     @property
     def weights(self) -> dict[str, int]:

@@ -10,4 +10,5 @@ them are in `policies.numerics`.
 - `stage_rebalancing`: moves of instances to the slowest stage.
 - `link_trend`, `path_faults`, `device_risk`, `transience`: instances to avoid.
 - `checkpoint_interval`: the expected time between failures.
+- `canary_judge`: versions of served models that go back.
 """

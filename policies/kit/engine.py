@@ -29,6 +29,7 @@ from schemas.job import JobEvent
 from schemas.learnt_state import MOST_LEARNT_BYTES, canonical_json, digest_of, parsed_json
 from schemas.observation import Observation
 from schemas.policy import PolicySuggestion
+from schemas.services.outcomes import ServiceOutcomes
 
 _Request = TypeVar("_Request")
 MOST_RECENT = 20_000
@@ -242,6 +243,8 @@ class Engine:
                 self._changed.add(view.job)
             elif isinstance(event.message, Observation) and event.message.job is None:
                 self._changed.update(self.observations.jobs)
+            elif isinstance(event.message, ServiceOutcomes):
+                self._changed.update(event.message.candidate_jobs)
             self._pass_on(event, into=problems)
         return problems
 

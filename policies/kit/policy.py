@@ -39,11 +39,13 @@ from schemas.actions import (
     MoveInstance,
     NoAction,
     Recut,
+    RollBack,
     Scale,
     SetAlgorithm,
     SetQueueOrder,
     SetRate,
     SetReduction,
+    SetTraffic,
     SetWeights,
     SetWindow,
     UseBackup,
@@ -457,6 +459,19 @@ class Policy:
         """Suggests to expect a failure of the job every `between_s` seconds, and to space checkpoints so."""
         action = ExpectFailures(between_s=between_s)
         return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
+
+    def roll_back(
+        self, view: JobView, service: str, version: str, *, reason: str, confidence: float = 0.8
+    ) -> PolicySuggestion:
+        """Suggests that a service's version, whose job this is, give its traffic back to the stable one."""
+        action = RollBack(service=service, version=version)
+        return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=60.0)
+
+    def set_traffic(
+        self, view: JobView, action: SetTraffic, *, reason: str, confidence: float = 0.8
+    ) -> PolicySuggestion:
+        """Suggests other shares of a service's traffic; this job is one of its versions."""
+        return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=60.0)
 
     def note(
         self, view: JobView, text: str, *, confidence: float = 0.5, valid_s: float = 60.0

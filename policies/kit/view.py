@@ -31,6 +31,7 @@ from schemas.policy import (
     SetWeights,
 )
 from schemas.registry import InstanceState, ServiceRecord
+from schemas.services.outcomes import ServiceOutcomes
 from schemas.signals import ComputeNotification, QosReport, RouteAdvertisement
 from schemas.step import MicrobatchClaim
 from schemas.task_graph import JobTopology, TaskGraph, is_data
@@ -306,6 +307,9 @@ class Observations:
                 if view is not None:
                     view.faults.append(message)
                 return view
+            case ServiceOutcomes():
+                for job in message.candidate_jobs:
+                    self.view(job)
             case NodeSample():
                 self.nodes[agent_name(message.cluster, message.node)] = message
         return None

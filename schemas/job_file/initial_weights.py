@@ -49,6 +49,11 @@ class InitialWeights(Part):
     model: ModelUse | None = Field(
         None, description="the version that a `model://NAME` stands for; the gateway says so"
     )
+    sha256: str = Field(
+        "",
+        pattern=r"^([0-9a-f]{64})?$",
+        description="digest that they must have; not given: that of the job or version, if one is named",
+    )
     strict: bool = Field(True, description="whether a parameter or a tensor that is left over is an error")
 
     @field_validator("map")
@@ -66,7 +71,13 @@ class InitialWeights(Part):
     @model_serializer(mode="wrap")
     def _short(self, write: SerializerFunctionWrapHandler) -> Any:
         """The URL alone if there is no more: so that services of former versions read it."""
-        return write(self) if self.map or not self.strict or self.model is not None else self.url
+        more = self.map or not self.strict or self.model is not None or self.sha256
+        return write(self) if more else self.url
+
+    @property
+    def expected_sha256(self) -> str:
+        """The digest that the weights must have; empty: nobody said so."""
+        return self.sha256 or ("" if self.model is None else self.model.sha256)
 
 
 def _check_rule(theirs: str, ours: OwnNames) -> None:

@@ -25,8 +25,10 @@ class ReplicaRange(Part):
     The weights' bits do not depend on it. Each replica has an instance of every stage.
     """
 
-    min: Replicas = Field(
-        1, description="so many are enough to start; to so many it shrinks for a waiting job"
+    min: Annotated[int, Field(ge=0, le=MOST_INSTANCES)] = Field(
+        1,
+        description="so many are enough to start; to so many it shrinks for a waiting job; 0: a service "
+        "gives its slots back while nobody asks it",
     )
     want: Replicas = Field(description="best; the job counts with these, in quotas and forecasts")
     max: Replicas = Field(
@@ -38,12 +40,17 @@ class ReplicaRange(Part):
     def _in_order(self) -> ReplicaRange:
         if not self.min <= self.want <= self.max:
             raise ValueError(f"min {self.min}, want {self.want}, max {self.max}: give min ≤ want ≤ max")
-        if (count := self.max - self.min + 1) > MOST_RANGE:
+        if (count := self.max - self.least + 1) > MOST_RANGE:
             raise ValueError(
                 f"min {self.min} to max {self.max} are {count:,} numbers of replicas: give at most "
                 f"{MOST_RANGE}"
             )
         return self
+
+    @property
+    def least(self) -> int:
+        """The fewest replicas with which it runs."""
+        return max(1, self.min)
 
     def around(self, want: int) -> ReplicaRange:
         """The range with another `want`, wider where it has to be.

@@ -7,11 +7,12 @@ whoever lacks them asks upstream for the missing rows (`RowsNeeded`), and the fi
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from schemas.base import Message, Part, Time, Token
+from schemas.marks import PRIVATE
 from schemas.step import Member
 
 MOST_STOPS = 16
@@ -26,6 +27,9 @@ class Sampling(Part):
     seed: int = Field(0, ge=0, lt=1 << 63)
     logprobs: int | None = Field(None, ge=0, le=20, description="likeliest tokens to tell; None: none")
     digests: bool = Field(False, description="tell a digest of the logits of each token")
+    scored: bool = Field(
+        False, description="tell how likely the prompt's last tokens are, with the first one"
+    )
     stop_tokens: tuple[int, ...] = Field((), max_length=MOST_STOPS, description="each ends the answer")
     draw: str = Field("", description="names the request in draws: the same one gives the same tokens")
 
@@ -62,16 +66,22 @@ class Generation(Message, wire="serve.generation"):
     writer: Token = Field(description="SID of the gateway")
     fence: int = Field(1, ge=1)
     session: int = Field(ge=0, lt=1 << 63, description="its number in waves")
-    prompt: tuple[int, ...] = Field((), description="tokens")
+    prompt: Annotated[tuple[int, ...], PRIVATE] = Field((), description="tokens")
     most_tokens: int = Field(ge=0)
     sampling: Sampling = Sampling()
-    stop: tuple[str, ...] = Field((), max_length=MOST_STOPS, description="texts that end the answer")
+    stop: Annotated[tuple[str, ...], PRIVATE] = Field(
+        (), max_length=MOST_STOPS, description="texts that end the answer"
+    )
     model: str = Field("", max_length=200, description="as the request named it")
     shape: Literal["completion", "chat"] = Field("completion", description="of the answer")
     usage: bool = Field(False, description="whether a stream ends with the number of tokens")
     began: Time = 0.0
     ended: Literal["", "stop", "length", "cancelled", "failed"] = ""
     keep: KeptTerms | None = Field(None, description="None: nothing of it is kept")
+    mirrored: bool = Field(False, description="a copy, for a version in shadow")
+    charged: int | None = Field(
+        None, ge=0, description="tokens of its answer that are in its user's account; none: nor is the prompt"
+    )
 
 
 class BindSession(Message, wire="serve.bind"):
@@ -88,7 +98,7 @@ class BindSession(Message, wire="serve.bind"):
     fence: int = Field(ge=1)
     attempt: int = Field(ge=0)
     path: tuple[Member, ...] = Field(description="an owner of each stage, from the first")
-    tokens: tuple[int, ...] = Field(description="of the prompt, and of the answer so far")
+    tokens: Annotated[tuple[int, ...], PRIVATE] = Field(description="of the prompt, and of the answer so far")
     prompt_tokens: int = Field(ge=0)
     most_tokens: int = Field(ge=0, description="of the answer")
     sampling: Sampling
@@ -102,6 +112,8 @@ class SessionLoad(Part):
     free_rows: int = Field(0, description="tokens that its cache has room for")
     rows: int = Field(0, description="tokens that its cache has room for in all")
     wave_ms: float = Field(0.0, description="milliseconds of a wave, smoothed")
+    busy_s: float = Field(0.0, ge=0, description="seconds that it computed what was new, since it serves")
+    recomputed_s: float = Field(0.0, ge=0, description="likewise, of rows that another one had computed")
 
 
 class SessionBound(Message, wire="serve.bound"):
@@ -113,7 +125,7 @@ class SessionBound(Message, wire="serve.bound"):
     session: int
     outcome: Literal["bound", "full", "fenced", "too_long"]
     cached: int = 0
-    tokens: tuple[int, ...] = ()
+    tokens: Annotated[tuple[int, ...], PRIVATE] = ()
     load: SessionLoad = SessionLoad()
     text: str = ""
 
@@ -143,10 +155,13 @@ class GeneratedToken(Part):
     session: int
     fence: int
     position: int = Field(ge=0)
-    token: int = Field(ge=0)
-    logprob: float | None = None
-    likeliest: tuple[tuple[int, float], ...] = ()
-    digest: str = Field("", description="blake2b-8 of the logits, fp32, hexadecimal")
+    token: Annotated[int, PRIVATE] = Field(ge=0)
+    logprob: Annotated[float | None, PRIVATE] = None
+    likeliest: Annotated[tuple[tuple[int, float], ...], PRIVATE] = ()
+    digest: Annotated[str, PRIVATE] = Field("", description="blake2b-8 of the logits, fp32, hexadecimal")
+    prompt_logprob: Annotated[float | None, PRIVATE] = Field(
+        None, description="mean logarithm of the probabilities of the prompt's last tokens, if asked for"
+    )
     ends: Literal["", "stop", "length"] = ""
     error: str = Field("", description="why there is none, as `bad_model_output: …`; ends the session")
 

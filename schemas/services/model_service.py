@@ -30,16 +30,20 @@ class VersionState(StrEnum):
     """At least one replica of each stage was probed, and answers."""
     IMPAIRED = "impaired"
     """It was ready, and a stage of it has nobody now."""
+    IDLE = "idle"
+    """It gave its slots back because nobody asked it; the next request starts it."""
     REFUSED = "refused"
     """Its weights, its tokenizer or its arithmetic are not what was asked for; `reason` says which."""
     RETIRED = "retired"
     """Stopped by a person, or by a newer version's promotion."""
 
 
+_ENDS = (VersionState.REFUSED, VersionState.RETIRED)
 VERSION_TRANSITIONS: dict[VersionState, frozenset[VersionState]] = {
-    VersionState.DEPLOYING: frozenset({VersionState.READY, VersionState.REFUSED, VersionState.RETIRED}),
-    VersionState.READY: frozenset({VersionState.IMPAIRED, VersionState.REFUSED, VersionState.RETIRED}),
-    VersionState.IMPAIRED: frozenset({VersionState.READY, VersionState.REFUSED, VersionState.RETIRED}),
+    VersionState.DEPLOYING: frozenset({VersionState.READY, VersionState.IDLE, *_ENDS}),
+    VersionState.READY: frozenset({VersionState.IMPAIRED, VersionState.IDLE, *_ENDS}),
+    VersionState.IMPAIRED: frozenset({VersionState.READY, VersionState.IDLE, *_ENDS}),
+    VersionState.IDLE: frozenset({VersionState.READY, VersionState.IMPAIRED, *_ENDS}),
     VersionState.REFUSED: frozenset(),
     VersionState.RETIRED: frozenset(),
 }
@@ -62,17 +66,33 @@ class ServedVersion(Part):
     context: int = Field(0, description="most tokens of prompt and answer; 0: not known yet")
     vocabulary: int = 0
     fingerprint: str = Field("", description="of the arithmetic that all replicas share")
+    worse_nll: float | None = Field(
+        None, description="nats per token of prompts that it may be worse by than the stable version"
+    )
     since: Time = 0.0
+
+
+class BucketRun(Part):
+    """Neighbouring buckets of one version: from `first` up to, not including, `end` (ADR-0135)."""
+
+    version: Token
+    first: int = Field(ge=0)
+    end: int = Field(le=WHOLE)
+
+
+TrafficAction = Literal["", "deploy", "traffic", "promote", "rollback", "shadow", "unshadow", "stop"]
+"""What changed a service's traffic; `deploy`: its first version was ready; empty: of an earlier record."""
 
 
 class TrafficChange(Part):
     """One change of the weights, or of who is in shadow."""
 
     at: Time
-    by: str
+    by: str = Field(description="a user, a functional module, or `orchestrator`")
     why: str = ""
     weights: dict[Token, int]
     shadow: tuple[Token, ...] = ()
+    action: TrafficAction = ""
 
 
 class ModelService(Message, wire="service.record"):
@@ -86,6 +106,7 @@ class ModelService(Message, wire="service.record"):
     weights: dict[Token, int] = Field(
         {}, description="version → its ten-thousandths; the sum is 10,000, or the map is empty"
     )
+    runs: tuple[BucketRun, ...] = Field((), description="which of the 10,000 buckets each version has")
     shadow: tuple[Token, ...] = Field((), description="versions that answer copies, which are thrown away")
     stable: Token | None = Field(None, description="the version that a rollback goes back to")
     history: tuple[TrafficChange, ...] = Field((), description="the last changes of traffic, newest last")
@@ -111,14 +132,14 @@ class DeployVersion(Message, wire="service.deploy"):
 
 
 class OrderService(Message, wire="service.order"):
-    """MG → SMO: change a service.
+    """MG → SMO: change a service. `wake`: a request waits for an idle version, which is to start.
 
     `weights` are for `traffic`. All others name a `version`, but `rollback`, and `stop` of the whole service.
     """
 
     user: str
     service: Token
-    action: Literal["traffic", "promote", "rollback", "shadow", "unshadow", "scale", "stop"]
+    action: Literal["traffic", "promote", "rollback", "shadow", "unshadow", "scale", "wake", "stop"]
     version: Token | None = None
     weights: dict[Token, int] = {}
     replicas: int | None = Field(None, ge=0, description="of `scale`")

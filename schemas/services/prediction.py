@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from schemas.base import Message, Part, Token
+from schemas.marks import PRIVATE
 from schemas.services.generation import SessionLoad
 from schemas.step import Member
 
@@ -21,7 +24,7 @@ class NamedTensor(Part):
     name: str = Field(max_length=120)
     dtype: str
     shape: tuple[int, ...] = Field(max_length=8)
-    data: bytes
+    data: Annotated[bytes, PRIVATE]
 
 
 class Predict(Message, wire="serve.predict"):

@@ -25,6 +25,7 @@ from schemas.weights_digest import INDEX_NAME
 from workers.graph.stage_module import StageModule
 from workers.precision.int8_linear import Int8Linear
 from workers.state.safetensors_files import SUFFIX, StoredTensor, fits, read_header
+from workers.state.weight_digests import TensorDigest, expected_tensors
 from workers.state.weight_names import own_names
 from workers.state.weights import file_weights
 
@@ -34,6 +35,8 @@ T = TypeVar("T")
 
 Target = Tensor | Int8Linear
 """What a stored tensor is copied into."""
+
+DigestOf = Callable[[StoredTensor], TensorDigest | None]
 
 CHUNK_BYTES = 8 << 20
 """Bytes of a tensor that are held until they are copied into the weight."""
@@ -179,6 +182,7 @@ async def load_initial(
     public_name: Callable[[str], str] = lambda name: name,
     is_new: Callable[[str], bool] = lambda name: False,
     own_names_of: Callable[[Iterable[str]], Mapping[str, str]] = lambda names: {},
+    checked: bool = False,
 ) -> MatchedWeights:
     """Loads the stage's weights from a folder of safetensors, with or without an index.
 
@@ -190,10 +194,11 @@ async def load_initial(
         public_name: See `match_weights`.
         is_new: Of a full name: it may be missing, and then begins as the factory made it.
         own_names_of: See `match_weights`.
+        checked: Whether they must have the digest that the section names, if it names one.
 
     Raises:
         BadModel: There are no safetensors, or a tensor is missing or of another shape or type; nothing was
-            changed.
+            changed. Or their bytes are not those of the digest.
         BadInput: A file is damaged.
     """
     # a shared weight bears the name of its first place in every stage
@@ -205,7 +210,13 @@ async def load_initial(
     check_missing(matched, source, f"layers {stage.first_layer} to {stage.last_layer - 1}")
     if matched.missing:
         log.info(describe_match(MatchedWeights(matched.found, matched.missing, ()), source))
-    await read_tensors(artifacts, [(stored, own[name]) for name, stored in matched.found.items()], run=run)
+    pairs = [(stored, own[name]) for name, stored in matched.found.items()]
+    digest_of: DigestOf = lambda stored: None  # noqa: E731
+    if checked and source.expected_sha256:
+        shards = (await _locate(artifacts, source)).values()
+        lines = await expected_tensors(artifacts, shards, source.expected_sha256, source.url)
+        digest_of = lambda stored: TensorDigest(stored, lines, source.url)  # noqa: E731
+    await read_tensors(artifacts, pairs, run=run, digest_of=digest_of)
     return matched
 
 
@@ -216,15 +227,20 @@ def _outlined(weight: Target) -> Tensor:
 
 
 async def read_tensors(
-    artifacts: Artifacts, pairs: Sequence[tuple[StoredTensor, Target]], *, run: Runner = asyncio.to_thread
+    artifacts: Artifacts,
+    pairs: Sequence[tuple[StoredTensor, Target]],
+    *,
+    run: Runner = asyncio.to_thread,
+    digest_of: DigestOf = lambda stored: None,
 ) -> None:
     """Copies stored tensors into tensors of their shapes, by ranges of the files.
 
     Half precision becomes full precision, and the other way round, as `copy_` does it; int8 layers quantise
-    what they get, row by row.
+    what they get, row by row. `digest_of`: what checks a tensor's bytes; None: nothing does.
 
     Raises:
         BadInput: A file is shorter than its header says.
+        BadModel: A tensor's bytes are others than its digest says.
     """
     targets: dict[StoredTensor, list[Target]] = {}
     for stored, target in pairs:
@@ -236,7 +252,7 @@ async def read_tensors(
         position = first.start
         for stored in together:
             await stream.take(stored.start - position)
-            await _fill(targets[stored], stored, stream, run)
+            await _fill(targets[stored], stored, stream, run, digest_of(stored))
             position = stored.end
 
 
@@ -252,15 +268,25 @@ def _runs(ordered: Sequence[StoredTensor]) -> Iterator[list[StoredTensor]]:
         yield run
 
 
-async def _fill(targets: Sequence[Target], stored: StoredTensor, stream: _Stream, run: Runner) -> None:
+async def _fill(
+    targets: Sequence[Target],
+    stored: StoredTensor,
+    stream: _Stream,
+    run: Runner,
+    digest: TensorDigest | None,
+) -> None:
     portion = stored.dtype.itemsize
     if any(isinstance(target, Int8Linear) for target in targets):
         portion *= max(1, stored.shape[-1])  # whole rows
     most = max(1, CHUNK_BYTES // portion) * portion
     for begin in range(0, stored.end - stored.start, most):
         data = await stream.take(min(most, stored.end - stored.start - begin))
+        if digest is not None:
+            await run(partial(digest.take, data))
         chunk = torch.frombuffer(data, dtype=stored.dtype)
         await run(partial(_copy, targets, chunk, begin // stored.dtype.itemsize))
+    if digest is not None:
+        digest.check()
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""`dmsc chaos`: kills parts of a mesh while a job trains, and reports what that cost."""
+"""`dmsc chaos`: kills parts of a mesh while a job trains or a service answers, and reports what that cost."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from dmsc.console.command_app import argument, option
 from dmsc.console.exit_codes import bad_input
@@ -20,6 +20,8 @@ from dmsc.launch.mesh_options import MeshOptions
 if TYPE_CHECKING:
     from dmsc.chaos.report import ChaosReport
     from dmsc.chaos.run import Chaos, ChaosOptions
+    from dmsc.chaos.services.service_chaos import LoadOptions
+    from dmsc.chaos.services.service_report import ServiceChaosReport
     from dmsc.launch.prefork_server import PreforkServer
     from schemas.job import JobSpec
 
@@ -27,7 +29,10 @@ Say = Callable[[str], None]
 
 
 def chaos(
-    job: Annotated[str, argument("JOB", "A job file, or the id of a running job.")],
+    job: Annotated[
+        str,
+        argument("JOB", "A job file, the id of a running job, or service:NAME (or service:NAME@VERSION)."),
+    ],
     seed: Annotated[
         int, option("--seed", "The seed of the fault plan; the same seed gives the same plan.", min=0)
     ] = 0,
@@ -39,13 +44,18 @@ def chaos(
         option(
             "--what KINDS",
             "The kinds of faults, separated by commas: instance, data, freeze, stage, whole-stage, cluster,"
-            " orchestrator, gateway, router, registry, server, server-freeze, no-room, garbage-value,"
-            " disk-full.",
+            " orchestrator, gateway, router, registry, accountant, model-registry, server, server-freeze,"
+            " no-room, garbage-value, disk-full.",
         ),
     ] = "instance,cluster,orchestrator,server",
     faults: Annotated[
-        int | None, option("--faults N", "The maximal number of faults (until the job ends).", min=1)
+        int | None,
+        option("--faults N", "The maximal number of faults (until the job ends; of a service 10).", min=1),
     ] = None,
+    clients: Annotated[
+        int, option("--clients N", "Of a service: who asks it at the same time.", min=1, max=1000)
+    ] = 8,
+    tokens: Annotated[int, option("--tokens N", "Of a service: tokens of each answer.", min=2)] = 64,
     reference: Annotated[
         str | None,
         option(
@@ -72,20 +82,21 @@ def chaos(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Inject a seeded plan of faults into a job, and report what they cost.
+    """Inject a seeded plan of faults into a job or a service, and report what they cost.
 
     The report shows stalls, goodput, waste, what was lost or doubled, and whether the weights are the same.
-    A job file is run twice: first without faults, then with them. The mesh must run on this machine, because
-    its processes are killed (they are found through its state folder). The exit code is 1 if anything was
-    lost or doubled, if the weights differ, or if a fault did not fire.
+    A job file is run twice: first without faults, then with them. A service (`service:NAME`, or a file with
+    `serve`) is asked all the time, and each answer is compared with the one to the same request without
+    faults. The mesh must run on this machine, because its processes are killed (they are found through its
+    state folder). The exit code is 1 if anything was lost or doubled, if weights or answers differ, or if a
+    fault did not fire.
 
     Example: dmsc chaos examples/chaos-gpt.yaml --every 10s --what instance,orchestrator --plot chaos.svg
     """
     from bus.logs import configure_logging
     from dmsc.chaos.plan import FaultKind, parse_every, parse_kinds
-    from dmsc.chaos.plot import svg
-    from dmsc.chaos.present import closing, rows
     from dmsc.chaos.run import ChaosOptions, open_chaos
+    from dmsc.chaos.services.service_chaos import LoadOptions, check_options
     from dmsc.client.job_file import load_job, named_urls
     from dmsc.console.exit_codes import ExitCode
     from dmsc.launch.prefork_server import running_prefork_server
@@ -106,6 +117,14 @@ def chaos(
         raise bad_input(
             "--allow-url is for the mesh of --private; `dmsc up --allow-url` starts others with it"
         )
+    is_service = job.startswith(SERVICE) if spec is None else spec.serve is not None
+    if is_service:
+        options = replace(options, faults=faults or FAULTS)
+        check_options(options)
+        if reference is not None or no_reference:
+            raise bad_input(
+                "answers of a service are compared with its own: leave out --reference and --no-reference"
+            )
 
     def say(text: str) -> None:
         print(text, file=sys.stderr if json else sys.stdout, flush=True)
@@ -125,18 +144,82 @@ def chaos(
             opened = _private_mesh(mesh, prefork_server, say, with_small_disk=small)
         else:
             opened = open_chaos(StateFolder(state), say)
-        report = run_async(_chaos(job, spec, options, reference, no_reference, opened))
+        if is_service:
+            load = LoadOptions(clients=clients, tokens=tokens)
+            served = job.removeprefix(SERVICE) if spec is None else spec
+            shown = _of_service(run_async(_chaos_of_service(served, options, load, opened)))
+        else:
+            shown = _of_job(run_async(_chaos(job, spec, options, reference, no_reference, opened)))
     if plot is not None:
-        write_plot(plot, svg(report))
+        write_plot(plot, shown.picture())
     if json:
-        print_json(report.as_dict())
+        print_json(shown.document)
     else:
-        print_table(("what", "figure", ""), rows(report), title=f"{report.job} {report.state}")
-        for line in closing(report):
+        print_table(("what", "figure", ""), shown.rows, title=shown.title)
+        for line in shown.closing:
             print(line)
         if plot is not None:
             print(f"plot        {plot}")
-    leave(ExitCode.FAILED if report.problems() else ExitCode.OK)
+    leave(ExitCode.FAILED if shown.problems else ExitCode.OK)
+
+
+SERVICE = "service:"
+"""Begins what is a service, and no job."""
+FAULTS = 10
+"""How many faults a service gets, which has no end, if nobody says otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shown:
+    """A report of either kind, as it is shown."""
+
+    title: str
+    rows: list[tuple[str, str, str]]
+    closing: list[str]
+    problems: list[str]
+    document: dict[str, Any]
+    picture: Callable[[], str]
+
+
+def _of_job(report: ChaosReport) -> _Shown:
+    from dmsc.chaos.plot import svg
+    from dmsc.chaos.present import closing, rows
+
+    return _Shown(
+        title=f"{report.job} {report.state}",
+        rows=rows(report),
+        closing=closing(report),
+        problems=report.problems(),
+        document=report.as_dict(),
+        picture=lambda: svg(report),
+    )
+
+
+def _of_service(report: ServiceChaosReport) -> _Shown:
+    from dmsc.chaos.services.service_report import svg
+
+    return _Shown(
+        title=f"{report.service}@{report.version}",
+        rows=report.rows(),
+        closing=report.closing(),
+        problems=report.problems(),
+        document=report.as_dict(),
+        picture=lambda: svg(report),
+    )
+
+
+async def _chaos_of_service(
+    service: JobSpec | str,
+    options: ChaosOptions,
+    load: LoadOptions,
+    opened: AbstractAsyncContextManager[Chaos],
+) -> ServiceChaosReport:
+    from dmsc.chaos.services.service_chaos import ServiceChaos
+    from dmsc.process.interrupts import interrupts
+
+    with interrupts():
+        async with opened as chaos:
+            return await ServiceChaos(chaos, load).run(service, options)
 
 
 async def _chaos(

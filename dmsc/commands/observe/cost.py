@@ -25,6 +25,8 @@ COLUMNS = (
     "sent GiB",
     "price",
 )
+OF_SERVICES = ("tokens", "device-s/1k", "price/1k")
+"""Further columns where there are tokens: of prompts and answers, and what 1,000 of them take."""
 
 
 def cost(
@@ -34,6 +36,9 @@ def cost(
     ] = "1d",
     until: Annotated[str | None, option("--until AGO|DATE", "Until when (now).")] = None,
     user: Annotated[str | None, option("--user NAME", "Only what this user used.")] = None,
+    service: Annotated[
+        str | None, option("--service NAME", "Only what versions of this service used; by user, say.")
+    ] = None,
     everybody: Annotated[
         bool, option("--all", "Of all users: operators see that anyway, others need `account.read`.")
     ] = False,
@@ -61,13 +66,23 @@ def cost(
     if recording is None:
         statement = mesh.ask(
             lambda client: client.accounts(
-                key, since=begin, until=end, user=user, everybody=True if everybody else None
+                key,
+                since=begin,
+                until=end,
+                user=user,
+                service=service,
+                everybody=True if everybody else None,
             )
         )
     else:
         statement = _of_recording(recording, prices, key, mesh)
-    rows = [_row(line) for line in (*statement.lines, *_sums(statement))]
-    mesh.show_table(statement, COLUMNS, rows)
+    lines = (*statement.lines, *_sums(statement))
+    columns: tuple[str, ...] = COLUMNS
+    rows = [_row(line) for line in lines]
+    if any(line.tokens or line.prompt_tokens for line in lines):
+        columns = (*COLUMNS, *OF_SERVICES)
+        rows = [(*row, *_tokens(line)) for row, line in zip(rows, lines, strict=True)]
+    mesh.show_table(statement, columns, rows)
     if not mesh.json:
         for text in _remarks(statement):
             print(text)
@@ -108,8 +123,19 @@ def _row(line: AccountLine) -> tuple[str, ...]:
     )
 
 
+def _tokens(line: AccountLine) -> tuple[str, ...]:
+    tokens = line.prompt_tokens + line.tokens
+    return (
+        f"{tokens:,}" if tokens else "",
+        "" if line.device_s_per_1000 is None else f"{line.device_s_per_1000:.3g}",
+        "" if line.price_per_1000 is None else f"{line.price_per_1000:.4g}",
+    )
+
+
 def _remarks(statement: AccountStatement) -> list[str]:
     remarks = []
+    if statement.service is not None:
+        remarks.append(f"only what service {statement.service} used")
     if statement.only is not None:
         remarks.append(f"only what {statement.only} used")
     elif statement.offered_s:

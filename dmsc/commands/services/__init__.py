@@ -5,4 +5,5 @@ serving.py     `dmsc serve`: deploy a version of a service, and wait until it is
 consents.py    `dmsc consent …`: whether services may keep requests
 learning.py    `dmsc service kept|learn`, `dmsc data erase`: what was kept, and the way back
 services.py    `dmsc service …`: list, show, traffic, promote, rollback, shadow, scale, stop
+ramping.py     a version's share raised step by step
 """

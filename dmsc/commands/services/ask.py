@@ -51,6 +51,7 @@ def ask(
 
     async def answer(client: AsyncClient) -> Completion:
         from dmsc.client.calls.generation_calls import joined
+        from schemas.errors import NotFound
 
         pieces = []
         asked = client.ask(
@@ -63,14 +64,20 @@ def ask(
             logprobs=logprobs,
             consent=consent,
         )
-        async with aclosing(asked):
-            async for piece in asked:
-                pieces.append(piece)
-                if not mesh.json and logprobs is None:
-                    print(piece.choices[0].text, end="", flush=True)
+        try:
+            async with aclosing(asked):
+                async for piece in asked:
+                    pieces.append(piece)
+                    if not mesh.json and logprobs is None:
+                        print(piece.choices[0].text, end="", flush=True)
+        except NotFound as error:
+            hint = "dmsc service list shows what is served, dmsc serve JOB --service NAME serves a model"
+            raise NotFound(f"{error.text}; {hint}", **error.fields) from error
         return joined(pieces)
 
     whole = mesh.ask(answer)
+    if whole.choices[0].finish_reason == "length" and sys.stderr.isatty() and not mesh.json:
+        print(f"\n(ends after {tokens} tokens; --tokens N for more)", end="", file=sys.stderr)
     told = whole.choices[0].logprobs
     if mesh.json or told is None:
         mesh.show(whole, "")

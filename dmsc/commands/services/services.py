@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 from dmsc.console.command_app import CommandApp, argument, option
 from dmsc.console.exit_codes import bad_input
 from dmsc.console.option_groups import GatewayQuery
+from dmsc.console.options import print_text
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from schemas.services.model_service import ModelService, ServedVersion
 
 app = CommandApp(help="Model services: their versions, their traffic, their end.", no_args_is_help=True)
@@ -24,6 +27,8 @@ def list_(mesh: GatewayQuery = GatewayQuery()) -> None:
 
     Example: dmsc service list
     """
+    from dmsc.commands.services.advice import of_list
+
     found = mesh.ask(lambda client: client.services())
     rows = [
         (
@@ -38,6 +43,7 @@ def list_(mesh: GatewayQuery = GatewayQuery()) -> None:
     ]
     columns = ("service", "state", "traffic", "versions", "stable", "user")
     mesh.show_table({"services": found}, columns, rows)
+    _advise(mesh, of_list(found))
 
 
 @app.command()
@@ -52,41 +58,51 @@ def show(
     """
     from time import localtime, strftime
 
+    from dmsc.commands.services.advice import of_service
+
     found = mesh.ask(lambda client: client.service(service))
     if history:
         rows = [
-            (strftime("%Y-%m-%d %H:%M:%S", localtime(each.at)), _shares(each.weights), each.by, each.why)
+            (
+                strftime("%Y-%m-%d %H:%M:%S", localtime(each.at)),
+                each.action,
+                _shares(each.weights),
+                each.by,
+                each.why,
+            )
             for each in found.history
         ]
-        mesh.show_table(found, ("at", "traffic", "by", "why"), rows)
+        mesh.show_table(found, ("at", "change", "traffic", "by", "why"), rows)
         return
     mesh.show_table(found, COLUMNS, [_row(found, each) for each in found.versions])
+    _advise(mesh, of_service(found))
 
 
 @app.command()
 def traffic(
     service: ServiceArgument,
     shares: Annotated[
-        tuple[str, ...], argument("VERSION=PERCENT…", "The share of each, 100 in all: v1=95 v2=5.")
+        tuple[str, ...],
+        argument(
+            "VERSION=PERCENT…", "The share of each, 100 in all: v1=95 v2=5; or steps of one: v2=1,5,25."
+        ),
     ],
+    every: Annotated[str, option("--every TIME", "Between two steps: 30s, 10m, 2h.")] = "10m",
     why: WhyOption = "",
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Share a service's traffic among versions that are ready, to a hundredth of a percent.
 
-    Who asked one version stays with it as long as its share does not fall.
+    Who asked one version stays with it as long as its share does not fall. In steps, one version takes its
+    share from the stable one, until it goes back or somebody else changes the traffic (exit code 1).
 
-    Example: dmsc service traffic chat v1=95 v2=5
+    Example: dmsc service traffic chat v2=1,5,25,100 --every 10m
     """
-    weights = {}
-    for share in shares:
-        version, equals, percent = share.partition("=")
-        try:
-            weights[version] = round(float(percent.removesuffix("%")) * 100)
-        except ValueError:
-            equals = ""
-        if not equals or not version:
-            raise bad_input(f"{share}: write VERSION=PERCENT, such as v2=5")
+    wanted = dict(_percents(share) for share in shares)
+    if any(len(steps) > 1 for steps in wanted.values()):
+        _ramp(service, wanted, every, why, mesh)
+        return
+    weights = {version: steps[0] for version, steps in wanted.items()}
     _say(mesh, mesh.ask(lambda client: client.set_traffic(service, weights, why=why)))
 
 
@@ -155,6 +171,45 @@ def stop(
     Example: dmsc service stop chat v1
     """
     _say(mesh, mesh.ask(lambda client: client.stop_service(service, version, why=why)))
+
+
+def _percents(share: str) -> tuple[str, list[int]]:
+    """A version, and its shares one after the other, in ten-thousandths."""
+    version, equals, percents = share.partition("=")
+    try:
+        steps = [round(float(percent.removesuffix("%")) * 100) for percent in percents.split(",")]
+    except ValueError:
+        equals, steps = "", []
+    if not equals or not version:
+        raise bad_input(f"{share}: write VERSION=PERCENT, such as v2=5")
+    return version, steps
+
+
+def _ramp(service: str, wanted: dict[str, list[int]], every: str, why: str, mesh: GatewayQuery) -> None:
+    import asyncio
+    import sys
+
+    from dmsc.commands.services.ramping import ramp
+    from dmsc.console.durations import parse_duration
+
+    if len(wanted) > 1:
+        raise bad_input("steps are of one version, such as v2=1,5,25,100; the stable one has the rest")
+    ((version, steps),) = wanted.items()
+    every_s = parse_duration(every, "--every")
+
+    def done(found: ModelService) -> None:
+        print(f"{_traffic(found)}", file=sys.stderr, flush=True)
+
+    def pause() -> Awaitable[None]:
+        return asyncio.sleep(every_s)
+
+    _say(mesh, mesh.ask(lambda client: ramp(client, service, version, steps, pause, why=why, done=done)))
+
+
+def _advise(mesh: GatewayQuery, lines: list[str]) -> None:
+    """Prints what to do next, for people only."""
+    for line in () if mesh.json else lines:
+        print_text(line)
 
 
 def _say(mesh: GatewayQuery, service: ModelService) -> None:

@@ -24,6 +24,8 @@ class _Stretch:
     last_j: float | None = None
     energy_j: float | None = None
     sent_bytes: int = 0
+    busy_s: float = 0.0
+    recomputed_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -75,7 +77,9 @@ class SlotMeter:
             self._ended.append((index, stretch))
 
     def take(self, sample: InstanceSample) -> None:
-        """What an instance sent over links, and what its device has used: in equal parts of those on it."""
+        """What an instance sent over links, what its device has used, in equal parts of those on it, and how
+        long one that serves has computed.
+        """
         stretch = next(
             (
                 each
@@ -88,6 +92,9 @@ class SlotMeter:
         if stretch is None:
             return
         stretch.sent_bytes += sum(max(0, link.sent_bytes) for link in sample.links)
+        if sample.serving is not None:
+            stretch.busy_s = max(stretch.busy_s, sample.serving.busy_s)
+            stretch.recomputed_s = max(stretch.recomputed_s, sample.serving.recomputed_s)
         meter_j = None if sample.device is None else sample.device.energy_j
         if meter_j is None or not math.isfinite(meter_j):
             return
@@ -151,4 +158,6 @@ def _told(index: int, stretch: _Stretch, now: float) -> SlotStretch:
         incarnation=None if holder is None else holder.incarnation,
         energy_j=stretch.energy_j,
         sent_bytes=stretch.sent_bytes,
+        busy_s=stretch.busy_s,
+        recomputed_s=stretch.recomputed_s,
     )

@@ -20,9 +20,9 @@ class AccountOperations:
         self._query_s = query_s
 
     def statement(
-        self, by: AccountKey, since: float, until: float, user: str | None
+        self, by: AccountKey, since: float, until: float, user: str | None, service: str | None = None
     ) -> Operation[AccountStatement]:
-        """What was used from `since` to `until`; with `user`, by that user alone.
+        """What was used from `since` to `until`; with `user`, by that user, with `service`, of it alone.
 
         Raises:
             BadInput: the period is none, or too long.
@@ -30,7 +30,7 @@ class AccountOperations:
         """
 
         async def act(_: AccessDecision) -> AccountStatement:
-            question = AccountQuery(by=by, since=since, until=until, user=user)
+            question = AccountQuery(by=by, since=since, until=until, user=user, service=service)
             return await self._backends.command(subjects.ACCOUNT_QUERY, question, deadline_s=self._query_s)
 
         return Operation("account.read", user or ALL, act)

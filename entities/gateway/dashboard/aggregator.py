@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,8 @@ from schemas.module_status import ModuleList, ModuleQuery
 from schemas.policy import PolicyDecision, PolicySuggestion, PolicySwitch
 from schemas.queue import QueueQuery, QueueStatus
 from schemas.registry import ServiceRecord
+from schemas.services.figures import ServiceFigures
+from schemas.services.model_service import ModelService
 from schemas.telemetry import InstanceSample, NodeSample
 
 log = get_logger("dashboard")
@@ -72,6 +74,7 @@ class AggregatorConfig:
 
 Records = Callable[[], Mapping[str, ServiceRecord]]
 Mesh = Callable[[], MeshStatus]
+Services = Callable[[], Iterable[ModelService]]
 
 
 class DashboardAggregator:
@@ -84,16 +87,23 @@ class DashboardAggregator:
         records: the registry's present records.
         config: rates and limits.
         mesh: the jobs and nodes, where the orchestrator can't be asked for them (nor for modules).
+        services: the model services, as its owner knows them.
     """
 
     def __init__(
-        self, bus: Bus, records: Records, config: AggregatorConfig | None = None, mesh: Mesh | None = None
+        self,
+        bus: Bus,
+        records: Records,
+        config: AggregatorConfig | None = None,
+        mesh: Mesh | None = None,
+        services: Services = tuple,
     ) -> None:
         self.config = config or AggregatorConfig()
         self.view_model = MeshViewModel()
         self._bus = bus
         self._records = records
         self._mesh = mesh
+        self._services = services
         self._viewers: set[Viewer] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._subscriptions: list[Subscription] = []
@@ -127,6 +137,8 @@ class DashboardAggregator:
     async def whole(self, parts: Collection[OverviewPart] = PAGE) -> dict[str, Any]:
         """These parts of the view at this moment, for a single request."""
         async with self.viewer():
+            if "services" in parts:
+                self.view_model.services.known = tuple(self._services())
             return self.view_model.whole(time.time(), parts)
 
     def whole_frame(self) -> bytes:
@@ -210,6 +222,9 @@ class DashboardAggregator:
         async def node(message: NodeSample, _: Envelope) -> None:
             view_model.take_node(message, time.time())
 
+        async def figures(message: ServiceFigures, _: Envelope) -> None:
+            view_model.services.figures.take(message, time.time())
+
         async def streamed(message: Message, envelope: Envelope) -> None:
             self._take(message, envelope)
 
@@ -228,6 +243,7 @@ class DashboardAggregator:
         rows: tuple[tuple[Subject, Any], ...] = (
             (subjects.INSTANCE_SAMPLE, sample),
             (subjects.NODE_SAMPLE, node),
+            (subjects.SERVICE_FIGURES, figures),
             *((row, streamed) for row in self.config.streams),
         )
         for row, handler in rows:

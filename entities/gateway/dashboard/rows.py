@@ -19,6 +19,8 @@ from schemas.actions import (
     Migrate,
     MoveInstance,
     NoAction,
+    RollBack,
+    SetTraffic,
     SetWeights,
     UseBackup,
     knob_of,
@@ -385,4 +387,8 @@ def describe(action: Action) -> str:
             return "a checkpoint now"
         case NoAction(note=note):
             return note or "no wish"
+        case RollBack(service=service, version=version):
+            return f"{version} of service {service} goes back"
+        case SetTraffic(service=service):
+            return f"traffic of service {service}: {value_of(action)}"
     return f"{knob_of(action)}: {value_of(action)}"

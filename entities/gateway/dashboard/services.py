@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from typing import Any
 
 from bus.connection import Bus
@@ -14,11 +14,13 @@ from entities.gateway.dashboard.view_model import PAGE, OverviewPart
 from entities.gateway.operations.access_client import Bearer
 from entities.gateway.server_sent_events import KEEPALIVE, encode_event
 from schemas.registry import ServiceRecord
+from schemas.services.model_service import ModelService
 from schemas.signals import AccessDecision
 
 _NEEDS = (
     ("job.list", "jobs", frozenset({"jobs", "queue", "curves", "events", "progress"})),
     ("fault.read", "faults", frozenset({"events", "faults"})),
+    ("service.read", "services", frozenset({"services"})),
 )
 """What parts of the view need besides `mesh.read`."""
 
@@ -35,10 +37,11 @@ class Dashboard:
         gateway: str,
         records: Callable[[], Collection[ServiceRecord]],
         config: AggregatorConfig | None = None,
+        services: Callable[[], Iterable[ModelService]] = tuple,
     ) -> None:
         self.gateway = gateway
         self.aggregator = DashboardAggregator(
-            bus, lambda: {record.sid: record for record in records()}, config
+            bus, lambda: {record.sid: record for record in records()}, config, services=services
         )
         self.logs = LogSearch(bus)
         self.taps = TapSessions(bus)

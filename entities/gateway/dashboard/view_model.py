@@ -28,6 +28,7 @@ from entities.gateway.dashboard.rows import (
     reservation_row,
     traffic_row,
 )
+from entities.gateway.dashboard.service_rows import ServicesView
 from schemas.cluster import Cordon, NodeStatus
 from schemas.data_plane import MicrobatchNotice, RouteEntry, RouteTable
 from schemas.envelope import EntityKind
@@ -72,9 +73,9 @@ PagePart = Literal[
     "faults",
     "decisions",
 ]
-OverviewPart = Literal[PagePart, "progress", "traffic", "routes", "links"]
+OverviewPart = Literal[PagePart, "progress", "traffic", "routes", "links", "services"]
 PAGE: tuple[OverviewPart, ...] = get_args(PagePart)
-"""What a page needs; the other parts are for whoever names them (`dmsc top`, `dmsc routes`)."""
+"""What every page needs; the other parts are for whoever names them (`dmsc top`, the page of services)."""
 
 
 @dataclass
@@ -99,6 +100,7 @@ class MeshViewModel:
         self._times = times
         self.sequence = 0
         self.incidents = Incidents()
+        self.services = ServicesView()
         self._records: dict[str, ServiceRecord] = {}
         self._reports: dict[str, LastReport] = {}
         self._tables: dict[TableKey, RouteTable] = {}
@@ -311,6 +313,7 @@ class MeshViewModel:
             "traffic": lambda: [traffic_row(report.sample) for _, report in self._reporting(now)],
             "routes": self._routes,
             "links": lambda: self._links(now),
+            "services": lambda: self.services.rows(self._records, self._reporting(now), now),
         }
         return {
             "sequence": self.sequence,

@@ -7,24 +7,27 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from bus import subjects
 from bus.connection import Bus
-from bus.logs import get_logger
-from bus.tasks import TaskSet
 from entities.gateway.backflow.consent_rules import Said
 from entities.gateway.backflow.request_keeping import RequestKeeping, with_messages
 from entities.gateway.generation.answer_text import text_of
+from entities.gateway.generation.held_requests import HeldRequests, HoldConfig
 from entities.gateway.generation.path_choice import choose_path
 from entities.gateway.generation.prompts import Prompts, of_chat, of_completion
-from entities.gateway.generation.service_book import ANSWERING, ServiceBook
+from entities.gateway.generation.service_book import RequestKey, ServiceBook
 from entities.gateway.generation.session import GenerationSession
 from entities.gateway.generation.session_keeper import SessionKeeper
 from entities.gateway.generation.session_machine import ChoosePath
+from entities.gateway.generation.shadowing import Shadows
 from entities.gateway.generation.token_rates import TokenBuckets, TokenRate
+from entities.gateway.outcomes.outcome_reports import OutcomeReports, is_judged
+from entities.gateway.outcomes.request_outcome import RequestDraw
 from entities.tokens.byte_tokens import Tokenizer
 from schemas.errors import BadInput, DmscError, NotFound, RateLimited, Unavailable
 from schemas.services.completion import MOST_CHOICES, ChatBody, CompletionBody, SampledBody, ServedModel
@@ -32,8 +35,6 @@ from schemas.services.generation import Generation, KeptTerms, Sampling
 from schemas.services.model_service import ModelService, ServedVersion
 from schemas.services.prediction import NamedTensor, Predict, Predicted
 from schemas.signals import AccessDecision
-
-log = get_logger("generation")
 
 USE = "service.use"
 _SEED = 1 << 63
@@ -51,6 +52,7 @@ class GenerationConfig:
     chat_tokens: int = 4_096
     most_shadows: int = 32
     rate: TokenRate = field(default_factory=TokenRate)
+    hold: HoldConfig = field(default_factory=HoldConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +92,15 @@ class GenerationOperations:
         self._gateway = gateway
         self._prompts = prompts
         self._config = config
+        self.held = HeldRequests(bus, book, keeper.is_staffed, config.hold)
+        """Requests that wait for a version to start."""
+        self.on_prediction: Callable[[Generation], None] = lambda generation: None
+        """Is called with each request for tensors that was answered."""
         self._rates = TokenBuckets(config.rate)
-        self._shadows = TaskSet()
+        self.outcomes = OutcomeReports(bus, gateway, self.book.living)
+        self._shadows = Shadows(keeper, self.outcomes, config.most_shadows)
+        self.counted: Callable[[Generation], AbstractContextManager[None]] = lambda _: nullcontext()
+        """Surrounds each prediction, and counts it."""
         self.keeping: RequestKeeping | None = None  # of whoever makes the gateway; None: nothing is kept
 
     def models(self) -> tuple[ServedModel, ...]:
@@ -123,7 +132,8 @@ class GenerationOperations:
 
         `key`: the request's idempotency key; `said`: what it says of being kept.
         """
-        service, version = self._version(body, access, key)
+        sticky = RequestKey.of(access.user, body.user, key)
+        service, version = await self._awake(*self._version(body, access, sticky), access)
         tokenizer = await self._prompts.tokenizer(version)
         prompts = await of_completion(body, tokenizer, version.vocabulary)
         if len(prompts) * body.n > MOST_CHOICES:
@@ -132,19 +142,21 @@ class GenerationOperations:
             )
         sampling = self._sampling(body, access, key, tokenizer, body.logprobs)
         template = self._generation(body, access, service, version, sampling, body.max_tokens)
+        draw = self.book.draw(body.model, service, version, sticky)
 
         def asked() -> list[list[tuple[str, str]]]:
             texts = (each if isinstance(each, str) else tokenizer.decode(each) for each in body.prompts)
             return [[("user", text)] for text in texts]
 
         keep = await self._terms(template, said, body.user, asked)
-        return await self._begin(service, version, tokenizer, template, prompts, body.n, keep)
+        return await self._begin(draw, tokenizer, template, prompts, body.n, keep)
 
     async def chat(
         self, body: ChatBody, access: AccessDecision, key: str | None, said: Said = ""
     ) -> Answering:
         """Begins the answers to a conversation; see `complete`."""
-        service, version = self._version(body, access, key)
+        sticky = RequestKey.of(access.user, body.user, key)
+        service, version = await self._awake(*self._version(body, access, sticky), access)
         tokenizer = await self._prompts.tokenizer(version)
         prompt = await of_chat(body, tokenizer, version.vocabulary)
         likeliest = (body.top_logprobs or 0) if body.logprobs else None
@@ -156,12 +168,13 @@ class GenerationOperations:
         template = self._generation(body, access, service, version, sampling, most).model_copy(
             update={"shape": "chat"}
         )
+        draw = self.book.draw(body.model, service, version, sticky)
 
         def asked() -> list[list[tuple[str, str]]]:
             return [[(message.role, message.text) for message in body.messages]]
 
         keep = await self._terms(template, said, body.user, asked)
-        return await self._begin(service, version, tokenizer, template, (prompt,), body.n, keep)
+        return await self._begin(draw, tokenizer, template, (prompt,), body.n, keep)
 
     async def resume(self, id: str, access: AccessDecision) -> Answering:
         """Goes on with an answer that another gateway, or another connection, began.
@@ -189,9 +202,11 @@ class GenerationOperations:
             BadInput: the service generates tokens.
             Unavailable: a stage has nobody, or the answer did not come in time.
         """
-        service, version = self.book.version(model, key or secrets.token_hex(8))
+        sticky = RequestKey.of(access.user, None, key)
+        service, version = self.book.version(model, sticky.text)
         if version.kind == "generate":
             raise BadInput(f"{model} generates tokens; ask it at /v1/completions", param="model")
+        service, version = await self._awake(service, version, access)
         generation = Generation(
             id=secrets.token_hex(16),
             service=service.service,
@@ -202,27 +217,49 @@ class GenerationOperations:
             session=0,
             most_tokens=0,
         )
-        path = choose_path(
-            self.keeper.ports.stages(generation),
-            ChoosePath(frozenset(), ()),
-            self.keeper.ports.loads,
-            generation.id,
-        )
+        draw, now = self.book.draw(model, service, version, sticky), asyncio.get_running_loop().time
+        try:
+            with self.counted(generation):
+                answer = await self._predicted(generation, inputs)
+        except DmscError as error:
+            self.outcomes.predicted(draw, now(), error)
+            raise
+        except asyncio.CancelledError:  # its client is gone, and has waited so long
+            self.outcomes.predicted(draw, now())
+            raise
+        self.outcomes.predicted(draw, now())
+        # The first stage speaks for itself alone; the version's record knows of all.
+        return version, answer.model_copy(update={"exact": answer.exact and bool(version.exact)})
+
+    async def _predicted(self, generation: Generation, inputs: Sequence[NamedTensor]) -> Predicted:
+        ports, job = self.keeper.ports, generation.job
+        path = choose_path(ports.stages(generation), ChoosePath(frozenset(), ()), ports.loads, generation.id)
         if isinstance(path, str):
             raise Unavailable(path, retry_after_s=1.0)
         answer = await self._bus.command(
             subjects.PREDICT,
-            Predict(job=version.job, generation=generation.id, path=path, inputs=tuple(inputs)),
+            Predict(job=job, generation=generation.id, path=path, inputs=tuple(inputs)),
             deadline_s=self._config.predict_s,
-            job=version.job,
+            job=job,
             sid=path[0].sid,
         )
-        self.keeper.ports.said(path[0].sid, answer.load)
-        return version, answer
+        ports.said(path[0].sid, answer.load)
+        self.on_prediction(generation)
+        return answer
 
     # --- parts ----------------------------------------------------------------------------------------------
+    async def _awake(
+        self, service: ModelService, version: ServedVersion, access: AccessDecision
+    ) -> tuple[ModelService, ServedVersion]:
+        """The version once it has instances: one that gave its slots back starts with this request.
+
+        Raises:
+            Unavailable: it did not start in time, or too many requests wait already.
+        """
+        return await self.held.until_awake(service, version, access.user)
+
     def _version(
-        self, body: SampledBody, access: AccessDecision, key: str | None
+        self, body: SampledBody, access: AccessDecision, key: RequestKey
     ) -> tuple[ModelService, ServedVersion]:
         wait_s = self._rates.wait_s(access.user, time.monotonic())
         if wait_s > 0:
@@ -230,8 +267,7 @@ class GenerationOperations:
                 f"{access.user} has had more tokens than {self._config.rate.per_s:g} a second allow",
                 retry_after_s=wait_s,
             )
-        sticky = f"{access.user}/{body.user}" if body.user else (key or secrets.token_hex(8))
-        service, version = self.book.version(body.model, sticky)
+        service, version = self.book.version(body.model, key.text)
         if version.kind == "predict":
             raise BadInput(f"{body.model} takes tensors; ask it at /v1/predict", param="model")
         return service, version
@@ -280,7 +316,7 @@ class GenerationOperations:
             writer=self._gateway,
             session=0,
             most_tokens=most_tokens,
-            sampling=sampling,
+            sampling=sampling.model_copy(update={"scored": is_judged(service)}),
             stop=body.stops,
             model=body.model,
             usage=body.include_usage,
@@ -289,8 +325,7 @@ class GenerationOperations:
 
     async def _begin(
         self,
-        service: ModelService,
-        version: ServedVersion,
+        draw: RequestDraw,
         tokenizer: Tokenizer,
         template: Generation,
         prompts: Sequence[tuple[int, ...]],
@@ -298,7 +333,7 @@ class GenerationOperations:
         keep: Sequence[KeptTerms | None],
     ) -> Answering:
         for prompt in prompts:
-            _check_length(len(prompt), template.most_tokens, version)
+            _check_length(len(prompt), template.most_tokens, draw.version)
         generations = [
             template.model_copy(
                 update={
@@ -315,7 +350,9 @@ class GenerationOperations:
         self._rates.charge(template.user, sum(len(each.prompt) for each in generations), now)
         begun = await _all_or_cancelled([self.keeper.begin(each) for each in generations])
         sessions = tuple(each for each in begun if isinstance(each, GenerationSession))
-        answering = Answering(service, version, tokenizer, sessions)
+        answering = Answering(draw.service, draw.version, tokenizer, sessions)
+        for session in sessions[:1]:  # one draw, one outcome
+            session.on_over(partial(self.outcomes.ended, draw))
         try:
             for each in begun:
                 if isinstance(each, BaseException):
@@ -325,7 +362,7 @@ class GenerationOperations:
         except BaseException:
             answering.cancel()
             raise
-        self._mirror(service, version, template, prompts)
+        self._shadows.mirror(draw, sessions[::choices])
         self._keep_answers(sessions, tokenizer)
         for session in sessions:
             session.on_end(lambda tokens: self._rates.charge(template.user, tokens, time.monotonic()))
@@ -348,36 +385,6 @@ class GenerationOperations:
         for session in sessions:
             if keeping is not None and session.generation.keep is not None:
                 session.on_end(partial(_keep_answer, keeping, session, tokenizer))
-
-    def _mirror(
-        self,
-        service: ModelService,
-        answering: ServedVersion,
-        template: Generation,
-        prompts: Sequence[tuple[int, ...]],
-    ) -> None:
-        """Has versions in shadow answer copies. Nobody waits for them; what fails there is only logged."""
-        for name in service.shadow:
-            version = service.version(name)
-            if version is None or name == answering.version or version.state not in ANSWERING:
-                continue
-            for prompt in prompts:
-                fits = not version.context or len(prompt) + template.most_tokens <= version.context
-                # Tokens of another vocabulary would be another text.
-                if version.vocabulary != answering.vocabulary or not fits:
-                    continue
-                if len(self._shadows) >= self._config.most_shadows:
-                    return  # they are a sample, and must not take the place of answers
-                change = {"version": name, "job": version.job, "prompt": prompt, **_new_names()}
-                self._shadows.create(self._shadow(template.model_copy(update=change)))
-
-    async def _shadow(self, generation: Generation) -> None:
-        try:
-            session = await self.keeper.begin(generation)
-        except DmscError as error:
-            log.info("no answer in shadow", version=generation.version, code=error.code)
-        else:
-            await session.ended.wait()
 
 
 def _keep_answer(

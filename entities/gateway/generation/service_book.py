@@ -1,23 +1,47 @@
-"""The services as this gateway knows them, and the version that answers a request."""
+"""The services as this gateway knows them, and the version that answers a request (ADR-0149)."""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Iterator
-from hashlib import blake2b
+from dataclasses import dataclass
 
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.messaging.key_value import Change
-from schemas.errors import DmscError, NotFound, Unavailable
+from entities.gateway.outcomes.request_outcome import RequestDraw
+from entities.services.traffic import TrafficShares, bucket_of, key_hash
+from schemas.errors import Conflict, DmscError, NotFound, Unavailable
 from schemas.services.generation import Generation
 from schemas.services.model_service import WHOLE, ModelService, ServedVersion, ServiceState, VersionState
+from schemas.services.outcomes import KEYS, ServiceSalt
 
 log = get_logger("gateway")
 
+SCOPE = "mesh"
+"""The key of the one salt."""
+
 ANSWERING = frozenset({VersionState.READY, VersionState.IMPAIRED})
-"""Versions that take requests: an impaired one has its lost instances replaced in a moment."""
+"""Versions that answer: an impaired one has its lost instances replaced in a moment."""
+ASKABLE = ANSWERING | {VersionState.IDLE}
+"""Versions that take requests: an idle one starts with the first (`held_requests`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKey:
+    """What a request's version is drawn by. `is_shared`: others have it, too, such as all those of a user."""
+
+    text: str
+    is_shared: bool
+
+    @staticmethod
+    def of(user: str, named: str | None, key: str | None) -> RequestKey:
+        """By the `user` that the request names, else its idempotency key, else drawn for it alone."""
+        if named:
+            return RequestKey(f"{user}/{named}", True)
+        return RequestKey(secrets.token_hex(8), False) if key is None else RequestKey(key, True)
 
 
 class ServiceBook:
@@ -29,10 +53,14 @@ class ServiceBook:
     def __init__(self, bus: Bus, retry_s: float = 0.5) -> None:
         self._bucket = bus.bucket(subjects.MODEL_SERVICE)
         self._retry_s = retry_s
+        self._salts = bus.bucket(subjects.SERVICE_SALT)
+        self._salt = ""
         self._services: dict[str, ModelService] = {}
+        self._shares: dict[str, TrafficShares] = {}
 
     async def run(self) -> None:
         """Watches the bucket until cancelled."""
+        self._salt = await self._salt_of_mesh()
         while True:
             try:
                 watch = await self._bucket.watch(self._changed)
@@ -45,11 +73,33 @@ class ServiceBook:
         finally:
             await watch.stop()
 
+    async def _salt_of_mesh(self) -> str:
+        """The secret without which nobody finds a key for a version. The first gateway draws it."""
+        while True:
+            try:
+                entry = await self._salts.get(leader=True, scope=SCOPE)
+                if entry is not None and isinstance(entry.message, ServiceSalt):
+                    return entry.message.salt
+                drawn = ServiceSalt(salt=secrets.token_hex(32))
+                await self._salts.create(drawn, scope=SCOPE)
+                return drawn.salt
+            except Conflict:
+                continue  # another gateway was first
+            except DmscError as error:
+                log.info("no services yet: their salt can't be read", code=error.code, error=error.text)
+                await asyncio.sleep(self._retry_s)
+
     async def _changed(self, change: Change) -> None:
         if isinstance(change.message, ModelService):
-            self._services[change.key] = change.message
+            self._services[change.key] = service = change.message
+            shares = TrafficShares.of_service(service)
+            if shares is not None:
+                self._shares[change.key] = shares
+            else:
+                self._shares.pop(change.key, None)
         elif change.key:
             self._services.pop(change.key, None)
+            self._shares.pop(change.key, None)
 
     def get(self, name: str) -> ModelService | None:
         return self._services.get(name)
@@ -67,7 +117,11 @@ class ServiceBook:
                 yield self._services[name]
 
     def version(self, model: str, key: str) -> tuple[ModelService, ServedVersion]:
-        """The service and version that answer. `model`: SERVICE or SERVICE@VERSION; `key`: see `version_of`.
+        """The service and version that answer. `model`: SERVICE or SERVICE@VERSION; `key`: see `RequestKey`.
+
+        A key keeps its version for as long as that one's weight does not fall.
+
+        The version may be idle, see `HeldRequests`.
 
         Raises:
             NotFound: there is no such service or version; the text names those that there are.
@@ -80,7 +134,7 @@ class ServiceBook:
             raise NotFound(
                 f"the model {model!r} does not exist; there are: {names}", reason=MODEL, param="model"
             )
-        chosen = wanted or version_of(service, key)
+        chosen = wanted or self._chosen(service, key)
         if chosen is None:
             states = ", ".join(f"{each.version} is {each.state}" for each in service.versions) or "no version"
             raise Unavailable(f"service {name} has no version that answers now: {states}", retry_after_s=2.0)
@@ -90,30 +144,37 @@ class ServiceBook:
             raise NotFound(
                 f"the model {model!r} does not exist; there are: {names}", reason=MODEL, param="model"
             )
-        if version.state not in ANSWERING:
+        if version.state not in ASKABLE:
             why = f" ({version.reason})" if version.reason else ""
             raise Unavailable(f"{name}@{chosen} is {version.state}{why}", retry_after_s=2.0)
         return service, version
 
+    def _chosen(self, service: ModelService, key: str) -> str | None:
+        """The version that a key gets. The keys of one that does not answer go to the heaviest that does."""
+        owner = self._owner(service, key)
+        answering = {each.version for each in service.versions if each.state in ASKABLE}
+        if owner is None or owner in answering:
+            return owner
+        left = {version: weight for version, weight in service.weights.items() if version in answering}
+        heaviest = max(sorted(left), key=lambda version: left[version], default=None)
+        return heaviest if heaviest is not None and left[heaviest] else None
+
+    def _owner(self, service: ModelService, key: str) -> str | None:
+        shares = self._shares.get(service.service)
+        bucket = bucket_of(f"{service.service}/{key}", self._salt)
+        return None if shares is None else shares.version_of(bucket)
+
+    def draw(self, model: str, service: ModelService, version: ServedVersion, key: RequestKey) -> RequestDraw:
+        """How a request came to this version."""
+        is_drawn = "@" not in model and self._owner(service, key.text) == version.version
+        number = key_hash(f"{service.service}/{key.text}", self._salt)
+        return RequestDraw(
+            service=service,
+            version=version,
+            is_drawn=is_drawn,
+            key=number // WHOLE % KEYS if key.is_shared else None,
+            at=asyncio.get_running_loop().time(),
+        )
+
 
 MODEL = "model_not_found"
-
-
-def version_of(service: ModelService, key: str) -> str | None:
-    """The version that a key gets. Sticky: a change of weights moves only the difference of keys.
-
-    A version that does not answer gives its share to those that do; None: none does.
-    """
-    weights = {
-        each.version: service.weights.get(each.version, 0)
-        for each in service.versions
-        if each.state in ANSWERING
-    }
-    place = int.from_bytes(blake2b(f"{service.service}/{key}".encode(), digest_size=8).digest()) % WHOLE
-    for version in sorted(weights):
-        place -= weights[version]
-        if place < 0:
-            return version
-    # The key belongs to one that does not answer: the heaviest one has room for it.
-    heaviest = max(sorted(weights), key=lambda version: weights[version], default=None)
-    return heaviest if heaviest is not None and weights[heaviest] else None

@@ -23,6 +23,7 @@ from entities.gateway.generation.session_machine import (
     Release,
     SessionTimes,
 )
+from entities.gateway.outcomes.request_outcome import AnswerTrace
 from schemas.errors import (
     BadInput,
     BadModelOutput,
@@ -52,7 +53,7 @@ class SessionConfig:
     times: SessionTimes = field(default_factory=SessionTimes)
     bind_s: float = 2.0  # for an owner's answer; it answers beside its computing, within milliseconds
     end_s: float = 2.0  # for telling an owner of a session's end; one that misses it forgets by itself
-    busy_s: float = 1.0  # `Retry-After` where all instances are full
+    busy_s: float = 1.0  # `Retry-After` where all instances are full, or a stage has nobody
 
 
 @dataclass(slots=True)
@@ -91,6 +92,10 @@ class GenerationSession:
         self._tasks = TaskSet()
         self._counted: Path = ()
         self._on_end: list[Callable[[int], None]] = []
+        self._on_over: list[Callable[[AnswerTrace], None]] = []
+        self._first_at: float | None = None
+        self._last_at: float | None = None
+        self._trace: AnswerTrace | None = None
 
     # --- events -------------------------------------------------------------------------------------------
     def begin(self) -> None:
@@ -133,7 +138,25 @@ class GenerationSession:
         else:
             self._on_end.append(callback)
 
+    def on_over(self, callback: Callable[[AnswerTrace], None]) -> None:
+        """Calls `callback` with how the answer came, once the session is over."""
+        if self._trace is not None:
+            callback(self._trace)
+        else:
+            self._on_over.append(callback)
+
     # --- what readers see ---------------------------------------------------------------------------------
+    @property
+    def tokens(self) -> tuple[GeneratedToken, ...]:
+        """The answer's tokens so far."""
+        return tuple(self._tokens)
+
+    async def until(self, tokens: int) -> None:
+        """Waits until the answer has so many tokens, or is over."""
+        while self.finished is None and len(self._tokens) < tokens:
+            self._news.clear()
+            await self._news.wait()
+
     async def started(self) -> None:
         """Waits until all owners have taken the session, a token came, or it is over.
 
@@ -170,11 +193,6 @@ class GenerationSession:
         if self.finished.ended == "failed":
             raise failure_of(self.finished.failure, self._ports.config.busy_s)
 
-    @property
-    def tokens(self) -> tuple[GeneratedToken, ...]:
-        """The answer's tokens so far."""
-        return tuple(self._tokens)
-
     # --- effects ------------------------------------------------------------------------------------------
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -189,6 +207,8 @@ class GenerationSession:
             elif isinstance(effect, Recall):
                 self._tasks.create(self._recall())
             elif isinstance(effect, Deliver):
+                self._last_at = self._loop.time()
+                self._first_at = self._last_at if self._first_at is None else self._first_at
                 self._tokens.append(effect.token)
                 self._news.set()
             elif isinstance(effect, Finish):
@@ -284,6 +304,17 @@ class GenerationSession:
         )
         for callback in self._on_end:
             callback(len(self._tokens))
+        self._trace = trace = AnswerTrace(
+            ended=effect.ended,
+            failure=effect.failure,
+            over_at=self._loop.time(),
+            first_at=self._first_at,
+            last_at=self._last_at,
+            tokens=len(self._tokens),
+            score=self._tokens[0].prompt_logprob if self._tokens else None,
+        )
+        for hears in self._on_over:
+            hears(trace)
         self.ended.set()
         self._news.set()
 
@@ -300,5 +331,5 @@ def failure_of(failure: str, busy_s: float) -> DmscError:
     if code == "context_length_exceeded":
         return BadInput(text, reason=code, param="messages")
     if code == "unavailable":
-        return Unavailable(text)
+        return Unavailable(text, retry_after_s=busy_s)
     return BadModelOutput(text or failure, reason=code)

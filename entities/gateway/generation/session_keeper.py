@@ -17,6 +17,7 @@ from entities.presence.registry_view import RegistryView
 from schemas.envelope import Envelope
 from schemas.errors import DmscError, NotFound
 from schemas.services.generation import GeneratedToken, Generation, WaveTokens
+from schemas.services.model_service import ServedVersion
 from schemas.step import Member
 
 log = get_logger("generation")
@@ -56,6 +57,8 @@ class SessionKeeper:
         self._followed: Counter[str] = Counter()
         self._subscriptions: dict[str, asyncio.Task[Subscription]] = {}
         self._ends: set[asyncio.Task[None]] = set()
+        self.observers: list[Callable[[GenerationSession], None]] = []
+        """Are called with each session that begins here, or goes on here, before anything happens in it."""
 
     async def run(self) -> None:
         """Until cancelled. Sessions that are open then stay with their owners: another gateway goes on."""
@@ -72,6 +75,10 @@ class SessionKeeper:
     @property
     def open(self) -> int:
         return len(self._sessions)
+
+    def is_staffed(self, version: ServedVersion) -> bool:
+        """Whether each stage of a version has an instance that is ready, as this gateway knows."""
+        return all(self._view.active(job=version.job, stage=stage) for stage in range(version.stages))
 
     def review(self) -> None:
         """The registry changed."""
@@ -132,6 +139,8 @@ class SessionKeeper:
     def _hold(self, generation: Generation) -> GenerationSession:
         session = GenerationSession(self.ports, generation)
         self._sessions[generation.job, generation.session] = session
+        for observe in self.observers:
+            observe(session)
         task = asyncio.create_task(self._until_over(session), name=f"generation {generation.id}")
         self._ends.add(task)
         task.add_done_callback(self._ends.discard)
@@ -144,7 +153,8 @@ class SessionKeeper:
         if self._sessions.get(key) is session:
             del self._sessions[key]
         if finish is not None and finish.ended != "fenced":
-            ended = generation.model_copy(update={"ended": finish.ended})
+            told = len(session.machine.answer)
+            ended = generation.model_copy(update={"ended": finish.ended, "charged": told})
             revision = self._revisions.pop(generation.id, 0)
             with suppress(DmscError):  # another writer has it, or the bus is away: it expires
                 await self._bucket.update(

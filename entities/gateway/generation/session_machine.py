@@ -174,7 +174,8 @@ class GenerationMachine:
         """A stage has nobody who may work for this session now."""
         if self.over:
             return []
-        if not self.is_bound:
+        # One that another gateway began is under way: it waits like any whose owners were lost.
+        if not self.is_bound and self._generation.fence == 1:
             code = "full" if self._full else "unavailable"
             text = "all instances of a stage are full" if self._full else why
             return self._finish("failed", now, f"{code}: {text}")
@@ -288,7 +289,7 @@ class GenerationMachine:
     # --- time and ends ------------------------------------------------------------------------------------
     def tick(self, now: float) -> list[Effect]:
         """Time passes."""
-        if self.over or self.state is S.QUEUED:
+        if self.over or (self.state is S.QUEUED and self._look_at is None):
             return []
         progress, times = self._progress, self._times
         if now - progress.at > times.give_up_s:

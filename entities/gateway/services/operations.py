@@ -85,7 +85,8 @@ class ServiceOperations:
             raise NotFound(f"initial_weights: there is no job {job}; `dmsc jobs` lists them", job=job)
         if found.weights is None:
             raise BadJob(f"initial_weights: job {job} is {found.state} and has no weights")
-        source = spec.initial_weights.model_copy(update={"url": found.weights.url})
+        made = {"url": found.weights.url, "sha256": found.weights.sha256}
+        source = spec.initial_weights.model_copy(update=made)
         return spec.model_copy(update={"initial_weights": source})
 
     def list(self, service: str | None = None) -> Operation[ServiceList]:

@@ -1,4 +1,4 @@
-"""Budgets that are used up hold the jobs of their user or tenant (ADR-0128).
+"""Budgets that are used up hold the jobs of their user or tenant, or their service's versions (ADR-0128).
 
 The accountant says which are; jobs that wait are held in the queue, and those that run park at the end of a
 step, and wait there, too. Nobody has to resume them: once the budget has room again, they are in the queue
@@ -32,11 +32,16 @@ class BudgetedJob(Protocol):
 
 
 def hold_reason(record: JobRecord, used_up: Iterable[BudgetUse]) -> str:
-    """Why a job may not run: the first budget of its user or tenant that is used up and stops; or empty."""
-    tenant = record.queue_share.tenant
+    """Why a job may not run: the first budget of its user, tenant or service that is used up and stops."""
+    tenant, serve = record.queue_share.tenant, record.spec.serve
     for use in used_up:
         budget = use.budget
-        concerned = (budget.user == record.user) if budget.user else bool(tenant) and budget.tenant == tenant
+        if budget.user:
+            concerned = budget.user == record.user
+        elif budget.service:
+            concerned = serve is not None and budget.service == serve.service
+        else:
+            concerned = bool(tenant) and budget.tenant == tenant
         if concerned and budget.at_end == "stop" and use.state == "used up":
             return f"held: {use.why}"
     return ""

@@ -208,7 +208,7 @@ class OwnLoop:
         there = [
             sum(not unit.standby and unit.sid not in homeless for unit in graph.stage(s)) for s in stages
         ]
-        if min(there) < within.min or run.holding.replicas <= min(there):
+        if min(there) < within.least or run.holding.replicas <= min(there):
             return False
         del self._homeless_since[run.name]
         why = f"{', '.join(sorted(homeless))} found no room for {self._times.homeless_s:.0f} s"

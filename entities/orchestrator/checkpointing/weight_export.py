@@ -68,7 +68,7 @@ async def export_weights(
         where.update(dict.fromkeys(exported.tensors, name))
         called.update(exported.names)
     size = sum(exported.bytes for exported in written)
-    data = json.dumps(weights_index(where, size, called), indent=1).encode()
+    data = json.dumps(weights_index(where, size, called, lines), indent=1).encode()
     if url.startswith(SCHEME):
         await open_on_bus(url, job.bus).put_bytes(INDEX_NAME, data)
     else:

@@ -393,8 +393,9 @@ class JobRuns:
                 spec = reshaped(run.job.spec, message.stages, message.replicas)
                 self.admission.reshaping(message, run.present_record(), spec)
                 await run.shape.reshape(spec)
-            parallel = spec.parallel
-            shape = f" with {parallel.stages} stages, replicas {parallel.replicas_per_stage()}"
+                if message.replicas is not None and spec.serve is not None:  # whatever its load is
+                    self._set_by_person(message.job, REPLICAS, str(message.replicas), message.user)
+            shape = f" with {spec.parallel.stages} stages, replicas {spec.parallel.replicas_per_stage()}"
         await run.parking.resume(f"resumed by {message.user}{shape}")
         await self._term.mesh.nudge()  # one that was held in the queue may start
         return run.job.store.record
@@ -452,8 +453,7 @@ class JobRuns:
         return None
 
     def _array(self, array: str) -> JobArray:
-        found = array_of(array, self.records())
-        if found is None:
+        if (found := array_of(array, self.records())) is None:
             raise NotFound(unknown(array))
         return found
 

@@ -69,7 +69,7 @@ class ModelAnalysis:
         """Has an agent analyse the model; tries the next agent where one does not answer.
 
         A job that is another by now (`training.auto` was fixed) is analysed anew. Members of an array with
-        the same model share one analysis.
+        the same model share one analysis, and a version of a service that starts again has its former one.
 
         Raises:
             BadModel: the model can't be analysed.
@@ -77,11 +77,13 @@ class ModelAnalysis:
             Unavailable: no node could do it, or the job's secrets can't be read; try again.
         """
         name, place = self._job.name, self._job.store.record.array
-        if place is None:
+        if place is None and self._job.spec.serve is None:
             return await self._analyse()
-        found = await self._shared.of(analysis_key(place.array, self._job.spec), self._analyse)
+        key = analysis_key(name if place is None else place.array, self._job.spec)
+        found = await self._shared.of(key, self._analyse)
         if found.job != name:
             found = found.model_copy(update={"job": name})
+        if self.known is not found:
             self._topology = asyncio.get_running_loop().create_future()
             self._topology.set_result(found)
         return found

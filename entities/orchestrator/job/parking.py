@@ -81,16 +81,31 @@ class Parking:
 
     async def park(self, why: str) -> None:
         """Parks the job; its slots are free in a moment. One that has not begun is held in the queue."""
-        if self.hold_reason:
+        record = self._job.store.record
+        if self.hold_reason and not record.dormant:
+            return
+        if record.dormant and record.state is JobState.PARKED:  # from now on no request resumes it
+            writing = self._job.store.note(now=True, held=why, dormant=False)
+            await written_down(writing, self._times.order_kept_s)
             return
         self._resumed.clear()
         waits = not self._has_begun and self._in_queue()
-        await written_down(self._job.store.note(now=True, held=why), self._times.order_kept_s)
+        writing = self._job.store.note(now=True, held=why, dormant=False)
+        await written_down(writing, self._times.order_kept_s)
         if waits and self._in_queue():  # it got no slots meanwhile
             self._job.queue.again()
             return
         if not self._taking_over and not self._come_to_rest(why):
             self._break_off()
+
+    async def rest(self, why: str) -> bool:
+        """Has a running version of a service give its slots back until somebody asks it; False: not now."""
+        if not self.can_give_way:
+            return False
+        self._resumed.clear()
+        writing = self._job.store.note(now=True, held=why, dormant=True)
+        await written_down(writing, self._times.order_kept_s)
+        return self._come_to_rest(why)
 
     async def resume(self, why: str) -> None:
         """Has the job go on as soon as there is room; if it is not parked yet, it just keeps running.
@@ -106,7 +121,7 @@ class Parking:
             return  # it waits for room only: it is in the queue already
         self.stop()
         used = record.usage.held(record.usage.slots, time.time()).held_s
-        changes: dict[str, Any] = {"held": "", "resumed_held_s": used}
+        changes: dict[str, Any] = {"held": "", "dormant": False, "resumed_held_s": used}
         writing = (
             self._job.store.move(record.state, why, **changes) if parked else self._job.store.note(**changes)
         )

@@ -192,7 +192,7 @@ class FewerStages:
             job=job.name,
             spec=spec,
             topology=topology,
-            replicas=1 if within is None else within.min,
+            replicas=1 if within is None else within.least,
             only=None,
             slots=None,
             nodes=nodes,

@@ -10,6 +10,7 @@ from typing import Protocol
 from bus.logs import get_logger
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.queue.mesh_slots import (
+    as_needed,
     counts_use,
     in_replica_order,
     job_request,
@@ -32,6 +33,7 @@ from schemas.automation import Automation, BudgetSpec, lower
 from schemas.changes import Forecast, JobObjective
 from schemas.errors import DmscError
 from schemas.job import JobRecord
+from schemas.job_file.parallel import ReplicaRange
 from schemas.task_graph import Placement, TaskGraph
 
 log = get_logger("orchestrator")
@@ -167,16 +169,24 @@ class SlotHolding:
     def _request(self) -> JobRequest:
         """What the job may have in all, by its range, its objective and its budget."""
         record, spec = self._job.store.record, self._job.spec
+        if (within := self._load_range) is not None and self._preferred is not None:
+            return as_needed(job_request(record, spec), within, self._preferred)
         limit = self.growth_limit
         if limit is None:
             return job_request(record, spec)
         return up_to(job_request(record, spec, whole_range=True), limit.replicas)
 
     @property
+    def _load_range(self) -> ReplicaRange | None:
+        """Within which the load of a version of a service decides; None: it does not."""
+        spec = self._job.spec
+        return None if spec.serve is None else spec.parallel.replica_range
+
+    @property
     def growth_limit(self) -> GrowthLimit | None:
         """The most replicas by the job's objective and budget; None: these don't limit it."""
         record, spec, staying = self._job.store.record, self._job.spec, self._staying
-        if staying is None or not counts_use(record):
+        if staying is None or self._load_range is not None or not counts_use(record):
             return None
         request = job_request(record, spec, whole_range=True)
         slots = self._job.mesh.slots_of(self.placements)
@@ -202,6 +212,8 @@ class SlotHolding:
 
     def _sized_at(self) -> float:
         """When its size last changed. A job that is changed without a person grows as soon as slots join."""
+        if self._load_range is not None:  # whoever reads its load sees to it that it does not swing
+            return -math.inf
         if self._resized_at is not None:
             return self._resized_at
         return -math.inf if self.automation is Automation.ACT else self._placed_at()
@@ -233,6 +245,11 @@ class SlotHolding:
         """Tells the job, in its record and its events, what becomes of its slots."""
         if not self._over() and self._job.instances.deployed is not None:  # else it holds none any more
             self._job.events.changed(text, reason=text)
+
+    @property
+    def preferred(self) -> int | None:
+        """What `prefer` was told last."""
+        return self._preferred
 
     def prefer(self, replicas: int | None) -> None:
         """From now on the queue gives it no more replicas than these; None: what the job file says."""

@@ -213,7 +213,9 @@ def graph_for(
             **asdict(answer.forecast),
             planned_by=answer.planned_by,
             alternatives=tuple(PlanAlternative(**asdict(other)) for other in answer.alternatives),
-            by_replicas=() if within is None else steps_ms(request, cuts, range(within.min, within.max + 1)),
+            by_replicas=()
+            if within is None
+            else steps_ms(request, cuts, range(within.least, within.max + 1)),
         ),
     )
 

@@ -50,6 +50,7 @@ from schemas.actions import (
     SetWindow,
     place_knob,
     route_knob,
+    scope_of,
     value_of,
     weights_knob,
 )
@@ -337,7 +338,7 @@ def _pass_on(
         return _no(conflict, stage), state
     fresh = held_by(suggestion, now, now + valid_s)
     if changes_nothing(action, facts):
-        text = f"would change nothing: {knob[1]} is {value_of(action)} already"
+        text = f"would change nothing: {knob[1] or scope_of(action)} is {value_of(action)} already"
         if held_back or holder is None or holder.module != suggestion.module:
             return _no(text, stage), state
         renewed = replace(state, held={**state.held, knob: replace(fresh, at=holder.at)})

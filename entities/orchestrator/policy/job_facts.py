@@ -10,6 +10,7 @@ from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.policy.suggestion_rules import JobFacts
 from entities.queue.growth import mean_labels, used_so_far
 from schemas.automation import lower
+from schemas.services.model_service import ModelService
 from schemas.task_graph import ENTRY
 
 log = get_logger("orchestrator")
@@ -29,8 +30,22 @@ def facts_of(runs: Mapping[str, JobRun], mesh: MeshView) -> dict[str, JobFacts]:
     return found
 
 
+def served_facts(run: JobRun, mesh: MeshView, services: Mapping[str, ModelService]) -> JobFacts:
+    """What is to be known before a service's traffic is changed; of a job that trains there is no service."""
+    record, serve = run.job.store.record, run.job.spec.serve
+    return JobFacts(
+        active={},
+        weights={},
+        revision=0,
+        user=record.user,
+        automation=lower(mesh.automation, record.automated),
+        service=None if serve is None else services.get(serve.service),
+        serves="" if serve is None else serve.version,
+    )
+
+
 def job_facts(run: JobRun, mesh: MeshView, waiting: Collection[str] | None = None) -> JobFacts | None:
-    """The present facts; None while the job has no instances, and of a version of a service.
+    """The present facts of training; None while the job has no instances, and of a version of a service.
 
     `waiting`: all jobs that wait for slots, which an order of the queue is compared with; None: not known.
     """
@@ -58,7 +73,7 @@ def job_facts(run: JobRun, mesh: MeshView, waiting: Collection[str] | None = Non
         layouts=job.instances.layouts.wanted,
         algorithm=policy.algorithm,
         replicas=replicas,
-        replica_range=(replicas, replicas) if within is None else (within.min, within.max),
+        replica_range=(replicas, replicas) if within is None else (within.least, within.max),
         waiting=waiting,
         automation=lower(mesh.automation, record.automated),
         objective=record.objective_in_force,

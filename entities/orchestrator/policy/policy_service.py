@@ -25,13 +25,14 @@ from entities.orchestrator.policy.arbitration import (
     register,
 )
 from entities.orchestrator.policy.arbitration_state import ArbitrationState, withdraw
-from entities.orchestrator.policy.job_facts import facts_of, job_facts
+from entities.orchestrator.policy.carrying_out import ChangesTraffic, carried_out
+from entities.orchestrator.policy.job_facts import facts_of, job_facts, served_facts
 from entities.orchestrator.policy.knobs import in_words, set_by_operator
 from entities.orchestrator.policy.module_reputation import Key, ModuleReputation
 from entities.orchestrator.policy.reputation_store import ReputationStore
 from entities.orchestrator.queue.job_queue import JobQueue
 from schemas import names
-from schemas.actions import QUEUE_ORDER, Action, Recut, RouteAction, SetQueueOrder
+from schemas.actions import QUEUE_ORDER, Recut, ServiceAction, SetQueueOrder
 from schemas.automation import OPERATOR, OWN_LOOP, Knob
 from schemas.envelope import Envelope
 from schemas.errors import Ack, BadMessage, Conflict, DmscError
@@ -65,7 +66,7 @@ class PolicyService:
     """Serves functional modules during one term.
 
     `runs`: the running jobs by id; `queue`: where others wait; `confirmed` returns while this orchestrator
-    leads.
+    leads; `services`: whose traffic modules may change.
     """
 
     def __init__(
@@ -76,8 +77,10 @@ class PolicyService:
         queue: JobQueue,
         confirmed: Callable[[], Awaitable[None]],
         config: ArbitrationConfig,
+        services: ChangesTraffic | None = None,
         times: PolicyTimes = PolicyTimes(),
     ) -> None:
+        self._services = services
         self._times = times
         self._alive = mesh.runs
         self._mesh = mesh
@@ -370,15 +373,21 @@ class PolicyService:
             self._recall(message.job)
             run, before, revision = self._runs.get(message.job), self._state, None
             waiting = self._queue.waiting if isinstance(message.action, SetQueueOrder) else None
-            facts = job_facts(run, self._mesh, waiting) if run is not None else None
+            facts = None if run is None else job_facts(run, self._mesh, waiting)
+            if run is not None and isinstance(message.action, ServiceAction) and self._services is not None:
+                facts = served_facts(run, self._mesh, self._services.services)
             outcome, self._state = arbitrate(
                 before, message, facts, time.monotonic(), sid=sid, config=self._config, own=own
             )
-            if run is not None and outcome.passed_on is not None and not outcome.adopted:  # only judged
-                why = run.actions.objection(outcome.passed_on)
+            wanted = None if outcome.adopted else outcome.passed_on
+            if (
+                run is not None and wanted is not None and not isinstance(wanted, ServiceAction)
+            ):  # only judged
+                why = run.actions.objection(wanted)
                 outcome = replace(outcome, reason=why or outcome.reason)
             if outcome.adopted and run is not None:
-                outcome, revision = self._carry_out(run, message, outcome)
+                state, queue, services = self._state, self._queue, self._services
+                outcome, revision = await carried_out(run, message, outcome, state, queue, services)
                 if not outcome.adopted:
                     self._state = in_force.not_carried_out(self._state, message, before)
                 else:
@@ -418,30 +427,6 @@ class PolicyService:
             suggested=message if cause is None else None,
         )
         await self._bus.publish(subjects.POLICY_DECISION, decision, cause=cause, module=message.module)
-
-    def _carry_out(
-        self, run: JobRun, suggestion: PolicySuggestion, outcome: Outcome
-    ) -> tuple[Outcome, int | None]:
-        """Carries an adopted suggestion out; the run may decline it. Returns the policy's new revision."""
-        action: Action = suggestion.action
-        if isinstance(action, RouteAction):
-            assert outcome.stage is not None
-            assert outcome.weights is not None
-            if why := run.actions.routes_objection(action, suggestion.module):
-                return replace(outcome, adopted=False, reason=why), None
-            reason = f"{suggestion.module}: {suggestion.reason}"
-            revision = run.job.policies.revise(reason, weights=(outcome.stage, outcome.weights))
-            run.training.standbys.revise(in_force.backups(self._state, suggestion.job))
-            run.actions.routed(action, suggestion.module)
-            return outcome, revision
-        if isinstance(action, SetQueueOrder):
-            self._queue.suggest_order(action.jobs)
-            return outcome, None
-        try:
-            by = suggestion.module
-            return outcome, run.actions.carry_out(action, by, outcome.valid_s, suggestion.reason)
-        except Conflict as error:
-            return replace(outcome, adopted=False, reason=error.text), None
 
     async def lapses(self) -> None:
         """Takes back adopted suggestions whose validity has ended, until cancelled."""

@@ -16,11 +16,14 @@ from schemas.actions import (
     Migrate,
     MoveInstance,
     Recut,
+    RollBack,
     Scale,
+    ServiceAction,
     SetAlgorithm,
     SetQueueOrder,
     SetRate,
     SetReduction,
+    SetTraffic,
     SetWeights,
     SetWindow,
     UseBackup,
@@ -31,6 +34,7 @@ from schemas.automation import Automation
 from schemas.changes import Forecast, JobObjective
 from schemas.policy import PolicySuggestion
 from schemas.routing import ALGORITHMS
+from schemas.services.model_service import WHOLE, ModelService
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +71,10 @@ class JobFacts:
     objective: JobObjective = JobObjective.TIME
     budget: Mapping[JobObjective, float] = field(default_factory=dict)
     used: Mapping[JobObjective, float] = field(default_factory=dict)
+    service: ModelService | None = None
+    """Of a job that serves: the record of its service."""
+    serves: str = ""
+    """… and the version that it is."""
 
 
 def weights_in_force(facts: JobFacts, stage: int) -> dict[str, float]:
@@ -92,6 +100,8 @@ def nonsense_in(suggestion: PolicySuggestion, facts: JobFacts | None) -> str:
         return why
     if facts is None:
         return ""
+    if isinstance(suggestion.action, ServiceAction):
+        return _traffic_of_nothing(suggestion.action, facts)
     match suggestion.action:
         case AvoidInstance(sid=sid):
             stage = next((stage for stage, sids in facts.active.items() if sid in sids), None)
@@ -171,6 +181,26 @@ def nonsense_in(suggestion: PolicySuggestion, facts: JobFacts | None) -> str:
     return ""
 
 
+def _traffic_of_nothing(action: ServiceAction, facts: JobFacts) -> str:
+    """Why a service's traffic can't be changed so; empty if it can."""
+    service = facts.service
+    if service is None:
+        return "the job serves nothing"
+    if action.service != service.service:
+        return f"the job is a version of {service.service}, not of {action.service}"
+    if isinstance(action, RollBack):
+        if action.version != facts.serves:
+            return f"the job is version {facts.serves}, not {action.version}"
+        if action.version == service.stable:
+            return f"{action.version} is the stable version, which others go back to"
+        return ""
+    if strange := sorted(name for name in action.weights if service.version(name) is None):
+        return f"service {service.service} has no version {strange[0]}"
+    if min(action.weights.values(), default=0) < 0 or sum(action.weights.values()) != WHOLE:
+        return f"weights are at least 0 and {WHOLE:,} in all, not {dict(action.weights)}"
+    return ""
+
+
 def _layout_of_nothing(
     facts: JobFacts, stage: int, parts: Mapping[str, float], order: Collection[str]
 ) -> str:
@@ -208,6 +238,10 @@ def changes_nothing(action: Action, facts: JobFacts) -> bool:
             return facts.layouts.get(stage, EVEN) == ReductionLayout(parts=parts, order=order)
         case SetAlgorithm(algorithm=algorithm):
             return facts.algorithm == algorithm
+        case RollBack(version=version) if (service := facts.service) is not None:
+            return not service.weights.get(version) and version not in service.shadow
+        case SetTraffic(weights=weights) if (service := facts.service) is not None:
+            return {name: weight for name, weight in weights.items() if weight} == service.weights
     return False
 
 

@@ -88,7 +88,7 @@ def plan_granted(facts: GrantFacts) -> GrantedPlan:
     """
     attempt = _Attempt(facts)
     within = facts.spec.parallel.replica_range
-    least = 1 if within is None else within.min
+    least = 1 if within is None else within.least
     graph: TaskGraph | NoRoom = NoRoom("")
     for replicas in dict.fromkeys((max(least, facts.replicas), least)):
         attempt.spec = shaped_within(facts.spec, replicas)

@@ -228,25 +228,34 @@ def with_preference(request: JobRequest, replicas: int) -> JobRequest:
     return replace(request, replicas=narrowed, speeds=speeds)
 
 
+def as_needed(request: JobRequest, within: ReplicaRange, replicas: int) -> JobRequest:
+    """The same version of a service, which needs so many replicas by its load: it wants no more, or fewer."""
+    wanted = min(max(within.least, replicas), within.max)
+    return replace(request, replicas=Replicas(least=within.least, want=wanted, most=wanted))
+
+
 def _sizes(record: JobRecord, spec: JobSpec, *, whole_range: bool) -> dict[str, Any]:
     """How many slots the job takes with how many replicas, and how fast it is with them."""
     parallel = spec.parallel
     within = parallel.replica_range
     if within is None:
         return {"replica_slots": slots_of(parallel)}
+    if spec.serve is not None:  # what asks it says how many it needs, and not which slots are idle
+        wanted = Replicas(least=within.least, want=within.want, most=within.want)
+        return {"replicas": wanted, "replica_slots": parallel.stages}
     forecast = None if record.graph is None else record.graph.forecast
     steps_ms = () if forecast is None else forecast.by_replicas
-    if len(steps_ms) == within.max - within.min + 1:
-        speeds = tuple(steps_ms[within.want - within.min] / each for each in steps_ms)
+    if len(steps_ms) == within.max - within.least + 1:
+        speeds = tuple(steps_ms[within.want - within.least] / each for each in steps_ms)
     else:
         speeds = _speeds_by_rounds(within, spec.training.microbatches)
     speeds = as_measured(speeds, within, record.changes)
     most = within.want if counts_use(record) and not whole_range else within.max
     return {
-        "replicas": Replicas(least=within.min, want=within.want, most=most),
+        "replicas": Replicas(least=within.least, want=within.want, most=most),
         "replica_slots": parallel.stages,
         "other_slots": sum(parallel.standbys_per_stage()),
-        "speeds": speeds[: most - within.min + 1],
+        "speeds": speeds[: most - within.least + 1],
     }
 
 
@@ -259,7 +268,7 @@ def counts_use(record: JobRecord) -> bool:
 def as_measured(
     speeds: tuple[float, ...], within: ReplicaRange, changes: Iterable[JobChange]
 ) -> tuple[float, ...]:
-    """Forecast speeds from `within.min` replicas on, corrected by what the job's last growth has brought.
+    """Forecast speeds from `within.least` replicas on, corrected by what the job's last growth has brought.
 
     Of three fifths of the promised gain, more replicas bring three fifths as well; of none, none.
     """
@@ -273,15 +282,15 @@ def as_measured(
     for change in grown[-1:]:
         assert change.replicas is not None
         before, after = change.replicas
-        if not within.min <= before < after <= within.max or not change.before_s or not change.after_s:
+        if not within.least <= before < after <= within.max or not change.before_s or not change.after_s:
             continue
-        base = speeds[before - within.min]
-        promised = speeds[after - within.min] / base - 1.0
+        base = speeds[before - within.least]
+        promised = speeds[after - within.least] / base - 1.0
         if promised <= 0:
             continue
         kept = max(0.0, min(1.5, (change.before_s / change.after_s - 1.0) / promised))
         corrected = [speed if speed <= base else base * (1 + kept * (speed / base - 1)) for speed in speeds]
-        want = corrected[within.want - within.min]
+        want = corrected[within.want - within.least]
         speeds = tuple(speed / want for speed in corrected)
     return speeds
 
@@ -293,7 +302,7 @@ def _speeds_by_rounds(within: ReplicaRange, microbatches: int) -> tuple[float, .
     def rounds(replicas: int) -> int:
         return -(-microbatches // replicas)
 
-    speeds = (rounds(within.want) / rounds(count) for count in range(within.min, within.max + 1))
+    speeds = (rounds(within.want) / rounds(count) for count in range(within.least, within.max + 1))
     return tuple(speed if speed <= 1.0 else 1.0 + GROWTH * (speed - 1.0) for speed in speeds)
 
 

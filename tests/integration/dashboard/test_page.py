@@ -18,7 +18,7 @@ from tests.integration.mesh.conftest import tiny_job
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-VIEWS = ("mesh", "jobs", "compare", "policies", "nodes", "logs", "tap")
+VIEWS = ("mesh", "jobs", "compare", "services", "registry", "costs", "policies", "nodes", "logs", "tap")
 LOSS = ".figures div:nth-child(1) dd"
 
 

@@ -58,6 +58,8 @@ class StandInInstance:
         self.job, self.stage = sid.rsplit("-", 2)[0], int(sid.rsplit("-", 2)[1][1:])
         self.is_last = self.stage == stages - 1
         self.gate: Gate | None = None
+        self.fails = ""
+        """Why there is no token, as `bad_model_output: …`."""
         self.lost_positions: set[int] = set()
         self.bound: dict[int, BindSession] = {}
         self.ended: list[EndSession] = []
@@ -130,6 +132,10 @@ class StandInInstance:
                 logprob=-0.5,
                 likeliest=((token_at(message, position), -0.5), (97, -1.5)),
                 ends="length" if position == end - 1 else "",
+                error=self.fails,
+                prompt_logprob=-1.5
+                if message.sampling.scored and position == message.prompt_tokens
+                else None,
             )
             known.append(token.token)
             if position - message.prompt_tokens in self.lost_positions:

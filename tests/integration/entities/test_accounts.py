@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -16,12 +16,12 @@ from dmsc.client.async_client import AsyncClient
 from entities.accountant import Accountant, AccountantConfig
 from entities.authorizer.access.access_policy import default_text
 from entities.service_registry.service import ServiceRegistry
-from schemas.accounts import SLICE_S, AccountQuery, AccountStatement
+from schemas.accounts import SLICE_S, AccountQuery, AccountStatement, ServiceUse, UseReport
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, DmscError, Refused
 from schemas.queue import QueueShare
 from tests.builders.accounts import report, stretch
-from tests.builders.jobs import job
+from tests.builders.jobs import job, spec
 from tests.builders.steps import claim, member
 from tests.integration.entities.conftest import Dial, Start, mesh_without_nodes
 from tests.patience import PATIENCE_S
@@ -206,3 +206,54 @@ async def test_a_used_up_budget_holds_jobs_and_accounts_are_their_users(
             return not (await reason()).startswith("held")
 
         await eventually(is_free)
+
+
+async def test_tokens_are_counted_once_and_a_services_work_is_its_users(dial: Dial) -> None:
+    """Two accountants in turn; reports of a gateway come twice or not at all, and it begins anew."""
+    began = time.time() - 1000
+    served = spec(serve={"service": "chat"})
+    agent, gateway = await dial("a-n", EntityKind.CLUSTER), await dial("gateway-a", EntityKind.GATEWAY)
+    orchestrator = await dial("orchestrator", EntityKind.ORCHESTRATOR)
+    await orchestrator.bucket(subjects.JOB_RECORD).put(job("v", spec=served, user="olga"), job="v")
+    accountants = [
+        Accountant(await dial(name, EntityKind.ACCOUNTANT), AccountantConfig(every_s=3600))
+        for name in ("accountant", "accountant-2")
+    ]
+    for number, incarnation, tokens in ((0, "g1", 10), (0, "g1", 10), (2, "g1", 70), (0, "g2", 30)):
+        at = began + 100
+        uses = tuple(
+            ServiceUse(job="v", user=user, began=began, tokens=count, answers=1)
+            for user, count in (("ruth", tokens), ("rob", tokens // 10))
+        )
+        report_of = UseReport(gateway="gateway-a", incarnation=incarnation, number=number, at=at, uses=uses)
+        await gateway.publish(subjects.USE_REPORT, report_of, gateway="gateway-a")
+        held = stretch(0, began, at, payer="v", busy_s=22.0, recomputed_s=3.0)
+        idle = stretch(1, began, at, payer=None)
+        told = report(held, idle, number=number, at=at, since=began)
+        await agent.publish(subjects.SLOT_REPORT, told, agent="a-n")
+        for bus in (agent, gateway):
+            await bus.barrier()
+        for accountant in accountants:
+            with suppress(DmscError):  # the other one was quicker; the next turn reads anew
+                await accountant.advance()
+    ready = asyncio.Event()
+    serving = asyncio.create_task(accountants[0].run(ready))
+    await ready.wait()
+    (line,) = (await asked(gateway, began, by="service")).lines
+    assert (line.name, line.tokens, line.answers) == ("chat", 110, 4)
+    assert (line.held_s, line.busy_s, line.recomputed_s) == (
+        pytest.approx(100.0),
+        pytest.approx(22.0),
+        pytest.approx(3.0),
+    )
+    statement = await asked(gateway, began, by="user")
+    assert {each.name: (round(each.held_s, 3), each.tokens) for each in statement.lines} == {
+        "olga": (78.0, 0),
+        "ruth": (20.0, 100),
+        "rob": (2.0, 10),
+    }
+    assert abs(statement.unaccounted_s) < 1e-6
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+    for accountant in accountants:
+        await accountant.close()

@@ -163,7 +163,7 @@ async def test_live_begins_with_the_whole_and_goes_on_with_what_changes(
             assert delta["steps"][0][:2] == ["tiny-1", 1]
         feed: DashboardAggregator = _feed(gateway)
         assert feed.watched == 2
-        assert len(feed._subscriptions) == 7  # one set for both
+        assert len(feed._subscriptions) == 8  # one set for both
     await eventually(lambda: feed.watched == 0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -13,9 +14,14 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
+from bus.tap.live_tap import Tap
+from bus.tap.message import TappedMessage
+from dmsc.metrics.exposition import Exposition
 from entities.gateway import Gateway, GatewayConfig
-from schemas.envelope import EntityKind
+from schemas.accounts import ServiceUse
+from schemas.envelope import EntityKind, Envelope
 from schemas.services.generation import Generation
+from schemas.services.outcomes import ServiceOutcomes
 from tests.integration.entities.conftest import Dial, Start, bearer
 from tests.integration.entities.serving_stand_in import StandInInstance, answer_to, deploy
 from tests.patience import PATIENCE_S
@@ -171,24 +177,83 @@ async def test_streams_end_with_done_and_usage(served: Served, http: httpx.Async
     assert {each["finish_reason"] for each in deltas} == {None, "length"}
 
 
-async def test_a_version_in_shadow_answers_copies(
-    served: Served, gateway: Gateway, http: httpx.AsyncClient
-) -> None:
-    service = gateway.generations.book.get("letters")
+async def with_second(served: Served, gateway: Gateway, **changes: Any) -> list[ServiceOutcomes]:
+    """Gives the service a version v2, and these changes; returns what gateways tell from then on."""
+    book = gateway.generations.book
+    service = book.get("letters")
     assert service is not None
     (stable,) = service.versions
     versions = (stable, stable.model_copy(update={"version": "v2"}))
-    changed = service.model_copy(update={"versions": versions, "shadow": ("v2",)})
+    changed = service.model_copy(update={"versions": versions, "revision": 3, **changes})
+    told: list[ServiceOutcomes] = []
+
+    async def hear(message: ServiceOutcomes, envelope: Envelope) -> None:
+        told.append(message)
+
+    await served.bus.subscribe(subjects.SERVICE_OUTCOMES, hear)
     await served.bus.bucket(subjects.MODEL_SERVICE).put(changed, service="letters")
-    await eventually(lambda: gateway.generations.book.get("letters") == changed)
-    response = await complete(http)
+    await eventually(lambda: book.get("letters") == changed)
+    return told
+
+
+async def test_a_version_in_shadow_answers_copies_which_are_compared(
+    served: Served, gateway: Gateway, http: httpx.AsyncClient
+) -> None:
+    told = await with_second(served, gateway, shadow=("v2",))
+    response = await complete(http, temperature=1, seed=4)
     assert response.headers["dmsc-answered-by"] == "letters@v1"
+    assert response.json()["choices"][0]["logprobs"] is None
+    [pair] = await eventually(lambda: [pair for each in told for pair in each.mirrored])
+    assert (pair.answered.version, pair.shadow.version, pair.same_tokens) == ("v1", "v2", 8)
+    assert (pair.answered.score, pair.shadow.score) == (-1.5, -1.5)
+    assert told[-1].candidates == ("v2",)
+    # A text that ends the answer ends no copy: so many tokens are compared.
+    stopped = await complete(http, stop=answer_to("abc", 8)[3:5])
+    assert stopped.json()["choices"][0]["finish_reason"] == "stop"
+    pairs = await eventually(lambda: [pair for each in told for pair in each.mirrored][1:])
+    assert pairs[0].same_tokens == pairs[0].answered.tokens
+    await eventually(lambda: not served.working)
 
-    async def ended() -> bool:
-        found = {(record.version, record.ended) for record in await served.records()}
-        return found == {("v1", "length"), ("v2", "length")}
 
-    await eventually(ended)
+async def test_how_drawn_requests_ended_is_told_and_nothing_of_them(
+    served: Served, gateway: Gateway, http: httpx.AsyncClient
+) -> None:
+    told = await with_second(served, gateway, weights={"v1": 5_000, "v2": 5_000})
+    answered = [await complete(http, user=f"u{number % 4}") for number in range(8)]
+    versions = [each.headers["dmsc-answered-by"].partition("@")[2] for each in answered]
+    assert versions[:4] == versions[4:], "a user meets one version"
+    await complete(http, model="letters@v2")  # who picks a version has not drawn it
+    await complete(http, n=3)
+    for each in served.last:
+        each.fails = "bad_model_output: not finite"
+    assert (await complete(http)).status_code == 500
+    for each in served.last:
+        each.fails = ""
+    too_long = await complete(http, max_tokens=500)
+    assert too_long.status_code == 400
+
+    requests = await eventually(
+        lambda: len(found := [each for one in told for each in one.requests]) >= 10 and found
+    )
+    assert [each.version for each in requests[:8]] == versions
+    assert len({each.key for each in requests[:8]}) == 4
+    assert all(each.ok and each.tokens == 8 and each.score == -1.5 for each in requests[:9])
+    assert all(0 < each.first_token_s < PATIENCE_S and each.per_token_s is not None for each in requests[:9])
+    assert [each.key for each in requests[8:]] == [None, None], "drawn for these alone, one draw each"
+    assert (requests[9].ok, requests[9].failure) == (False, "bad_model_output")
+    assert len(requests) == 10
+    body = "".join(each.model_dump_json() for each in told)
+    assert "abc" not in body
+    assert "u1" not in body
+    assert told[-1].jobs == {"v1": "serve1", "v2": "serve1"}
+
+    # A change of traffic is told without a request; then there is nothing to judge.
+    service = gateway.generations.book.get("letters")
+    assert service is not None
+    back = service.model_copy(update={"weights": {"v1": 10_000}, "revision": 4})
+    await served.bus.bucket(subjects.MODEL_SERVICE).put(back, service="letters")
+    last = await eventually(lambda: told[-1].revision == 4 and told[-1])
+    assert (last.weights, last.requests, last.candidates) == ({"v1": 10_000}, (), ())
 
 
 async def test_lost_owners_and_messages_cost_no_token(served: Served, http: httpx.AsyncClient) -> None:
@@ -357,5 +422,136 @@ async def test_tensors_in_and_out(served: Served, http: httpx.AsyncClient) -> No
         assert words in response.json()["detail"]
 
 
+def _numbers(value: Any) -> list[list[Any]]:
+    """Each list of numbers in a tree of plain values."""
+    if isinstance(value, dict):
+        return [found for each in value.values() for found in _numbers(each)]
+    if isinstance(value, list | tuple):
+        whole = [list(value)] if value and all(isinstance(each, int | float) for each in value) else []
+        return whole + [found for each in value for found in _numbers(each)]
+    return []
+
+
+async def test_what_is_answered_is_counted_and_a_tap_shows_nothing_of_it(
+    served: Served, gateway: Gateway, http: httpx.AsyncClient, dial: Dial
+) -> None:
+    await deploy(served.bus, "tensors", kind="predict")
+    await eventually(lambda: _is_known(http))
+    seen: list[TappedMessage] = []
+    text, answer = "an okapi eats", answer_to("an okapi eats", 8)
+    secret = base64.b64encode(b"OKAPI-TENSOR").decode()
+    async with Tap(await dial("tap", EntityKind.TAP), (">", "$KV.>"), replies=True) as tap:
+
+        async def listen() -> None:
+            async for tapped in tap:
+                seen.append(tapped)
+
+        listening = asyncio.create_task(listen())
+        assert (await complete(http, text, logprobs=2, stop="okapi stop")).status_code == 200
+        keyed = RUTH | {"Idempotency-Key": "once"}
+        chat = {"model": "letters", "messages": [{"role": "user", "content": text}], "stream": True}
+        chat |= {"max_completion_tokens": 8, "temperature": 0}
+        asked = await http.post("/v1/chat/completions", json=chat, headers=keyed)
+        assert asked.text.count("data: ") >= 9
+        inputs = {"x": {"dtype": "uint8", "shape": [12], "data": secret}}
+        asked = await http.post("/v1/predict", json={"model": "tensors", "inputs": inputs}, headers=RUTH)
+        assert secret in asked.text or "outputs" in asked.json()
+        for each in served.last:
+            each.load = each.load.model_copy(update={"most_sessions": 0})
+        assert (await complete(http)).status_code == 429
+
+        def told() -> dict[str, Any] | None:
+            """What the gateway said of the version, once it has counted all."""
+            messages = [each.message for each in seen if each.row is subjects.SERVICE_FIGURES]
+            figures = [each for message in messages for each in message.versions if each.service == "letters"]
+            return figures[-1] if figures and figures[-1].refused else None
+
+        figures = await eventually(told)
+        rows = {"generation", "bind session", "wave tokens", "predict", "service figures"}
+        await eventually(lambda: rows <= {each.row.name for each in seen if each.row is not None})
+
+        async def shown() -> dict[str, Any] | None:
+            """The version's row of the page of services, once the page has heard of it."""
+            page = await http.get("/v1/overview", params={"part": "services"}, headers=bearer("vera"))
+            (row,) = [row for row in page.json()["services"] if row["service"] == "letters"]
+            version: dict[str, Any] = row["versions"][0]
+            return version if "requests_per_s" in version else None
+
+        row = await eventually(shown)
+        listening.cancel()
+    assert figures.requests == {"full": 1, "ok": 2}
+    assert (figures.tokens, sum(figures.first_token), figures.sessions, figures.waiting) == (16, 2, 0, 0)
+    assert set(figures.loads) <= set(served.instances)
+    assert (row["weight"], row["stable"], row["sessions"], row["waiting"]) == (1.0, True, 0, 0)
+
+    exposition = Exposition()
+    exposition.add(served.bus, gateway)
+    page = (await exposition.render(""))[0].decode()
+    names = 'gateway="gateway-east",service="letters",version="v1"'
+    for line in (
+        f'dmsc_service_requests_total{{{names},outcome="ok"}} 2.0',
+        f'dmsc_service_requests_total{{{names},outcome="full"}} 1.0',
+        f'dmsc_service_tokens_total{{{names},kind="answer"}} 16.0',
+        f"dmsc_service_first_token_seconds_count{{{names}}} 2.0",
+        f"dmsc_service_weight_ratio{{{names}}} 1.0",
+        f"dmsc_service_sessions{{{names}}} 0.0",
+    ):
+        assert _sorted_labels(line) in {_sorted_labels(each) for each in page.splitlines()}, line
+
+    tokens = [list(each.encode()) for each in (text, answer)]
+    for tapped in seen:
+        tree = tapped.tree()
+        words = repr(tree).encode() + tapped.raw
+        assert b"okapi" not in words.lower(), tapped.subject
+        assert answer.encode() not in words, tapped.subject
+        for numbers in _numbers(tree):
+            for token in tokens:
+                ends = range(len(numbers) - len(token) + 1)
+                assert not any(numbers[at : at + len(token)] == token for at in ends), tapped.subject
+        for wave in tree["body"]["tokens"] if tapped.row is subjects.WAVE_TOKENS else ():
+            assert (wave["token"], wave["logprob"]) == (0, 0.0)
+
+
+def _sorted_labels(line: str) -> str:
+    """A line of a page of metrics with its labels in order of their names."""
+    name, opened, rest = line.partition("{")
+    labels, closed, value = rest.partition("}")
+    return name + opened + ",".join(sorted(labels.split(","))) + closed + value
+
+
 async def _is_known(http: httpx.AsyncClient) -> bool:
     return (await http.get("/v1/models/tensors", headers=RUTH)).status_code == 200
+
+
+async def test_what_a_user_was_given_is_told_the_accountant_once(
+    served: Served, http: httpx.AsyncClient, gateway: Gateway, dial: Dial
+) -> None:
+    """Also if a client comes back for the end of an answer; copies for a version in shadow are nobody's."""
+    service = gateway.generations.book.get("letters")
+    assert service is not None
+    (stable,) = service.versions
+    versions = (stable, stable.model_copy(update={"version": "v2"}))
+    changed = service.model_copy(update={"versions": versions, "shadow": ("v2",)})
+    await served.bus.bucket(subjects.MODEL_SERVICE).put(changed, service="letters")
+    await eventually(lambda: gateway.generations.book.get("letters") == changed)
+    accountant = await dial("accountant", EntityKind.ACCOUNTANT)
+    response = await complete(http)
+    assert response.status_code == 200
+
+    async def over() -> bool:
+        found = {(record.version, record.ended) for record in await served.records()}
+        return found == {("v1", "length"), ("v2", "length")}
+
+    await eventually(over)
+    id = response.headers["dmsc-generation"]
+    again = await http.get(f"/v1/generations/{id}/events", headers=RUTH | {"Last-Event-ID": "6"})
+    assert again.text.rstrip().endswith("[DONE]")
+    await eventually(over)
+    now = time.time()
+
+    async def told() -> list[ServiceUse]:
+        records = [each.message async for each in accountant.history(subjects.USE_REPORT)]
+        return list(records[-1].uses) if records and records[-1].at > now else []
+
+    (use,) = await eventually(told)
+    assert (use.job, use.user, use.prompt_tokens, use.tokens, use.answers) == ("serve1", "ruth", 3, 8, 1)

@@ -6,19 +6,27 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from bus import subjects
+from bus.connection import Bus
 from dmsc.client.async_client import AsyncClient
+from dmsc.commands.services.ramping import ramp
 from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
 from entities.orchestrator import Orchestrator, OrchestratorConfig
 from entities.router.service import Router, RouterConfig
-from schemas.envelope import EntityKind
+from policies.built_in.canary_judge import CanaryJudge
+from policies.module.service import FunctionalModule
+from schemas.envelope import EntityKind, Envelope
 from schemas.errors import BadInput, BadJob, Conflict, NotFound, Refused
 from schemas.job import JobSpec, JobState, WeightsManifest
+from schemas.policy import PolicyDecision
 from schemas.services.model_service import ModelService, ServiceState, VersionState
+from schemas.services.outcomes import AnsweredRequest
 from tests.builders.jobs import gpt, job
+from tests.builders.services import ended, told_of
 from tests.integration.entities.conftest import Dial, Start, end
 from tests.integration.entities.serving_agent import ServingAgent
 from tests.waiting import eventually
@@ -256,3 +264,129 @@ async def test_a_replica_of_other_arithmetic_leaves_where_exactness_is_required(
     await eventually(lambda: list(agent.instances) == [f"{name}-s0-r0"])
     left = await mesh.until(lambda service: service.versions[0].fingerprint == "f0")
     assert (left.versions[0].exact, left.versions[0].state) == (True, VersionState.READY)
+
+
+@dataclass
+class Judged:
+    """A service of two versions that share its traffic, and a gateway that tells how requests end.
+
+    `decisions`: the orchestrator's, about suggestions to have a version go back.
+    """
+
+    mesh: Services
+    bus: Bus
+    service: ModelService
+    decisions: list[PolicyDecision]
+
+    @property
+    def candidate(self) -> str:
+        """The job of v2."""
+        return self.service.versions[1].job
+
+    async def tell(self, *requests: AnsweredRequest) -> None:
+        told = told_of(self.service, *requests, gateway="gateway-b", worse_nll={"v2": 0.05})
+        await self.bus.publish(subjects.SERVICE_OUTCOMES, told, gateway="gateway-b")
+
+    async def decision(self) -> PolicyDecision:
+        """The next one."""
+        await eventually(lambda: self.decisions)
+        return self.decisions.pop(0)
+
+
+@pytest.fixture
+async def judged(mesh: Services, dial: Dial) -> Judged:
+    for name in ("v1", "v2"):
+        await mesh.ruth.deploy(version(name))
+        await mesh.ready(name)
+    service = await mesh.ruth.set_traffic("chat", {"v1": 5_000, "v2": 5_000}, why="try v2")
+    bus = await dial("gateway-b", EntityKind.GATEWAY)
+    decisions: list[PolicyDecision] = []
+
+    async def hear(message: PolicyDecision, envelope: Envelope) -> None:
+        decisions.append(message)
+
+    await (await dial("listener")).subscribe(subjects.POLICY_DECISION, hear)
+    return Judged(mesh, bus, service, decisions)
+
+
+async def test_a_version_that_fails_its_first_requests_goes_back_without_any_module(judged: Judged) -> None:
+    ruth = judged.mesh.ruth
+    failing = [*(ended("v1") for _ in range(30)), *(ended("v2", ok=False) for _ in range(8))]
+    await ruth.automation(judged.candidate, "advise")
+    await judged.tell(*failing)
+    advice = await judged.decision()
+    assert (advice.module, advice.adopted, advice.job) == ("orchestrator", False, judged.candidate)
+    assert advice.reason.startswith("advice, would have been passed on: v2: 5 of its first 5 requests failed")
+    assert (await ruth.service("chat")).weights == {"v1": 5_000, "v2": 5_000}
+
+    await ruth.automation(judged.candidate, "act")
+    judged.service = await ruth.set_traffic("chat", {"v1": 6_000, "v2": 4_000})
+    await judged.tell(ended("v1"))
+    done = await judged.decision()
+    assert done.adopted, done.reason
+    back = await judged.mesh.until(lambda service: service.weights == {"v1": 10_000})
+    change = back.history[-1]
+    assert (change.by, change.action) == ("orchestrator", "rollback")
+    assert "0 of 30 of the stable version in the same time" in change.why
+    assert [(run.version, run.first, run.end) for run in back.runs] == [("v1", 0, 10_000)]
+    assert state_of(back, "v2") is VersionState.READY, "it may be tried again"
+    async for event in ruth.events(judged.candidate):
+        if event.kind == "policy" and "of its first" in event.text:
+            break
+
+
+async def test_a_slow_version_goes_back_by_the_canary_judge(judged: Judged, dial: Dial, start: Start) -> None:
+    module = FunctionalModule(await dial("canary-judge", EntityKind.FUNCTIONAL_MODULE), CanaryJudge())
+    await start(module)
+    draw = np.random.default_rng(8)
+    times = np.exp(draw.normal(-1.0, 1.0, 400))
+    slower = np.where(np.arange(400) % 2, 3.0, 1.0)
+    for first in range(0, 400, 50):
+        await judged.tell(
+            *(
+                ended(f"v{1 + at % 2}", first_token_s=float(times[at] * slower[at]))
+                for at in range(first, first + 50)
+            )
+        )
+    done = await judged.decision()
+    assert (done.module, done.adopted, done.job) == ("canary-judge", True, judged.candidate), done.reason
+    back = await judged.mesh.until(lambda service: service.weights == {"v1": 10_000})
+    change = back.history[-1]
+    assert (change.by, change.action) == ("canary-judge", "rollback")
+    assert "first token after" in change.why
+    assert "if it were no worse" in change.why
+
+
+async def test_a_new_leader_goes_on_counting(judged: Judged, dial: Dial, start: Start) -> None:
+    """Of what gateways have told since the last change of traffic."""
+    await judged.tell(*(ended("v1") for _ in range(30)), *(ended("v2", ok=False) for _ in range(4)))
+    await end(judged.mesh.leader)
+    await start(await orchestrator(dial))
+    await judged.mesh.agent.tell()
+    await judged.mesh.ready("v2")
+    await judged.tell(ended("v2", ok=False), ended("v2"))
+    back = await judged.mesh.until(lambda service: service.weights == {"v1": 10_000})
+    assert "5 of its first 5 requests failed, 0 of 30" in back.history[-1].why
+
+
+async def test_a_share_grows_in_steps_until_somebody_takes_it_back(mesh: Services) -> None:
+    ruth = mesh.ruth
+    for name in ("v1", "v2"):
+        await ruth.deploy(version(name))
+        await mesh.ready(name)
+    seen: list[dict[str, int]] = []
+
+    async def pause() -> None:
+        if len(seen) == 5:
+            await ruth.roll_back_service("chat", why="answers in capitals")
+
+    def done(service: ModelService) -> None:
+        seen.append(service.weights)
+
+    grown = await ramp(ruth, "chat", "v2", (100, 2_500, 10_000), pause, done=done)
+    assert seen == [{"v1": 9_900, "v2": 100}, {"v1": 7_500, "v2": 2_500}, {"v2": 10_000}]
+    assert (grown.stable, grown.history[-1].why) == ("v1", "step 3 of 3")
+    with pytest.raises(Conflict, match=r"v2 of chat stays at 0 %, after 5 %: ruth: answers in capitals"):
+        await ramp(ruth, "chat", "v2", (100, 500, 2_500), pause, done=done)
+    with pytest.raises(BadInput, match="v1 has no stable version beside it"):
+        await ramp(ruth, "chat", "v1", (100,), pause)

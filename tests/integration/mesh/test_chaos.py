@@ -115,6 +115,28 @@ def test_a_running_job_by_its_id_compared_with_a_finished_one(
     assert not any(psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in family)
 
 
+def test_a_service_answers_as_undisturbed_whatever_is_hit(
+    mesh: Mesh, tmp_path: Path, two_kills: tuple[Path, dict[str, Any]]
+) -> None:
+    job = two_kills[1]["clean"]["job"]
+    served = tiny_job(
+        "served",
+        initial_weights=f"job:{job}",
+        parallel={"stages": 2, "replicas": 1},
+        serve={"service": "chaotic", "exact": "required"},
+    )
+    served = padded(served, 20.0)  # an answer lasts a second
+    (tmp_path / "serve.yaml").write_text(yaml.safe_dump(served.model_dump(mode="json")))
+    what = ["--every", "2s", "--what", "instance,gateway", "--faults", "2", "--clients", "4"]
+    found = json.loads(mesh.printed("chaos", "serve.yaml", *what, "--json", cwd=tmp_path))
+    assert found["problems"] == []
+    assert {one["kind"] for one in found["faults"] if one["fired"]} == {"instance", "gateway"}
+    assert found["answers"] == found["equal"] >= 4
+    assert (found["lost"], found["doubled"], found["different"], found["failed"]) == (0, 0, 0, 0)
+    assert found["waits"]["count"] >= 1
+    assert [version.state for version in mesh.client.service("chaotic").versions] == ["retired"]
+
+
 def test_a_private_mesh_is_gone_afterwards(tmp_path: Path) -> None:
     job_file(tmp_path, 1)
     where = ["--private", "--slots", "2", "--no-reference"]
@@ -180,6 +202,9 @@ async def test_a_process_that_is_not_the_one_that_was_chosen_is_never_hit() -> N
         (["some-id", "--private"], "is it one?"),
         (["some-id", "--reference", "a", "--no-reference"], "leave out"),
         (["missing.yaml"], "missing.yaml: No such file"),
+        (["service:chat", "--every", "5steps"], "a service has no steps; give a time"),
+        (["service:chat", "--what", "no-room"], "no-room: hits nothing of a service"),
+        (["service:chat", "--no-reference"], "compared with its own"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], wanted: str, tmp_path: Path) -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
+from safetensors.torch import load_file, save_file
 
 from bus import subjects
 from bus.server.embedded import EmbeddedServer
@@ -17,7 +22,7 @@ from dmsc.client.async_client import AsyncClient
 from schemas.job import JobSpec, JobState
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.services.completion import Completion
-from schemas.services.model_service import ModelService, VersionState
+from schemas.services.model_service import ModelService, ServedVersion, VersionState
 from tests.integration.mesh.conftest import tiny_job
 from tests.integration.mesh.own_mesh import CLUSTERS, TOKEN, OwnMesh, Witness
 from tests.patience import PATIENCE_S
@@ -61,20 +66,33 @@ async def client(witness: Witness) -> AsyncIterator[AsyncClient]:
         yield client
 
 
-def served(job: str) -> JobSpec:
+async def trained(witness: Witness) -> str:
+    """A job that is done; one for all tests here."""
+    entries = await witness.bus.bucket(subjects.JOB_RECORD).entries()
+    done = [
+        each.message.job for each in entries if each.message.spec.name == "learns" and each.message.weights
+    ]
+    if done:
+        return str(done[0])
+    job = await witness.submit(tiny_job("learns", training={"steps": 3, "validation_microbatches": 0}))
+    assert (await witness.ended(job)).state is JobState.DONE
+    return job
+
+
+def served(job: str, service: str = "library", replicas: Any = 1, **serve: Any) -> JobSpec:
     """A version of what the job has trained, over two stages."""
     return tiny_job(
         "served",
         initial_weights=f"job:{job}",
-        parallel={"stages": 2, "replicas": 1},
-        serve={"service": "library", "exact": "required", "chunk_tokens": 4},
+        parallel={"stages": 2, "replicas": replicas},
+        serve={"service": service, "exact": "required", "chunk_tokens": 4, **serve},
     )
 
 
 async def ready(client: AsyncClient, name: str = "library") -> ModelService:
     async def found() -> ModelService | None:
         service = await client.service(name)
-        (version,) = service.versions
+        version = service.versions[-1]
         assert version.state is not VersionState.REFUSED, version.reason
         return service if version.state is VersionState.READY else None
 
@@ -82,10 +100,10 @@ async def ready(client: AsyncClient, name: str = "library") -> ModelService:
     return service
 
 
-async def answer(client: AsyncClient, prompt: str, seed: int) -> Completion:
+async def answer(client: AsyncClient, prompt: str, seed: int, service: str = "library") -> Completion:
     temperature = 0.0 if seed % 2 else 1.0
     return await client.complete(
-        "library", prompt, tokens=CONTEXT - len(prompt) - 1, temperature=temperature, seed=seed, digests=True
+        service, prompt, tokens=CONTEXT - len(prompt) - 1, temperature=temperature, seed=seed, digests=True
     )
 
 
@@ -94,8 +112,7 @@ def essence(completion: Completion) -> tuple[str, tuple[str, ...] | None]:
 
 
 async def test_answers_are_the_same_whoever_dies(own: OwnMesh, witness: Witness, client: AsyncClient) -> None:
-    job = await witness.submit(tiny_job("learns", training={"steps": 3, "validation_microbatches": 0}))
-    assert (await witness.ended(job)).state is JobState.DONE
+    job = await trained(witness)
     await client.deploy(served(job))
     service = await ready(client)
     serving = service.versions[0].job
@@ -143,8 +160,7 @@ async def test_what_was_asked_is_learnt_by_the_next_version(
 ) -> None:
     """Both sides agree; a version is trained on it, passes, gets a part; and is named when it is erased."""
     own.start("model-registry", ["run", "model-registry"])
-    job = await witness.submit(tiny_job("teaches", training={"steps": 3, "validation_microbatches": 0}))
-    assert (await witness.ended(job)).state is JobState.DONE
+    job = await trained(witness)
     serve = {"service": "diary", "keep": {"share": 1.0}}
     await client.deploy(tiny_job("keeps", initial_weights=f"job:{job}", serve=serve))
     await ready(client, "diary")
@@ -159,7 +175,7 @@ async def test_what_was_asked_is_learnt_by_the_next_version(
     await eventually(all_kept)
     exam = {"exam": {"source": f"file://{argparse.__file__}", "format": "text"}}
     data = {"kind": "text", "field": "text", "validation": exam, "validation_fraction": 0.0}
-    file = tiny_job("learns", data=data, training={"steps": 4})
+    file = tiny_job("goes-on", data=data, training={"steps": 4})
     options = LearnOptions(model="diary", worse=10.0, canary=1000)
     learned = await learn(client, "diary", file, options, lambda text: None)
     assert (learned.collection.items, learned.verdict.passed) == (len(PROMPTS), True), learned.verdict
@@ -208,3 +224,172 @@ async def kill_owner(witness: Witness, job: str, stage: int) -> None:
         return record is not None and record.incarnation != former.incarnation
 
     await eventually(is_replaced, f"stage {stage} was not replaced")
+
+
+def damage(folder: Path) -> None:
+    """Makes a model as sure as it is wrong: its logits are thirty times as large."""
+    changed = 0
+    for path in folder.glob("*.safetensors"):
+        tensors = load_file(path)
+        for name in tensors:
+            if "head" in name:
+                tensors[name] *= 30.0
+                changed += 1
+        save_file(tensors, path)
+    assert changed
+
+
+async def test_a_version_with_damaged_weights_goes_back_by_itself(
+    own: OwnMesh, witness: Witness, client: AsyncClient, tmp_path: Path
+) -> None:
+    job = await trained(witness)
+    await client.download_weights(job, tmp_path / "weights")
+    damage(tmp_path / "weights")
+    for name, weights in (("v1", f"job:{job}"), ("v2", str(tmp_path / "weights"))):
+        serve = {"service": "judged", "version": name, "exact": "off", "chunk_tokens": 16}
+        await client.deploy(tiny_job(f"judged-{name}", initial_weights=weights, serve=serve))
+        await ready(client, "judged")
+    own.start("policy", ["policy", "run", "canary-judge"])
+    await client.set_traffic("judged", {"v1": 5_000, "v2": 5_000}, why="try v2")
+
+    text = await asyncio.to_thread(Path(argparse.__file__).read_text)
+
+    async def ask_until(over: asyncio.Event, number: int) -> None:
+        while not over.is_set():
+            number += 97
+            await client.complete("judged", text[number : number + 24], tokens=1)
+
+    async def gone_back() -> ModelService | None:
+        service = await client.service("judged")
+        return service if service.weights == {"v1": 10_000} else None
+
+    over = asyncio.Event()
+    async with asyncio.TaskGroup() as clients:
+        for number in range(4):
+            clients.create_task(ask_until(over, 1_000 * number))
+        try:
+            service = await eventually(gone_back)
+        finally:
+            over.set()
+    change = service.history[-1]
+    assert (change.by, change.action) == ("canary-judge", "rollback")
+    assert "mean score" in change.why
+    own.retire("policy")
+    await client.stop_service("judged")
+
+
+# --- by load, to zero, and back ----------------------------------------------------------------------------
+async def version_of(client: AsyncClient, service: str) -> ServedVersion:
+    (version,) = (await client.service(service)).versions
+    return version
+
+
+async def test_a_version_rests_while_nobody_asks_and_follows_its_load(
+    own: OwnMesh, witness: Witness, client: AsyncClient
+) -> None:
+    """It gives slots back, starts with the next requests, and grows by load; what a person has set stays."""
+    job = await trained(witness)
+    scale = {"fill": 1.0, "up_s": 0.0, "down_s": 600.0, "idle_s": 0.5}
+    spec = served(job, "sleepy", {"min": 0, "want": 1, "max": 2}, sessions=2, scale=scale)
+    await client.deploy(spec)
+    serving = (await client.service("sleepy")).versions[0].job
+
+    async def rests() -> bool:
+        return (await version_of(client, "sleepy")).state is VersionState.IDLE
+
+    await eventually(rests)
+    assert "the next request starts it" in (await version_of(client, "sleepy")).reason
+
+    async def holds_nothing() -> bool:
+        nodes = (await client.mesh()).nodes
+        return not any(
+            slot.busy_with and slot.busy_with.startswith(serving) for n in nodes for slot in n.slots
+        )
+
+    await eventually(holds_nothing)
+    one, other = await asyncio.gather(*(answer(client, "import ", 1, "sleepy") for _ in range(2)))
+    assert essence(one) == essence(other)
+    await eventually(rests, "it does not rest again")
+
+    over, answered = asyncio.Event(), 0
+
+    async def keep_asking(seed: int) -> None:
+        nonlocal answered
+        while not over.is_set():
+            assert essence(await answer(client, "import ", 2 * seed + 1, "sleepy")) == essence(one)
+            answered += 1
+
+    async def has(replicas: int) -> bool:
+        return (await version_of(client, "sleepy")).replicas == (replicas, replicas)
+
+    async with asyncio.TaskGroup() as askers:
+        for seed in range(6):
+            askers.create_task(keep_asking(seed))
+        try:
+            await eventually(lambda: has(2))
+            history = witness.bus.history(subjects.JOB_EVENT, job=serving)
+            said = [record.message.text async for record in history]
+            assert any("2 replicas wanted instead of 1: " in text for text in said), said
+            await client.scale_version("sleepy", "v1", 1)
+            await eventually(lambda: has(1))
+            assert [pin.knob for pin in (await client.job(serving)).pins] == ["replicas"]
+            before = answered
+            await eventually(lambda: answered > before + 30)
+            assert await has(1), "what a person has set stays, whatever its load"
+        finally:
+            over.set()
+    await client.stop_service("sleepy")
+
+
+# --- a gateway that is frozen ------------------------------------------------------------------------------
+async def test_a_frozen_gateway_writes_nothing_any_more(
+    own: OwnMesh, witness: Witness, client: AsyncClient
+) -> None:
+    """Another one goes on with its answer under a higher fence; when it is thawed, it changes nothing."""
+    job = await trained(witness)
+    await client.deploy(served(job, "frozen"))
+    await ready(client, "frozen")
+    whole = (await answer(client, "x", 1, "frozen")).choices[0].text
+    first, second = await gateway_urls(witness)
+    bearer = {"Authorization": f"Bearer {TOKEN}"}
+    body = {"model": "frozen", "prompt": "x", "max_tokens": CONTEXT - 2, "temperature": 0, "stream": True}
+    async with httpx.AsyncClient(headers=bearer, timeout=PATIENCE_S, trust_env=False) as http:
+        while True:
+            async with http.stream("POST", f"{first}/v1/completions", json=body) as response:
+                id, lines = response.headers["dmsc-generation"], response.aiter_lines()
+                begun = [await next_data(lines)]
+                own.kill("gateway-a", signal.SIGSTOP)
+                try:
+                    entry = await witness.bus.bucket(subjects.GENERATION).get(leader=True, id=id)
+                    assert entry is not None
+                    if entry.message.ended:  # it was over before: once more
+                        continue
+                    assert (entry.message.writer, entry.message.fence) == ("gateway-a", 1)
+                    rest = await http.get(f"{second}/v1/generations/{id}/events")
+                finally:
+                    own.kill("gateway-a", signal.SIGCONT)
+                later = [line.removeprefix("data: ") async for line in lines if line.startswith("data: ")]
+                break
+    texts = [line.removeprefix("data: ") for line in rest.text.splitlines() if line.startswith("data: ")]
+    assert texts[-1] == "[DONE]"
+    assert text_of(texts) == whole
+    assert whole.startswith(text_of([*begun, *later])), "what the frozen one says is a part of it"
+    await eventually(lambda: id in log_of(own, "gateway-a").partition("generation over")[2])
+    entry = await witness.bus.bucket(subjects.GENERATION).get(leader=True, id=id)
+    assert entry is not None
+    assert (entry.message.writer, entry.message.fence, entry.message.ended) == ("gateway-b", 2, "length")
+    assert (await answer(client, "x", 1, "frozen")).choices[0].text == whole
+    await client.stop_service("frozen")
+
+
+async def next_data(lines: AsyncIterator[str]) -> str:
+    async for line in lines:
+        if line.startswith("data: "):
+            return line.removeprefix("data: ")
+    raise AssertionError("the stream ended")
+
+
+def text_of(events: list[str]) -> str:
+    return "".join(
+        choice["text"] for event in events if event != "[DONE]" for choice in json.loads(event)["choices"]
+    )

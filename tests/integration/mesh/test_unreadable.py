@@ -40,6 +40,7 @@ from schemas.secrets import StoredSecret
 from schemas.services.generation import Generation, KeptMessage
 from schemas.services.keeping import Consent, KeptCollection, KeptItem, PseudonymKey
 from schemas.services.model_service import ModelService, ServedVersion, ServiceState, VersionState
+from schemas.services.outcomes import ServiceSalt
 from schemas.signals import Role
 from schemas.tariff import BudgetRule
 from schemas.unreadable import UnreadableValue
@@ -144,6 +145,7 @@ async def seed(client: Witness) -> None:
     }
     generation = Generation.model_validate({**asked, "session": 1, "most_tokens": 1, "ended": "stop"})
     await bus.bucket(subjects.GENERATION).put(generation, id="g1")
+    await bus.bucket(subjects.SERVICE_SALT).put(ServiceSalt(salt="0" * 64), scope="mesh")
 
 
 async def seed_data(client: Witness, now: float) -> None:

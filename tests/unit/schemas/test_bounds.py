@@ -62,6 +62,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "serve.batch_ms": {"zero"},
     **{f"serve.keep.{name}": set() for name in ("days", "most", "share")},
+    "serve.worse_nll": {"zero"},
     "training.steps": set(),
     "training.microbatches": set(),
     "training.microbatch_samples": set(),

@@ -9,11 +9,20 @@ import pytest
 from schemas.base import MESSAGE_TYPES, Part
 from schemas.gateway_api import DoorRequest
 from schemas.job import JobRecord
-from schemas.marks import HOLDS_USER_VALUES, SECRET, EnvelopeId, Secret, Url
+from schemas.marks import HOLDS_USER_VALUES, PRIVATE, SECRET, EnvelopeId, Secret, Url
 from schemas.policy import PolicyDecision
 from schemas.redaction import HIDDEN, masks_of, redact, references
+from schemas.services.generation import (
+    BindSession,
+    GeneratedToken,
+    Generation,
+    Sampling,
+    SessionBound,
+    WaveTokens,
+)
+from schemas.services.prediction import NamedTensor, Predict, Predicted
 from schemas.signals import AccessRequest
-from schemas.step import MicrobatchClaim
+from schemas.step import Member, MicrobatchClaim
 from schemas.telemetry import LogLine
 from tests.builders.jobs import spec
 
@@ -31,6 +40,7 @@ class Outer(Part):
     source: Url = ""
     args: Annotated[dict[str, object], HOLDS_USER_VALUES] = {}
     about: EnvelopeId = ""
+    said: Annotated[tuple[tuple[int, float, str], ...] | None, PRIVATE] = None
 
 
 INNER = {"password": "s3cret", "plain": "p"}
@@ -54,6 +64,9 @@ SHOWN = {"password": HIDDEN, "plain": "p"}
         ({"source": "bus://artifacts"}, {"source": "bus://artifacts"}),
         ({"args": {"hf_token": "s3cret", "width": 8}}, {"args": {"hf_token": HIDDEN, "width": 8}}),
         ({"args": {"deep": [{"api-key": "s3cret"}]}}, {"args": {"deep": [{"api-key": HIDDEN}]}}),
+        ({"said": [[7, -0.5, "s3cret"], [8, 1.0, ""]]}, {"said": [[0, 0.0, HIDDEN], [0, 0.0, ""]]}),
+        ({"said": None}, {"said": None}),
+        ({"said": {"odd": b"s3cret"}}, {"said": {"odd": HIDDEN.encode()}}),
         ({"args": {"vocab_tokens": "256", "keys": "ab"}}, {"args": {"vocab_tokens": "256", "keys": "ab"}}),
     ],
 )
@@ -91,6 +104,33 @@ def test_marked_fields_stay_out_of_reprs_and_redacted_bodies_still_fit() -> None
     door = DoorRequest(token="s3cret", action="job.submit", spec=job)
     assert "s3cret" not in str(redact(DoorRequest, door.model_dump()))
     assert masks_of(JobRecord)
+
+
+def test_nothing_of_a_request_to_a_service_or_of_its_answer_is_left() -> None:
+    bind = {"job": "j", "session": 1, "generation": "g", "writer": "w", "fence": 1, "attempt": 0, "path": ()}
+    token = GeneratedToken(
+        session=1,
+        fence=1,
+        position=2,
+        token=7777,
+        logprob=-7.777,
+        likeliest=((7777, -7.777),),
+        digest="okapi",
+    )
+    tensor = NamedTensor(name="x", dtype="uint8", shape=(5,), data=b"okapi")
+    member = Member.of("s", "i")
+    named = {"service": "s", "version": "v", "job": "j", "user": "ruth", "writer": "w", "session": 1}
+    for message in (
+        Generation(id="g", prompt=(7777,), stop=("okapi",), most_tokens=1, **named),
+        BindSession(tokens=(7777,), prompt_tokens=1, most_tokens=1, sampling=Sampling(), **bind),
+        SessionBound(session=1, outcome="bound", tokens=(7777,)),
+        WaveTokens(job="j", member=member, wave=1, tokens=(token,)),
+        Predict(job="j", generation="g", path=(), inputs=(tensor,)),
+        Predicted(generation="g", outputs=(tensor,)),
+    ):
+        shown = redact(type(message), message.model_dump())
+        assert type(message).model_validate(shown)
+        assert not any(part in repr(shown) for part in ("7777", "7.777", "okapi")), shown
 
 
 def test_what_a_message_is_about_is_marked_as_well() -> None:

@@ -113,6 +113,7 @@ class ServingRuntime:
         self._predictions: Predictions | None = None
         self._news, self._bound = asyncio.Event(), asyncio.Event()
         self._waves, self._tokens, self._wave_ms = 0, 0, 0.0
+        self._busy_before_s, self._again_s = 0.0, 0.0
         self.exchange = HopExchange(
             self.bus,
             member=self.member,
@@ -151,6 +152,7 @@ class ServingRuntime:
 
     async def open(self) -> None:
         """Listens to gateways and other owners, and computes from now on."""
+        self._busy_before_s = self._thread.busy_s
         await self.exchange.open()
         job, sid = self.job, self.member.sid
         self._subscriptions = [
@@ -204,6 +206,7 @@ class ServingRuntime:
             "retained_bytes": self._kept.bytes,
             "computed": self._thread.done,
             "computing_ms": self._thread.computing_ms,
+            "serving": self._load(),
         }
 
     def links(self) -> tuple[LinkSample, ...]:
@@ -253,7 +256,9 @@ class ServingRuntime:
         self._carry_on()
 
     def _load(self) -> SessionLoad:
-        return self.machine.load(self._wave_ms)
+        worked_s = self._thread.busy_s - self._busy_before_s
+        worked = {"busy_s": max(0.0, worked_s - self._again_s), "recomputed_s": self._again_s}
+        return self.machine.load(self._wave_ms).model_copy(update=worked)
 
     # --- hops ---------------------------------------------------------------------------------------------
     def _arrived(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
@@ -359,7 +364,9 @@ class ServingRuntime:
             weight = self._times.smoothing if self._waves else 1.0
             self._wave_ms += weight * (wave_ms - self._wave_ms)
             self._waves += 1
-            self._tokens += sum(item.rows for item in wave)
+            rows = sum(item.rows for item in wave)
+            self._tokens += rows
+            self._again_s += wave_ms / 1e3 * sum(item.recomputed for item in wave) / max(1, rows)
             tokens = self._absorb(found)
             self._carry_on()
             await self._publish(tokens)
@@ -382,10 +389,12 @@ class ServingRuntime:
                 continue
             if part.boundary:
                 self._keep(part)
+            session.scored += part.scores
             for drawn in part.drawn:
-                token = drawn.model_copy(
-                    update={"ends": self.machine.ends(session, drawn.position, drawn.token)}
-                )
+                update: dict[str, object] = {"ends": self.machine.ends(session, drawn.position, drawn.token)}
+                if session.scored and drawn.position == session.prompt_tokens:
+                    update["prompt_logprob"] = sum(session.scored) / len(session.scored)
+                token = drawn.model_copy(update=update)
                 self.machine.sampled(session, token, now)
                 tokens.append(token)
                 if token.ends:

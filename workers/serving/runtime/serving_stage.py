@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from bus.logs import get_logger
 from schemas.errors import BadModelOutput
@@ -33,12 +37,14 @@ class ComputedPart:
         item: The item.
         boundary: What the next stage takes; empty behind the last.
         drawn: Last stage: the token behind each wanted row; whether it is the last one is not known here.
+        scores: Last stage: logarithms of the probabilities of tokens of the prompt, where they are wanted.
         error: Why there is nothing; empty: there is.
     """
 
     item: WaveRows
     boundary: Boundary = ()
     drawn: tuple[GeneratedToken, ...] = ()
+    scores: tuple[float, ...] = ()
     error: str = ""
 
 
@@ -78,14 +84,17 @@ class ServingStage:
         end = item.first + item.rows
         first = end - output.logits.shape[0] + 1
         drawn: list[GeneratedToken] = []
-        digests = item.session.order.sampling.digests
-        for position, logits in enumerate(output.logits, first):
+        order = item.session.order
+        digests = order.sampling.digests
+        known = max(0, order.prompt_tokens - first)
+        scores = _scores(output.logits[:known], order.tokens[first : order.prompt_tokens]) if known else ()
+        for position, logits in enumerate(output.logits[known:], first + known):
             try:
                 digest = logits_digest(logits) if digests else ""
                 drawn.append(_token(item, position, logits.numpy(), digest))
             except BadModelOutput as error:
                 return ComputedPart(item, drawn=tuple(drawn), error=f"{error.code}: {error.text}")
-        return ComputedPart(item, drawn=tuple(drawn))
+        return ComputedPart(item, drawn=tuple(drawn), scores=scores)
 
     def forget(self, session: int, rows: int) -> None:
         """Frees a session's keys and values; `rows` above 0: those behind so many rows."""
@@ -108,6 +117,15 @@ def token_choice(asked: Sampling) -> TokenChoice:
         seed=asked.seed,
         logprobs=asked.logprobs,
     )
+
+
+def _scores(logits: Tensor, tokens: Sequence[int]) -> tuple[float, ...]:
+    """The logarithms of the probabilities of known tokens, one for each row of (rows, vocabulary) logits.
+
+    Rows that are no numbers are left out: what is drawn behind them fails, and says so.
+    """
+    found = torch.log_softmax(logits[: len(tokens)], -1).gather(1, torch.tensor(tokens)[: len(logits), None])
+    return tuple(value for value in found[:, 0].tolist() if math.isfinite(value))
 
 
 def _token(item: WaveRows, position: int, logits: Logits, digest: str) -> GeneratedToken:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from schemas.services.generation import BindSession, GeneratedToken, RowsNeeded
 from schemas.step import Member
 
+SCORED_TOKENS = 32
+"""Of a prompt, the last ones: how likely the model finds them says how good it is at what users write."""
 BLOCK_ROWS = 64
 """Room for rows is given in blocks of this many, as the cache takes it."""
 
@@ -75,6 +77,7 @@ class BoundSession:
         cursor: Rows that the next owner has, or has been sent.
         rebuilt: Rows below this were computed before, elsewhere: they count as a rebuild.
         sampled: Last stage: the tokens that it sampled, by position.
+        scored: Last stage: logarithms of the probabilities of the prompt's last tokens, as far as computed.
         finished: Its last token is known, or it failed.
         touched: When something was last heard of it, seconds.
         repeat_at: First stage: when the newest row is sent again.
@@ -91,6 +94,7 @@ class BoundSession:
     cursor: int = 0
     rebuilt: int = 0
     sampled: dict[int, GeneratedToken] = field(default_factory=dict)
+    scored: list[float] = field(default_factory=list)
     finished: bool = False
     touched: float = 0.0
     repeat_at: float = 0.0
@@ -117,8 +121,22 @@ class BoundSession:
         return blocks_of(self.most_tokens)
 
     def wanted(self, first: int, rows: int) -> int:
-        """Of how many of these rows, the last ones, the next token is not known here."""
-        return max(0, min(rows, first + rows - (len(self.tokens) - 1)))
+        """Of how many of these rows, the last ones, the logits are wanted.
+
+        Wanted are those behind which the next token is not known here, or is to be scored.
+        """
+        known = len(self.tokens) - 1
+        if self.scores(first):
+            known = min(known, max(0, self.prompt_tokens - 1 - SCORED_TOKENS))
+        return max(0, min(rows, first + rows - known))
+
+    def scores(self, first: int) -> bool:
+        """Whether it is to be told how likely tokens of the prompt are, of a wave that begins at this row.
+
+        What is computed anew after a loss was scored before.
+        """
+        asked, answered = self.order.sampling.scored, len(self.tokens) > self.prompt_tokens
+        return asked and not self.rebuilt and not answered and first < self.prompt_tokens - 1
 
 
 def blocks_of(tokens: int) -> int:
@@ -141,6 +159,11 @@ class WaveRows:
     first: int
     rows: int
     wanted: int = 0
+
+    @property
+    def recomputed(self) -> int:
+        """How many of them another owner had computed before."""
+        return max(0, min(self.rows, self.session.rebuilt - self.first))
 
 
 @dataclass(frozen=True, slots=True)

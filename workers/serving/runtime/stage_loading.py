@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bus.connection import Bus
+from bus.logs import get_logger
 from schemas.callables import MODELS
 from schemas.cluster import InstanceStart
 from schemas.errors import BadModel
@@ -36,12 +38,23 @@ from workers.serving.stage_model import StageModel, run_layers, stage_layers
 from workers.state.initial_weights import load_initial
 from workers.user_code import load
 
+log = get_logger("serving")
+
 Kind = Literal["generate", "predict"]
 
 MOST_CONTEXT = 4096
 """Most tokens of a session where neither the job file nor the model says less."""
 MOST_TRIED = 512
-"""Tokens with which a large model is tried at start: thousands would take longer than loading it."""
+"""Tokens with which a large model is tried first at start: thousands may take longer than loading it."""
+LONGEST_TRY_S = 20.0
+"""For so long a start may be tried with the whole context, by what the first try took."""
+_OTHERWISE_FROM = (
+    "sliding_window",
+    "attention_window",
+    "window_size",
+    "attention_chunk_size",
+    "original_max_position_embeddings",
+)
 _UNLIMITED = 1 << 62
 
 
@@ -84,6 +97,7 @@ class LoadedStage:
             "fingerprint": self.fingerprint,
             "sessions": serve.sessions,
             "rows": self.rows,
+            "unit": self.unit if self.kind == "predict" else "",
         }
         return tuple(f"serve.{name}={value}" for name, value in told.items() if value != "")
 
@@ -121,6 +135,7 @@ async def load_stage(bus: Bus, start: InstanceStart, serve: ServeSpec, thread: C
             public_name=public_names(model),
             is_new=is_new,
             own_names_of=library_names(model),
+            checked=True,
         )
     return await thread.order(partial(_tried, start, serve, graph))
 
@@ -149,21 +164,7 @@ def _tried(start: InstanceStart, serve: ServeSpec, graph: ModelGraph) -> LoadedS
         return _of_single_passes(start, serve, graph)
     context = _context(start, serve, graph)
     unit = start.unit
-    large = sum(weight.nbytes for weight in graph.model.parameters()) > WHOLE_BYTES
-    tried = min(context, MOST_TRIED) if large else context
-    sample = stage_sample(graph, unit.first_layer, tried, arithmetic, serve.wave_tokens)
-    check = (
-        check_cache(
-            graph,
-            unit.first_layer,
-            unit.last_layer,
-            sample,
-            arithmetic=arithmetic,
-            most_rows=serve.wave_tokens,
-        )
-        if sample
-        else CacheCheck(None, "stages before it have no cache", ())
-    )
+    sample, check = _checked(graph, unit, serve, context, arithmetic)
     model = StageModel(
         graph,
         unit.first_layer,
@@ -183,6 +184,55 @@ def _tried(start: InstanceStart, serve: ServeSpec, graph: ModelGraph) -> LoadedS
         rows=rows_within(serve.cache_mib << 20, model, check.boundary),
         fingerprint=_digest(arithmetic_fingerprint(arithmetic)),
     )
+
+
+def _checked(
+    graph: ModelGraph, unit: TaskUnit, serve: ServeSpec, context: int, arithmetic: Arithmetic
+) -> tuple[Boundary, CacheCheck]:
+    """Tries the stage with a cache, on sessions as long as the context; see `tried_tokens` of large models.
+
+    Returns:
+        What it was tried with, and what came of it.
+    """
+
+    def tried_with(tokens: int) -> tuple[Boundary, CacheCheck]:
+        first, last, most_rows = unit.first_layer, unit.last_layer, serve.wave_tokens
+        sample = stage_sample(graph, first, tokens, arithmetic, most_rows)
+        if not sample:
+            return sample, CacheCheck(None, "stages before it have no cache", ())
+        check = check_cache(graph, first, last, sample, arithmetic=arithmetic, most_rows=most_rows)
+        return sample, check
+
+    size = sum(weight.nbytes for weight in graph.model.parameters())
+    tokens = tried_tokens(graph, context) if size > WHOLE_BYTES else context
+    began = time.perf_counter()
+    sample, check = tried_with(tokens)
+    if tokens == context or check.layout is None:
+        return sample, check
+    whole_s = (time.perf_counter() - began) * (context / tokens) ** 2  # attention grows by the square
+    if whole_s > LONGEST_TRY_S:
+        log.info(
+            "not tried with the whole context", tokens=tokens, context=context, estimate_s=round(whole_s)
+        )
+        return sample, check
+    return tried_with(context)
+
+
+def tried_tokens(graph: ModelGraph, context: int) -> int:
+    """With how many tokens a large model is tried first.
+
+    They reach beyond each length at which its own config says that it computes otherwise: windows, scaled
+    positions.
+    """
+    config = getattr(graph.model, "config", None)
+    parts = (config, *(getattr(config, name, None) for name in ("rope_scaling", "rope_parameters")))
+    told = [_told(part, name) for part in parts for name in _OTHERWISE_FROM]
+    lengths = [each for each in told if isinstance(each, int) and 0 < each < context]
+    return min(context, max(MOST_TRIED, *(each + BLOCK_ROWS for each in lengths), 0))
+
+
+def _told(config: Any, name: str) -> Any:
+    return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
 
 
 def _probed(graph: ModelGraph, unit: TaskUnit, model: StageModel, serve: ServeSpec, sample: Boundary) -> str:
@@ -216,12 +266,17 @@ def _of_single_passes(start: InstanceStart, serve: ServeSpec, graph: ModelGraph)
     size, because = 1, ""
     if serve.exact == "off":
         because = "serve.exact is off"
-    elif start.stages > 1:
-        because = "single passes through several stages are not probed"
+    elif start.stages > 1 and any(weight.is_meta for weight in graph.model.parameters()):
+        if serve.exact == "required":
+            size = 0  # alone, a sample has no company that its bits could depend on
+        else:
+            because = "a large model's stages are not probed together; serve.exact: required has them exact"
     elif (sample := _sample(start, graph)) is None:
         because = "no example of its input is known"
     else:
-        size = batch_unit([one_shot.probe(probed_batches(sample, graph.inputs, serve.batch))], serve.batch)
+        # A batch goes through all stages as it is: each of them must find the same unit for all layers.
+        whole = one_shot if start.stages == 1 else OneShotModel(graph, 0, len(graph))
+        size = batch_unit([whole.probe(probed_batches(sample, graph.inputs, serve.batch))], serve.batch)
     if because and serve.exact == "required":
         raise BadModel(f"serve.exact is required, but {because}")
     return LoadedStage(

@@ -63,7 +63,7 @@ def _views(router: APIRouter, context: HttpContext) -> None:
         bearer: HttpBearer,
         part: Annotated[
             list[OverviewPart] | None,
-            Query(max_length=16, description="only these parts; the last four come only when they are named"),
+            Query(max_length=24, description="only these parts; the last five come only when they are named"),
         ] = None,
     ) -> JSONResponse:
         """All that a page needs, in one call: the first event of `/v1/live`."""

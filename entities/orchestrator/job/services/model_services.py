@@ -16,6 +16,7 @@ from entities.orchestrator.job.services import service_rules
 from entities.orchestrator.job.services.version_state import OVER, observed
 from entities.orchestrator.job.term import TermContext, insistently
 from entities.orchestrator.job_state.owned_record import OwnedRecord
+from schemas.actions import ServiceAction
 from schemas.envelope import Envelope
 from schemas.errors import BadInput, BadJob, Conflict, DmscError, NotFound, Refused
 from schemas.gateway_api import CancelJob, ParkJob, ResumeJob, ScaleJob, SubmitJob
@@ -132,8 +133,8 @@ class ModelServices:
     async def order(self, message: OrderService, envelope: Envelope) -> ModelService:
         """Changes a service; see `service_rules`."""
         service = self._known(message.service)
-        if message.action == "scale":
-            await self._scale(service, message, envelope)
+        if message.action in ("scale", "wake"):
+            await (self._scale if message.action == "scale" else self._wake)(service, message, envelope)
             return await self._change(message.service, self._look)
         if message.action != "stop":
             change = partial(service_rules.ordered, order=message, now=time.time())
@@ -147,6 +148,17 @@ class ModelServices:
                 cancel = CancelJob(job=version.job, user=message.user, reason=reason)
                 await self._jobs.cancel(cancel, envelope)
         return after
+
+    async def change_traffic(self, action: ServiceAction, by: str, why: str) -> ModelService:
+        """Carries out an adopted suggestion. `by`: whose it is.
+
+        Raises:
+            NotFound: there is no such service or version.
+            BadInput, Conflict: see `service_rules.suggested`.
+        """
+        service = self._known(action.service)
+        change = partial(service_rules.suggested, action=action, by=by, why=why, now=time.time())
+        return await self._change(service.service, change)
 
     async def query(self, message: ServiceQuery, envelope: Envelope) -> ServiceList:
         if message.service is not None:
@@ -177,6 +189,13 @@ class ModelServices:
         else:
             scale = ScaleJob(job=job, user=user, replicas=replicas, quota=message.quota)
             await self._jobs.scale(scale, envelope)
+
+    async def _wake(self, service: ModelService, message: OrderService, envelope: Envelope) -> None:
+        """A request waits for a version that gave its slots back: it starts as soon as there is room."""
+        version = service_rules.named(service, message.version)
+        record = self._jobs.record(version.job)
+        if record is not None and record.dormant and version.state not in OVER:
+            await self._jobs.unpark(ResumeJob(job=version.job, user=message.user), envelope)
 
     # --- records ----------------------------------------------------------------------------------------
     async def _enter(self, record: JobRecord, tenant: str) -> ModelService:
@@ -266,7 +285,8 @@ def _served(record: JobRecord, sha256: str = "") -> ServedVersion:
         version=spec.serve.version,
         job=record.job,
         weights=spec.weights_url or "",
-        sha256=sha256,
+        sha256=sha256 or ("" if spec.initial_weights is None else spec.initial_weights.expected_sha256),
         stages=spec.parallel.stages,
+        worse_nll=spec.serve.worse_nll,
         since=record.submitted_at,
     )

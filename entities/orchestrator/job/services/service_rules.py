@@ -1,6 +1,7 @@
 """What an order, or a change of its versions' states, makes of a service's record. Pure (ADR-0142).
 
 Weights are ten-thousandths of the traffic; their sum is 10,000, or the map is empty: nothing is ready yet.
+Which users they are is in the record, too, as runs of buckets (ADR-0149).
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from entities.orchestrator.job.services.version_state import OVER
+from entities.services.traffic import TrafficShares
+from schemas.actions import RollBack, ServiceAction
 from schemas.errors import BadInput, Conflict, NotFound
 from schemas.services.model_service import (
     WHOLE,
@@ -16,6 +19,7 @@ from schemas.services.model_service import (
     OrderService,
     ServedVersion,
     ServiceState,
+    TrafficAction,
     TrafficChange,
     VersionState,
 )
@@ -88,14 +92,16 @@ def ordered(service: ModelService, order: OrderService, now: float) -> ModelServ
         )
     match order.action:
         case "traffic":
-            return _told(service, order, now, weights=_weights(service, order.weights))
+            weights = _weights(service, order.weights)
+            stable = _compared_with(service, weights)
+            return _told(service, order, now, **_shared(service, weights), stable=stable)
         case "promote":
             version = _ready(service, order.version)
             return _told(
                 service,
                 order,
                 now,
-                weights={version.version: WHOLE},
+                **_shared(service, {version.version: WHOLE}),
                 stable=_former(service, version.version),
                 shadow=tuple(name for name in service.shadow if name != version.version),
             )
@@ -103,7 +109,7 @@ def ordered(service: ModelService, order: OrderService, now: float) -> ModelServ
             if service.stable is None:
                 raise Conflict(f"service {service.service} has no former version to go back to")
             back = _ready(service, service.stable)
-            return _told(service, order, now, weights={back.version: WHOLE})
+            return _told(service, order, now, **_shared(service, {back.version: WHOLE}))
         case "shadow":
             version = _ready(service, order.version)
             if service.weights.get(version.version):
@@ -116,6 +122,39 @@ def ordered(service: ModelService, order: OrderService, now: float) -> ModelServ
             return _told(service, order, now, shadow=left)
         case _:
             raise BadInput(f"{order.action} is no change of traffic")
+
+
+def suggested(service: ModelService, action: ServiceAction, by: str, why: str, now: float) -> ModelService:
+    """What an adopted suggestion makes of the record. `by`: the module, or the orchestrator's own loop.
+
+    Raises:
+        As `ordered`; and `Conflict` if there is no other version to go back to.
+    """
+    if not isinstance(action, RollBack):
+        order = OrderService(
+            user=by,
+            service=service.service,
+            action="traffic",
+            weights=action.weights,
+            expected=action.expected,
+            why=why[:500],
+        )
+        return ordered(service, order, now)
+    name, weight = named(service, action.version).version, service.weights.get(action.version, 0)
+    shadow = tuple(each for each in service.shadow if each != name)
+    if service.stable in (None, name):
+        raise Conflict(f"service {service.service} has no version that {name} could go back to")
+    if not weight and shadow == service.shadow:
+        return service
+    changes: dict[str, Any] = {"shadow": shadow}
+    if weight:
+        back = _ready(service, service.stable).version
+        others = {each: share for each, share in service.weights.items() if each != name}
+        changes |= _shared(service, {**others, back: others.get(back, 0) + weight})
+    after = service.model_copy(update=changes)
+    did: TrafficAction = "rollback" if weight else "unshadow"
+    told = {"weights": after.weights, "shadow": after.shadow}
+    return _noted(after, TrafficChange(at=now, by=by, why=why, action=did, **told))
 
 
 def retired(service: ModelService, order: OrderService, now: float) -> ModelService:
@@ -157,7 +196,8 @@ def settled(service: ModelService, now: float, *, by: str = "orchestrator", why:
     shadow = tuple(name for name in service.shadow if name in living)
     lost = [name for name in weights if name not in living]
     if lost:
-        weights = _without(weights, lost, stable if stable in ready else None)
+        idle = states.get(stable or "") is VersionState.IDLE
+        weights = _without(weights, lost, stable if stable in ready or idle else None)
     if not weights and ready:
         weights = {ready[0]: WHOLE}
         why = why or f"{ready[0]} is the first that is ready"
@@ -167,14 +207,15 @@ def settled(service: ModelService, now: float, *, by: str = "orchestrator", why:
         gone = next(each for each in service.versions if each.version == lost[0])
         why = why or f"{gone.version} is {gone.state}: {gone.reason}"
     state = ServiceState.STOPPED if not living else ServiceState.DEPLOYING
-    if any(states[name] in (VersionState.READY, VersionState.IMPAIRED) for name in living):
+    answers = (VersionState.READY, VersionState.IMPAIRED, VersionState.IDLE)
+    if any(states[name] in answers for name in living):
         state = ServiceState.SERVING
-    after = service.model_copy(
-        update={"state": state, "weights": weights, "stable": stable, "shadow": shadow}
-    )
+    after = service.model_copy(update={"state": state, "stable": stable, "shadow": shadow})
     if (weights, shadow) == (service.weights, service.shadow):
         return after
-    return _noted(after, TrafficChange(at=now, by=by, why=why, weights=weights, shadow=shadow))
+    after = after.model_copy(update=_shared(service, weights))
+    did: TrafficAction = "stop" if lost else "deploy"
+    return _noted(after, TrafficChange(at=now, by=by, why=why, action=did, weights=weights, shadow=shadow))
 
 
 def _without(weights: Mapping[str, int], lost: list[str], heir: str | None) -> dict[str, int]:
@@ -188,6 +229,27 @@ def _without(weights: Mapping[str, int], lost: list[str], heir: str | None) -> d
     shares = {name: weight * WHOLE // whole for name, weight in left.items()}
     most = max(shares, key=lambda name: shares[name])
     return {**shares, most: shares[most] + WHOLE - sum(shares.values())}
+
+
+def _shared(service: ModelService, weights: Mapping[str, int]) -> dict[str, Any]:
+    """The fields of a record with these weights; no more users meet another version than have to."""
+    if not weights:
+        return {"weights": {}, "runs": ()}
+    shares = TrafficShares.of_service(service) or TrafficShares.of(next(iter(weights)))
+    return {"weights": dict(weights), "runs": shares.change(weights, weights).runs}
+
+
+def _compared_with(service: ModelService, weights: Mapping[str, int]) -> str | None:
+    """The stable version under other weights: others are compared with it, and go back to it.
+
+    Who had all traffic becomes it by sharing that with a new version; not by sharing it with the stable one,
+    whose successor it is.
+    """
+    if len(weights) == 1:
+        (only,) = weights
+        return service.stable if only == service.stable else _former(service, only)
+    alone = next((name for name, weight in service.weights.items() if weight == WHOLE), None)
+    return alone if alone in weights and service.stable not in weights else service.stable
 
 
 def _weights(service: ModelService, asked: Mapping[str, int]) -> dict[str, int]:
@@ -207,7 +269,7 @@ def _weights(service: ModelService, asked: Mapping[str, int]) -> dict[str, int]:
 
 def _ready(service: ModelService, version: str | None) -> ServedVersion:
     found = named(service, version)
-    if found.state is not VersionState.READY:
+    if found.state not in (VersionState.READY, VersionState.IDLE):  # an idle one answers once it is asked
         why = f": {found.reason}" if found.reason else ""
         raise Conflict(f"version {found.version} of {service.service} is {found.state}, not ready{why}")
     return found
@@ -227,9 +289,9 @@ def _told(service: ModelService, order: OrderService, now: float, **changes: Any
     after = service.model_copy(update=changes)
     if after == service:
         return service
-    why = order.why or order.action
-    change = TrafficChange(at=now, by=order.user, why=why, weights=after.weights, shadow=after.shadow)
-    return _noted(after, change)
+    why, told = order.why or order.action, {"weights": after.weights, "shadow": after.shadow}
+    change = {"at": now, "by": order.user, "why": why, "action": order.action, **told}
+    return _noted(after, TrafficChange.model_validate(change))
 
 
 def _noted(service: ModelService, change: TrafficChange) -> ModelService:

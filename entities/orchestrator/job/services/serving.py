@@ -136,6 +136,7 @@ class Serving:
             self._look()
             await self._tell()
             if self._parks is not None:
+                self._running = False  # whoever withdraws it from now on resumes the job instead
                 raise Parked(self._parks[0], for_room=self._parks[1])
             changed = asyncio.ensure_future(job.mesh.until_changed(seen))
             waits: set[asyncio.Future[Any]] = {changed, asyncio.ensure_future(self._wake.wait())}

@@ -1,7 +1,8 @@
 """A version's state, by its job's record and by what its instances say of themselves in the registry. Pure.
 
 An instance's tags say what it serves: `serve.kind=generate`, `serve.exact=true`, `serve.inexact_because=…`,
-`serve.context=2048`, `serve.vocabulary=256`, `serve.fingerprint=…` (of its arithmetic).
+`serve.context=2048`, `serve.vocabulary=256`, `serve.fingerprint=…` (of its arithmetic), `serve.unit=4`
+(batches of single passes have a multiple of so many samples).
 """
 
 from __future__ import annotations
@@ -45,8 +46,13 @@ def observed(
     active = [record for record in registered if record.state is InstanceState.ACTIVE]
     stages = 1 + max((unit.stage for unit in job.graph.units), default=0) if job.graph else version.stages
     replicas = tuple(sum(record.stage == stage for record in active) for stage in range(stages))
-    if all(replicas) and job.graph is not None:
-        changes: dict[str, Any] = {"state": VersionState.READY, "reason": "", **_facts(active, version)}
+    changes: dict[str, Any]
+    if job.dormant:  # its instances leave, if they have not left
+        changes = {"state": VersionState.IDLE, "reason": f"{job.held}; the next request starts it"}
+    elif all(replicas) and job.graph is not None:
+        changes = {"state": VersionState.READY, "reason": "", **_facts(active, version)}
+    elif version.state is VersionState.IDLE and not job.held:
+        changes = {"reason": f"starts: {job.state}: {job.reason}" if job.reason else f"starts: {job.state}"}
     elif version.state is VersionState.DEPLOYING:
         changes = {"reason": f"{job.state}: {job.reason}" if job.reason else str(job.state)}
     else:
@@ -92,6 +98,9 @@ def _why_inexact(active: Sequence[ServiceRecord]) -> str:
         if told.get("exact") != "true":
             return f"{record.sid}: {told.get('inexact_because') or 'it did not say why'}"
         by_stage.setdefault(record.stage, set()).add(told.get("fingerprint", ""))
+    units = {told["unit"] for told in map(facts_of, active) if told.get("unit")}
+    if len(units) > 1:  # each found it with its own weights
+        return f"its stages need batches of different sizes: multiples of {', '.join(sorted(units))}"
     for stage, prints in sorted(by_stage.items(), key=str):
         if len(prints) > 1:
             return f"replicas of stage {stage} compute in different arithmetic: {', '.join(sorted(prints))}"

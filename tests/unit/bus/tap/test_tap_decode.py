@@ -124,7 +124,7 @@ def test_arbitrary_bytes_on_a_foreign_subject():
 
 def test_a_newer_minor_version_is_read():
     data = msgpack.unpackb(GOOD)
-    data["version"] = [1, 7]
+    data["version"] = [1, 8]
     data["body"]["invented_later"] = 1
     assert decode(SUBJECT, msgpack.packb(data), at=0.0).message is not None
 

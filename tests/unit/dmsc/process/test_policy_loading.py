@@ -91,7 +91,7 @@ def test_chosen_by_words(words: tuple[str, ...], chosen: tuple[str, ...]) -> Non
     ("words", "said"),
     [
         (("path-fault",), "--policy path-fault: neither .*; did you mean path-faults?"),
-        (("something",), "--policy something: neither .*; there are default, none, change-outcomes, "),
+        (("something",), "--policy something: neither .*; there are default, none, canary-judge, "),
         (("link-trend,",), "--policy '': neither "),
         (("default,none",), "--policy none starts no module: leave out default, or none"),
         (("none.py",), "--policy none.py: no such file"),

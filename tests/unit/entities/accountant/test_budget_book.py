@@ -9,10 +9,11 @@ import pytest
 
 from entities.accountant.budget_book import BudgetMeter, budget_key, period_start
 from entities.orchestrator.automation.budget_holds import hold_reason
+from schemas.accounts import AccountRow
 from schemas.queue import QueueShare
 from schemas.tariff import BudgetRule, RateRow, Tariff
 from tests.builders.accounts import T0, row, slice_of
-from tests.builders.jobs import job
+from tests.builders.jobs import job, spec
 
 TARIFF = Tariff(
     currency="EUR", clusters={"*": (RateRow(start=0.0, price_per_device_hour=4.0, price_per_kwh=0.0),)}
@@ -74,3 +75,25 @@ def test_periods_begin_with_days_weeks_and_months() -> None:
 def test_a_budget_with_another_limit_is_the_same_budget() -> None:
     assert budget_key(BudgetRule(user="a", cost=1)) == budget_key(BudgetRule(user="a", cost=2))
     assert budget_key(BudgetRule(user="a", cost=1)) != budget_key(BudgetRule(tenant="a", cost=1))
+
+
+def test_a_services_budget_holds_its_versions_and_a_users_has_their_part_of_its_work() -> None:
+    version = row("v", user="owner", service="chat", held_s=900.0, busy_s=300.0)
+    tokens = AccountRow(
+        payer_kind="service", payer="v/ruth", user="ruth", service="chat", tokens=5, answers=1
+    )
+    slices = [slice_of(version, tokens, row("j1", user="owner", held_s=60.0))]
+    chats = meter(service="chat", device_hours=0.2, at_end="stop")
+    chats.take(slices)
+    used = chats.use()
+    assert (used.state, used.used) == ("used up", {"device_hours": pytest.approx(0.25)})
+    assert used.why == "budget of service chat: 0.25 of 0.2 device-hours a month used (by v 0.25)"
+    assert hold_reason(job(user="owner", spec=spec(serve={"service": "chat"})), [used]) == f"held: {used.why}"
+    assert hold_reason(job(user="owner"), [used]) == ""
+    assert hold_reason(job(user="owner", spec=spec(serve={"service": "other"})), [used]) == ""
+    ruths = meter(user="ruth", device_hours=1.0)
+    ruths.take(slices)
+    assert ruths.use().used == {"device_hours": pytest.approx(300 / 3600)}
+    owners = meter(user="owner", device_hours=1.0)
+    owners.take(slices)
+    assert owners.use().used == {"device_hours": pytest.approx(660 / 3600)}

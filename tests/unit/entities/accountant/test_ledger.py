@@ -154,3 +154,17 @@ def test_a_flood_of_claims_takes_bounded_memory() -> None:
 def test_times_that_no_device_can_have_spent_are_not_charged() -> None:
     for ms in (-5.0, float("inf"), float("nan"), 1e12):
         assert taken([a_claim(0, 0, ms=ms)])[0] == {}
+
+
+def test_what_instances_that_serve_computed_goes_with_their_seconds() -> None:
+    first = stretch(until=T0 + 100, busy_s=30.0, recomputed_s=5.0)
+    second = stretch(until=T0 + 200, busy_s=70.0, recomputed_s=5.0)
+    reports = [report(first, at=T0 + 100), report(second, number=1, at=T0 + 200)]
+    node, sums = CountedNode(), {"busy_s": 0.0, "recomputed_s": 0.0}
+    for each in (reports[0], reports[0], reports[1]):
+        taken = take_report(node, each, T0 + 200)
+        node = taken.node
+        for charge in taken.charges:
+            for name in sums:
+                sums[name] += charge.amounts.get(name, 0.0)
+    assert sums == {"busy_s": pytest.approx(70.0), "recomputed_s": pytest.approx(5.0)}

@@ -107,7 +107,7 @@ def test_the_example_is_right() -> None:
         ("clusters: {a: [{from: 2026-01-01, price_per_kwh: -1}]}", "greater than or equal to 0, not -1"),
         ("clusters: {a: [{from: yesterday}]}", "'yesterday' is no time: write it as 2026-11-01T00:00Z"),
         ("clusters: {a: [{price_per_kwh: 1}]}", "Field required"),
-        ("budgets: [{cost: 3}]", "budgets.0: a budget for nobody: give user, tenant or job"),
+        ("budgets: [{cost: 3}]", "budgets.0: a budget for nobody: give user, tenant, service or job"),
         ("budgets: [{user: a, tenant: b, cost: 3}]", "a budget for user and tenant: give one of them"),
         ("budgets: [{user: a}]", "a budget without a limit"),
         ("budgets: [{job: j, cost: 3, at_end: stop}]", "a job's budget only warns"),

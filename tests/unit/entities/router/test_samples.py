@@ -9,6 +9,7 @@ import pytest
 
 from entities import metrics as m
 from entities.router.samples import InstanceSamples
+from schemas.services.generation import SessionLoad
 from schemas.telemetry import DataFigures, DeviceSample, InstanceSample, LinkFigures, LinkSample
 from tests.builders import telemetry
 
@@ -37,6 +38,17 @@ def test_gauges_are_the_last_samples_in_base_units() -> None:
     assert found["dmsc_instance_service_seconds"] == {here: 0.12}  # r1 has computed nothing yet
     assert found["dmsc_instance_allreduce_seconds"] == {here: 0.004}
     assert found["dmsc_stage_bubble_ratio"] == {("j", "0", "a"): 0.5}
+
+
+def test_what_an_instance_that_serves_has_room_for() -> None:
+    book = InstanceSamples("a")
+    book.take(sample(serving=SessionLoad(sessions=3, rows=100, free_rows=40, wave_ms=20.0)))
+    book.take(sample("j-s0-r1"))
+    found, here = table(book.readings({"j-s0-r0", "j-s0-r1"})), ("j", "0", "j-s0-r0", "a")
+    assert found["dmsc_instance_sessions"] == {here: 3}
+    assert found["dmsc_instance_cache_rows"] == {here: 100}
+    assert found["dmsc_instance_cache_free_rows"] == {here: 40}
+    assert found["dmsc_instance_wave_seconds"] == {here: 0.02}
 
 
 def test_counters_add_up_over_samples_and_incarnations() -> None:

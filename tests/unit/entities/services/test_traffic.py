@@ -9,6 +9,7 @@ import pytest
 
 from entities.services.traffic import BUCKETS, TrafficShares, bucket_of
 from schemas.errors import BadInput, Conflict, DmscError
+from tests.builders.services import served_by
 
 READY = ("v1", "v2", "v3")
 
@@ -80,3 +81,13 @@ def test_who_picks_keys_does_not_pick_versions_without_the_salt() -> None:
     assert bucket_of("alice", "one") == bucket_of("alice", "one") != bucket_of("alice", "two")
     with pytest.raises(ValueError, match="bucket 10000"):
         TrafficShares.of("v1").version_of(BUCKETS)
+
+
+def test_a_record_names_the_owners_and_one_without_runs_gives_the_same_ones_everywhere() -> None:
+    assert TrafficShares.of_service(served_by()) is None
+    weights = {"v2": 500, "v1": 9_500}
+    earlier = TrafficShares.of_service(served_by(weights=weights))
+    assert earlier is not None
+    assert earlier.weights == weights
+    assert TrafficShares.of_service(served_by(weights={"v1": 9_500, "v2": 500})) == earlier
+    assert TrafficShares.of_service(served_by(weights=weights, runs=earlier.runs)) == earlier

@@ -29,11 +29,13 @@ from schemas.learnt_state import (
 from schemas.policy import PolicySuggestion
 from schemas.telemetry import DeviceSample, LinkFigures, LinkSample
 from tests.builders.jobs import step_result
+from tests.builders.services import ended, served_by, told_of
 from tests.builders.telemetry import sample
 
 SEED = 11
 BEGAN = 1_790_000_000.0
 LEARNING = [
+    "canary-judge",
     "checkpoint-interval",
     "device-risk",
     "link-trend",
@@ -97,10 +99,17 @@ def bytes_of(suggestions: list[PolicySuggestion]) -> list[str]:
 
 
 def busy_events(seed: int, seconds: int = 500) -> list[Event]:
-    """A job with unequal instances, links that swing, a warm device, silences and recoveries."""
+    """A job with unequal instances, links that swing, a warm device, silences, recoveries; and a service."""
     noise, events = np.random.default_rng(seed), []
+    served, asked = served_by(weights={"v1": 8_000, "v2": 2_000}, stable="v1"), np.random.default_rng(seed)
     for second in range(seconds):
         at = BEGAN + second
+        requests = [
+            ended("v2" if asked.random() < 0.2 else "v1", first_token_s=float(asked.exponential()), key=key)
+            for key in (None, int(asked.integers(500)))
+        ]
+        told = told_of(served, *requests)
+        events.append(Event(row=subjects.SERVICE_OUTCOMES, message=told, id=f"o{second}", at=at))
         for number, sid in enumerate(("j-s0-r0", "j-s1-r0", "j-s1-r1")):
             if number == 2 and second % 97 < 9:
                 continue  # falls silent for nine seconds

@@ -43,6 +43,9 @@ export function clock(at, digits = 0) {
   return digits ? `${base}.${String(time.getMilliseconds()).padStart(3, "0").slice(0, digits)}` : base;
 }
 
+/** A day and a time of it. */
+export const date = (at) => `${new Date(at * 1000).toLocaleDateString()} ${clock(at)}`;
+
 /** An instance as one calls it next to its job: `s0 · r1`. */
 export function shortName(row) {
   return bareName(row).replace("-", " · ");

@@ -2,6 +2,7 @@
 
 import { arrayOf } from "./arrays.js";
 import { CompareView } from "./compare_view.js";
+import { CostsView } from "./costs_view.js";
 import { Stream, takeToken, token } from "./door.js";
 import { h, keyed, text } from "./dom.js";
 import { JobsView } from "./jobs_view.js";
@@ -9,10 +10,12 @@ import { LogsView } from "./logs_view.js";
 import { MeshView } from "./mesh_view.js";
 import { NodesView } from "./nodes_view.js";
 import { PoliciesView } from "./policies_view.js";
+import { RegistryView } from "./registry_view.js";
+import { ServicesView } from "./services_view.js";
 import { ENDED, Store } from "./store.js";
 import { TapView } from "./tap_view.js";
 
-const VIEWS = { mesh: ["Mesh", MeshView], jobs: ["Jobs", JobsView], compare: ["Compare", CompareView], policies: ["Policies", PoliciesView], nodes: ["Nodes", NodesView], logs: ["Logs", LogsView], tap: ["Tap", TapView] };
+const VIEWS = { mesh: ["Mesh", MeshView], jobs: ["Jobs", JobsView], compare: ["Compare", CompareView], services: ["Services", ServicesView], registry: ["Registry", RegistryView], costs: ["Costs", CostsView], policies: ["Policies", PoliciesView], nodes: ["Nodes", NodesView], logs: ["Logs", LogsView], tap: ["Tap", TapView] };
 const HIDDEN_MS = 30_000; // a page that nobody sees costs nobody anything after this
 
 const store = new Store();

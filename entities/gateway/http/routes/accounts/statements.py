@@ -29,6 +29,7 @@ def accounts(context: HttpContext) -> APIRouter:
         since: At = None,
         until: At = None,
         user: Annotated[str | None, Query(max_length=120, description="only theirs")] = None,
+        service: Annotated[str | None, Query(max_length=120, description="only its versions'")] = None,
         everybody: Annotated[
             bool | None, Query(alias="all", description="of all users; without it, operators see all")
         ] = None,
@@ -45,6 +46,6 @@ def accounts(context: HttpContext) -> APIRouter:
             asker = await bearer.check("self.read", "self")
             if everybody is False or asker.role not in (Role.OPERATOR, Role.ADMIN):
                 user = asker.user
-        return answer(await bearer.run(context.accounts.statement(by, begin, end, user)))
+        return answer(await bearer.run(context.accounts.statement(by, begin, end, user, service)))
 
     return router

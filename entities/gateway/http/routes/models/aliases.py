@@ -41,10 +41,13 @@ def aliases(context: HttpContext) -> APIRouter:
         page: PageAsked,
         alias: Annotated[str | None, Query(max_length=64, description="only of this alias")] = None,
         at: At = None,
+        newest: Annotated[bool, Query(description="the newest ones first")] = False,
     ) -> Response:
         """Each move of the model's aliases: who, when, from, to, why; with `at`, those in force then."""
         moves = await bearer.run(operations.history(name, alias, at))
-        return page.of(AliasHistory, moves, lambda move: (move.at, move.alias, move.number))
+        return page.of(
+            AliasHistory, moves, lambda move: (move.at, move.alias, move.number), descending=newest
+        )
 
     @router.post("/{alias}", response_model=AliasMove, openapi_extra=body_of(MoveBody))
     async def move(name: Model, alias: Alias, bearer: HttpBearer, keyed: IdempotencyKey) -> Response:

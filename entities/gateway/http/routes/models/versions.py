@@ -61,10 +61,11 @@ def models(context: HttpContext) -> APIRouter:
         bearer: HttpBearer,
         page: PageAsked,
         removed: Annotated[bool, Query(description="removed ones, too")] = False,
+        newest: Annotated[bool, Query(description="the newest ones first")] = False,
     ) -> Response:
         """A model's versions by number."""
         found = await bearer.run(operations.versions(name, removed))
-        return page.of(VersionPage, found, lambda version: (version.version,))
+        return page.of(VersionPage, found, lambda version: (version.version,), descending=newest)
 
     @router.post(
         "/{name}/versions",

@@ -10,6 +10,7 @@ from entities.cluster.accounts.slot_meter import SlotMeter
 from entities.cluster.capabilities.slots import offer_slots
 from entities.cluster.core import LocalIncarnation
 from schemas.accounts import TOLD_AGAIN_S, SlotStretch
+from schemas.services.generation import SessionLoad
 from schemas.telemetry import DeviceSample, InstanceSample, LinkSample
 from tests.builders.graphs import unit
 
@@ -86,3 +87,17 @@ def test_energy_and_bytes_are_counted_from_the_beginning() -> None:
     (told,) = [each for each in meter.stretches(20.0) if each.payer == "j"]
     assert told.sent_bytes == 13
     assert told.energy_j == pytest.approx((600 + 100) / 2)  # two slots share the device
+
+
+def test_what_an_instance_that_serves_computed_is_told() -> None:
+    meter = SlotMeter()
+    meter.look(SLOTS, [holder("j-s0-r0", 0)], 10.0)
+    for busy_s, again_s in ((1.5, 0.0), (2.5, 0.25), (2.0, 0.25)):  # samples may come in another order
+        load = SessionLoad(busy_s=busy_s, recomputed_s=again_s)
+        meter.take(
+            InstanceSample(
+                job="j", sid="j-s0-r0", incarnation="i1", cluster="a", node="n", stage=0, step=0, serving=load
+            )
+        )
+    (told,) = [each for each in meter.stretches(20.0) if each.payer == "j"]
+    assert (told.busy_s, told.recomputed_s) == (2.5, 0.25)

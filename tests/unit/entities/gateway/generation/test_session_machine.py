@@ -240,3 +240,17 @@ def test_no_state_follows_an_end() -> None:
     assert machine.state in OVER
     for effects in (machine.tick(99), machine.cancel(1), machine.stop(1), machine.lost(PATH, 1)):
         assert effects == []
+
+
+def test_a_session_that_another_gateway_began_waits_for_a_stage_that_comes_back() -> None:
+    machine = GenerationMachine(generation(fence=2))
+    machine.begin(0.0)
+    assert machine.no_path("stage 0 has nobody", 0.0) == []
+    assert machine.tick(0.1) == []
+    assert machine.tick(0.3) == [ChoosePath(frozenset(), ())]
+    assert machine.path_found(PATH, 0.3) == [Bind(0, PATH)]
+    machine = GenerationMachine(generation(fence=2))
+    machine.begin(0.0)
+    machine.no_path("nobody", 0.0)
+    (finish,) = machine.tick(121.0)
+    assert finish == Finish("failed", "unavailable: no token for 120 s"), "its time is bounded"

@@ -228,3 +228,17 @@ async def test_a_bus_that_takes_nothing_keeps_nobody_waiting() -> None:
     job.room.clear()
     await job.parking().park("parked by olga")
     assert job.parks == "parked by olga"
+
+
+async def test_a_version_that_rests_is_resumed_by_a_request_and_parked_by_a_person() -> None:
+    job = Job()
+    assert await job.parking().rest("nobody asks")
+    assert (job.parks, job.record.held, job.record.dormant) == ("nobody asks", "nobody asks", True)
+    assert not await Job(JobState.RECOVERING).parking().rest("nobody asks")
+    parked = Job(JobState.PARKED, held="nobody asks", dormant=True)
+    await parked.parking().resume("resumed by ruth")
+    assert (parked.record.held, parked.record.dormant) == ("", False)
+    rested = Job(JobState.PARKED, held="nobody asks", dormant=True)
+    await rested.parking().park("parked by ruth")
+    assert (rested.record.held, rested.record.dormant) == ("parked by ruth", False)
+    assert not rested.interrupted.is_set(), "it has no instances: there is nothing to end"

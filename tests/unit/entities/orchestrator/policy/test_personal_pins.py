@@ -60,7 +60,7 @@ class Job:
         bus: Any = SimpleNamespace(bucket=lambda _: None)
         queue: Any = SimpleNamespace(waiting=())
         runs = {"j": run} if beside is None else {"i": beside, "j": run}
-        return PolicyService(bus, runs, MeshView(), queue, leads, ArbitrationConfig(), TIMES)
+        return PolicyService(bus, runs, MeshView(), queue, leads, ArbitrationConfig(), times=TIMES)
 
 
 def pinned(desk: PolicyService) -> dict[str, str]:

@@ -21,6 +21,7 @@ from schemas.names import MESH
 from schemas.policy import ModuleLifecycle, ModuleState, PolicySuggestion
 from tests.bad_messages import envelope
 from tests.builders.policies import forecast
+from tests.builders.services import served_by
 
 FACTS = JobFacts(
     active={0: ("a", "b"), 1: ("c", "d")},
@@ -32,6 +33,8 @@ FACTS = JobFacts(
     replicas=2,
     replica_range=(1, 3),
     waiting=("w",),
+    service=served_by(weights={"v1": 9_500, "v2": 500}, stable="v1"),
+    serves="v2",
 )
 GOOD = forecast().model_dump(mode="json")
 WORSE = forecast(step_after_s=1.2).model_dump(mode="json")
@@ -128,6 +131,21 @@ VOCABULARY: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
     "queue_order": (
         {"jobs": ["w"]},
         {"jobs": [[], ["w", "w"], ["stranger"], ["no token"], ["w"] * 257, "w", 5, None]},
+    ),
+    "roll_back": (
+        {"service": "chat", "version": "v2"},
+        {"service": ["others", "", 5, None], "version": ["v1", "v9", "", "no token", 5, None]},
+    ),
+    "set_traffic": (
+        {"service": "chat", "weights": {"v1": 9_000, "v2": 1_000}, "expected": 3},
+        {
+            "service": ["others", "", 5, None],
+            "weights": [
+                *({}, {"v1": 9_999}, {"v1": 10_001, "v2": -1}, {"v9": 10_000}, {"no token": 10_000}),
+                *({"v1": 0.5}, {f"v{number}": 1 for number in range(65)}, [], None),
+            ],
+            "expected": ["x", 0.5, None],
+        },
     ),
     "none": ({"note": "hm"}, {"note": [5, None]}),
 }

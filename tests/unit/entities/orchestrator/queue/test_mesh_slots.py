@@ -10,6 +10,7 @@ import pytest
 from entities.orchestrator.queue.mesh_slots import (
     LEFT_BEHIND,
     RegisteredSlots,
+    as_needed,
     busy_slots,
     emptied,
     job_request,
@@ -19,7 +20,12 @@ from entities.orchestrator.queue.mesh_slots import (
     slot_facts,
     work_left_s,
 )
-from entities.queue.queued_job import ActiveJob, JobRequest
+from entities.queue.decision import QueueDecision
+from entities.queue.queue_rules import QueueOrder, QueueRules
+from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob, Replicas
+from entities.queue.reservations import SlotReservation
+from entities.queue.scheduling import QueueSurroundings, decide
+from entities.queue.slot_pools import MeshSlot, SlotTable
 from schemas.errors import BadInput
 from schemas.job_file.parallel import ReplicaRange
 from schemas.task_graph import PlanForecast
@@ -172,3 +178,65 @@ def test_a_range_is_not_widened_without_bound() -> None:
             "replicas: give at most 256"
         )
     assert shaped(spec, 256).parallel.replicas == ReplicaRange(min=1, want=256, max=256)
+
+
+def test_a_version_of_a_service_wants_what_its_load_needs_and_grows_into_no_idle_slots() -> None:
+    spec = jobs.spec(
+        parallel={"stages": 2, "replicas": {"min": 0, "want": 2, "max": 4}}, serve={"service": "chat"}
+    )
+    request = job_request(jobs.job("j", spec=spec), spec)
+    within = spec.parallel.replica_range
+    assert within is not None
+    assert (request.replicas, request.speeds) == (Replicas(least=1, want=2, most=2), ())
+    assert as_needed(request, within, 4).replicas == Replicas(least=1, want=4, most=4)
+    assert as_needed(request, within, 9).replicas.want == 4
+    assert as_needed(request, within, 1).replicas == Replicas(least=1, want=1, most=1)
+
+
+def served_request(priority: int = 0, **record: Any) -> JobRequest:
+    spec = jobs.spec(
+        parallel={"stages": 2, "replicas": {"min": 0, "want": 1, "max": 2}},
+        serve={"service": "chat"},
+        queue={"priority": priority},
+    )
+    return job_request(jobs.job("chat", spec=spec, **record), spec)
+
+
+def test_services_and_training_share_slots_by_priority() -> None:
+    table = SlotTable([MeshSlot(slot=f"s{number}", node="n") for number in range(4)])
+    around = QueueSurroundings(table=table, rules=QueueRules(order=QueueOrder.PRIORITY))
+    trains = jobs.spec(parallel={"stages": 1, "replicas": 3}, queue={"priority": 1})
+    asks = job_request(jobs.job("trains", spec=trains), trains)
+    training = ActiveJob(request=asks, replicas=1, slots=("s0", "s1", "s2"), started_at=0.0)
+
+    def woken(priority: int) -> QueueDecision:
+        waiting = QueuedJob(request=served_request(priority), since=10.0)
+        return decide([waiting], [training], around, 10_000.0)
+
+    assert [park.job for park in woken(2).parks] == ["trains"]
+    assert woken(1).parks == []
+    assert "needs 2 slots, 1 of 4 free" in woken(1).holds["chat"].reason
+    # By its load it has a second replica, which a job of higher priority takes; not its minimum of one.
+    within = ReplicaRange(min=0, want=1, max=2)
+    busy = ActiveJob(
+        request=as_needed(served_request(), within, 2),
+        replicas=2,
+        slots=("s0", "s1", "s2", "s3"),
+        started_at=0.0,
+    )
+    pair = jobs.spec(parallel={"stages": 1, "replicas": 2}, queue={"priority": 1})
+    urgent = QueuedJob(request=job_request(jobs.job("urgent", spec=pair), pair), since=10.0)
+    (resize,) = decide([urgent], [busy], around, 10_000.0).resizes
+    assert (resize.job, resize.replicas) == ("chat", 1)
+
+
+def test_slots_that_are_reserved_for_a_services_user_are_kept_for_it() -> None:
+    table = SlotTable([MeshSlot(slot=f"s{number}", node="n") for number in range(4)])
+    kept = SlotReservation(name="chats", start_at=0.0, end_at=90_000.0, count=2, tenant="ruth")
+    around = QueueSurroundings(table=table, reservations=(kept,))
+    trains = jobs.spec(parallel={"stages": 1, "replicas": 3})
+    training = QueuedJob(request=job_request(jobs.job("trains", spec=trains, user="rob"), trains), since=1.0)
+    woken = QueuedJob(request=served_request(user="ruth"), since=10.0)
+    decision = decide([training, woken], [], around, 10_000.0)
+    assert [admission.job for admission in decision.admissions] == ["chat"]
+    assert "kept by reservation chats" in decision.holds["trains"].reason

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,7 +16,8 @@ from schemas.registry import TensorSchema
 from tests.builders.graphs import start, unit
 from tests.builders.jobs import gpt, spec
 from workers.compute.compute_thread import ComputeThread
-from workers.serving.runtime.stage_loading import LoadedStage, load_stage
+from workers.compute.deferred_model import build_layers
+from workers.serving.runtime.stage_loading import LoadedStage, load_stage, tried_tokens
 
 NO_BUS = cast(Bus, None)
 """Weights that the seed makes come from nowhere."""
@@ -73,10 +76,32 @@ async def test_a_model_that_gives_no_logits_answers_with_tensors(
 
 
 async def test_exactness_that_is_required_and_not_had_is_refused_in_one_line() -> None:
+    given = order(1, 2, kind="predict", exact="required").model_copy(update={"batch": ()})
     with pytest.raises(BadModel) as raised:
-        await loaded(order(1, 2, kind="predict", exact="required"))
-    expected = "serve.exact is required, but single passes through several stages are not probed"
-    assert raised.value.text == expected
+        await loaded(given)
+    assert raised.value.text == "serve.exact is required, but no example of its input is known"
+
+
+async def test_the_stages_of_a_model_of_single_passes_find_the_same_batches() -> None:
+    stages = [await loaded(order(stage, 2, kind="predict")) for stage in range(2)]
+    assert [stage.exact for stage in stages] == [True, True]
+    assert stages[0].unit == stages[1].unit
+    serve = order(kind="predict").spec.serve
+    assert serve is not None
+    assert f"serve.unit={stages[0].unit}" in stages[0].tags(serve)
+
+
+async def test_samples_of_a_large_model_of_several_stages_are_computed_alone_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "workers.serving.runtime.stage_loading.build_layers", partial(build_layers, whole_bytes=0)
+    )
+    plain = await loaded(order(1, 2, kind="predict"))
+    assert (plain.exact, plain.unit) == (False, 1)
+    assert "large model's stages are not probed together" in plain.because
+    alone = await loaded(order(1, 2, kind="predict", exact="required"))
+    assert (alone.exact, alone.unit) == (True, 0)
 
 
 async def test_a_context_that_the_model_does_not_take_is_refused() -> None:
@@ -88,3 +113,20 @@ async def test_a_context_that_the_model_does_not_take_is_refused() -> None:
 async def test_plain_arithmetic_says_so() -> None:
     found = await loaded(order(exact="off"))
     assert (found.exact, found.because) == (False, "serve.exact is off")
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens"),
+    [
+        ({}, 512),
+        ({"sliding_window": 1024}, 1088),
+        ({"sliding_window": 8192}, 512),
+        ({"rope_scaling": {"original_max_position_embeddings": 2000}}, 2048),
+    ],
+)
+def test_a_large_model_is_tried_beyond_the_lengths_at_which_it_computes_otherwise(
+    config: dict[str, Any], tokens: int
+) -> None:
+    graph: Any = SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(**config)))
+    assert tried_tokens(graph, 2048) == tokens
+    assert tried_tokens(graph, 300) == 300

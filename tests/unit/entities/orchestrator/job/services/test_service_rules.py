@@ -11,8 +11,11 @@ from entities.orchestrator.job.services.service_rules import (
     ordered,
     retired,
     settled,
+    suggested,
     with_version,
 )
+from entities.services.traffic import TrafficShares
+from schemas.actions import RollBack, ServiceAction, SetTraffic
 from schemas.errors import BadInput, Conflict, DmscError, NotFound
 from schemas.services.model_service import (
     WHOLE,
@@ -161,3 +164,87 @@ def test_a_record_does_not_grow_for_ever() -> None:
         here = ordered(here, order("traffic", weights={"v1": WHOLE - at - 1, "v2": at + 1}), float(at))
         here = ordered(here, order("traffic", weights={"v1": WHOLE}), float(at))
     assert len(here.history) == MOST_CHANGES
+
+
+def share(service: ModelService, **weights: int) -> ModelService:
+    return ordered(service, order("traffic", weights=weights), 1.0)
+
+
+def test_a_change_moves_no_more_users_than_it_has_to() -> None:
+    three = both(versions=tuple(version(name) for name in ("v1", "v2", "v3")))
+    canary = share(share(three, v1=9_000, v2=1_000), v1=8_000, v2=1_000, v3=1_000)
+    shares = TrafficShares(canary.runs)
+    assert shares.weights == canary.weights
+    later = TrafficShares(share(canary, v1=7_000, v2=1_000, v3=2_000).runs)
+    moved = [bucket for bucket in range(WHOLE) if shares.version_of(bucket) != later.version_of(bucket)]
+    assert len(moved) == 1_000
+    assert {shares.version_of(bucket) for bucket in moved} == {"v1"}
+    back = share(canary, v1=WHOLE)
+    assert share(back, v1=8_000, v2=1_000, v3=1_000).weights == canary.weights
+    assert len(back.runs) == 1
+    gone = canary.model_copy(update={"versions": (version("v1"), version("v2", REFUSED), version("v3"))})
+    assert TrafficShares(settled(gone, 2.0).runs).weights == {"v1": 9_000, "v3": 1_000}
+
+
+def test_who_had_all_traffic_is_the_stable_one_beside_a_new_version() -> None:
+    three = both(versions=tuple(version(name) for name in ("v1", "v2", "v3")))
+    promoted = ordered(three, order("promote", version="v2"), 1.0)
+    assert promoted.stable == "v1"
+    assert share(promoted, v1=500, v2=9_500).stable == "v1", "its successor is compared with it"
+    assert share(promoted, v2=9_500, v3=500).stable == "v2", "a new one is compared with who had all"
+    assert share(share(promoted, v2=9_500, v3=500), v3=WHOLE).stable == "v2"
+    assert share(share(three, v1=9_500, v2=500), v1=WHOLE).stable == "v1"
+
+
+def suggest(service: ModelService, action: ServiceAction) -> ModelService:
+    return suggested(service, action, "canary-judge", "too slow", 5.0)
+
+
+def test_a_version_that_goes_back_gives_its_share_to_the_stable_one_alone() -> None:
+    three = both(versions=tuple(version(name) for name in ("v1", "v2", "v3")))
+    canary = share(three, v1=8_000, v2=1_500, v3=500)
+    back = suggest(canary, RollBack(service="chat", version="v2"))
+    assert back.weights == {"v1": 9_500, "v3": 500}
+    assert TrafficShares(back.runs).weights == back.weights
+    change = back.history[-1]
+    assert (change.by, change.why, change.action) == ("canary-judge", "too slow", "rollback")
+    assert suggest(back, RollBack(service="chat", version="v2")) == back
+    mirrored = both(shadow=("v2",))
+    assert suggest(mirrored, RollBack(service="chat", version="v2")).shadow == ()
+    with pytest.raises(Conflict, match="no version that v1 could go back to"):
+        suggest(canary, RollBack(service="chat", version="v1"))
+    away = canary.model_copy(update={"versions": (version("v1", IMPAIRED), version("v2"), version("v3"))})
+    with pytest.raises(Conflict, match="v1 of chat is impaired"):
+        suggest(away, RollBack(service="chat", version="v2"))
+
+
+def test_traffic_is_set_by_whoever_has_seen_the_present_record() -> None:
+    seen = both(revision=4)
+    ramp = SetTraffic(service="chat", weights={"v1": 9_000, "v2": 1_000}, expected=4)
+    after = suggest(seen, ramp)
+    assert (after.weights, after.history[-1].action) == ({"v1": 9_000, "v2": 1_000}, "traffic")
+    with pytest.raises(Conflict, match="look again"):
+        suggest(seen.model_copy(update={"revision": 5}), ramp)
+
+
+def test_the_history_says_what_was_done() -> None:
+    begun = settled(service(versions=(version("v1"), version("v2"))), 1.0)
+    canary = share(begun, v1=9_500, v2=500)
+    promoted = ordered(canary, order("promote", version="v2"), 2.0)
+    back = ordered(promoted, order("rollback"), 3.0)
+    mirrored = ordered(back, order("shadow", version="v2"), 4.0)
+    over = retired(mirrored, order("stop"), 5.0)
+    assert [change.action for change in over.history] == [
+        *("deploy", "traffic", "promote", "rollback", "shadow", "stop")
+    ]
+
+
+def test_an_idle_version_may_get_traffic_and_be_gone_back_to() -> None:
+    idle = both(versions=(version("v1", VersionState.IDLE), version("v2")), weights={"v2": WHOLE})
+    shared = ordered(idle, order("traffic", weights={"v1": 4_000, "v2": 6_000}), 1.0)
+    assert shared.weights == {"v1": 4_000, "v2": 6_000}
+    assert ordered(idle, order("rollback"), 2.0).weights == {"v1": WHOLE}
+    over = idle.model_copy(update={"versions": (version("v1", VersionState.IDLE), version("v2", RETIRED))})
+    assert settled(over, 3.0).weights == {"v1": WHOLE}, "the stable one starts with the next request"
+    alone = settled(service(versions=(version("v1", VersionState.IDLE),), weights={"v1": WHOLE}), 4.0)
+    assert alone.state is ServiceState.SERVING

@@ -73,3 +73,28 @@ def test_a_version_is_over_with_its_job() -> None:
     failing = observed(BEGUN, served(ends_as=JobState.FAILED, ends_because="no head"), [serving(0)])
     assert (failing.state, failing.reason) == (VersionState.REFUSED, "no head")
     assert observed(BEGUN, None, []).state is VersionState.RETIRED
+
+
+def test_a_version_that_nobody_asks_is_idle_until_it_answers_again() -> None:
+    ready = observed(BEGUN, served(), [serving(0), serving(1)])
+    resting = observed(ready, served(dormant=True, held="nobody has asked it for 300 s"), [serving(0)])
+    assert (resting.state, resting.replicas) == (VersionState.IDLE, (1, 0))
+    assert resting.reason == "nobody has asked it for 300 s; the next request starts it"
+    assert (
+        observed(ready, served(dormant=True, held="x"), [serving(0), serving(1)]).state is VersionState.IDLE
+    )
+    starting = observed(resting, served(JobState.DEPLOYING), [serving(0)])
+    assert (starting.state, starting.reason) == (VersionState.IDLE, "starts: deploying: why")
+    assert observed(starting, served(), [serving(0), serving(1)]).state is VersionState.READY
+    parked = observed(resting, served(JobState.PARKED, held="parked by ruth"), [])
+    assert parked.state is VersionState.IMPAIRED, "a person parked it: no request starts it"
+
+
+def test_stages_that_need_other_batches_are_not_exact() -> None:
+    same = observed(BEGUN, served(), [serving(0, unit="4"), serving(1, unit="4")])
+    assert same.exact
+    other = observed(BEGUN, served(), [serving(0, unit="4"), serving(1, unit="8")])
+    assert (other.exact, other.inexact_because) == (
+        False,
+        "its stages need batches of different sizes: multiples of 4, 8",
+    )

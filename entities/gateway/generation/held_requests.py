@@ -1,0 +1,133 @@
+"""Requests to a version that gave its slots back: they wait here while it starts (ADR-0158)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bus import subjects
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.tasks import TaskSet
+from entities.gateway.generation.service_book import ANSWERING, ASKABLE, ServiceBook
+from schemas.errors import DmscError, Unavailable
+from schemas.services.model_service import ModelService, OrderService, ServedVersion, VersionState
+
+log = get_logger("generation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HoldConfig:
+    """How requests wait for a version that starts.
+
+    `wait_s`: for how long, seconds; longer: fewer refusals by slow starts; shorter: clients hear sooner.
+    `most`: requests that wait at this gateway, of all versions together; each takes memory.
+    """
+
+    wait_s: float = 60.0
+    most: int = 256
+    look_s: float = 0.05  # between looks at whether it answers, while requests wait
+    order_s: float = 10.0  # for the order that has it start to be taken; it is repeated until it is up
+    again_s: float = 5.0  # `Retry-After` of a request that is not held any longer
+
+
+class HeldRequests:
+    """The requests of one gateway that wait.
+
+    Args:
+        bus: The bus.
+        book: The services, as this gateway knows them.
+        is_staffed: Whether each stage of a version has an instance that this gateway may bind.
+        config: See there.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        book: ServiceBook,
+        is_staffed: Callable[[ServedVersion], bool],
+        config: HoldConfig = HoldConfig(),
+    ) -> None:
+        self._bus = bus
+        self._book = book
+        self._is_staffed = is_staffed
+        self.config = config
+        self._tasks = TaskSet()
+        self._starts: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._waiting: Counter[tuple[str, str]] = Counter()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait now."""
+        return self._waiting.total()
+
+    async def until_awake(
+        self, service: ModelService, version: ServedVersion, user: str
+    ) -> tuple[ModelService, ServedVersion]:
+        """The version once it answers: at once, if it has slots.
+
+        Raises:
+            Unavailable: it did not start in time, or too many wait already.
+        """
+        if version.state is not VersionState.IDLE:
+            return service, version
+        key, config = (service.service, version.version), self.config
+        if self.waiting >= config.most:
+            text = f"{config.most} requests wait here for versions that start: ask again in a moment"
+            raise Unavailable(text, retry_after_s=config.again_s)
+        self._waiting[key] += 1
+        start = self._starts.get(key)
+        if start is None or start.done():
+            start = self._tasks.create(self._started(key, user), name=f"start of {key[0]}@{key[1]}")
+            self._starts[key] = start
+        try:
+            async with asyncio.timeout(config.wait_s):
+                await asyncio.shield(start)
+        except TimeoutError:
+            raise self._not_yet(service, version) from None
+        finally:
+            self._waiting[key] -= 1
+        found = self._find(*key)
+        if found is None or found[1].state not in ANSWERING:
+            raise self._not_yet(service, version)
+        return found
+
+    def _not_yet(self, service: ModelService, version: ServedVersion) -> Unavailable:
+        found = self._find(service.service, version.version)
+        state, why = version.state, ""
+        if found is not None:
+            state, why = found[1].state, f" ({found[1].reason})" if found[1].reason else ""
+        said = "starting" if state is VersionState.IDLE else str(state)
+        return Unavailable(
+            f"{service.service}@{version.version} is {said}{why}: ask again in a moment",
+            retry_after_s=self.config.again_s,
+        )
+
+    def _find(self, service: str, version: str) -> tuple[ModelService, ServedVersion] | None:
+        record = self._book.get(service)
+        found = None if record is None else record.version(version)
+        return None if record is None or found is None else (record, found)
+
+    async def _started(self, key: tuple[str, str], user: str) -> None:
+        """Has a version start; returns once it answers, or will not, or nobody waits any more."""
+        loop, config = asyncio.get_running_loop(), self.config
+        order_at = loop.time()
+        while self._waiting[key]:
+            found = self._find(*key)
+            if found is None or found[1].state not in ASKABLE:
+                return
+            if found[1].state in ANSWERING and self._is_staffed(found[1]):
+                return
+            if found[1].state is VersionState.IDLE and loop.time() >= order_at:
+                order_at = loop.time() + config.order_s
+                self._tasks.create(self._order(*key, user))  # it may take longer than the start
+            await asyncio.sleep(config.look_s)
+
+    async def _order(self, service: str, version: str, user: str) -> None:
+        order = OrderService(user=user, service=service, action="wake", version=version)
+        try:
+            await self._bus.command(subjects.ORDER_SERVICE, order, deadline_s=self.config.order_s)
+        except DmscError as error:
+            log.info("not started", service=service, version=version, reason=error.text)

@@ -1,0 +1,120 @@
+"""What gateways say of versions of services, put together for each of them. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from entities.orchestrator.automation.version_load import VersionLoad
+from schemas.serve_spec import ServeSpec
+from schemas.services.figures import ServiceFigures, VersionFigures
+from schemas.services.generation import SessionLoad
+
+REFUSED_S = 5.0
+"""For so long a request that found no room counts as one that still wants some."""
+UNHEARD_S = 35.0
+"""A gateway that said nothing of a version for so long answers nothing of it: it repeats itself each 10 s."""
+
+
+@dataclass(slots=True)
+class _Told:
+    """What one gateway said last of one version."""
+
+    figures: VersionFigures
+    since: float
+    at: float
+    tokens_per_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Version:
+    gateways: dict[str, _Told] = field(default_factory=dict)
+    loads: dict[str, SessionLoad] = field(default_factory=dict)
+    refused: deque[tuple[float, int]] = field(default_factory=deque)
+    asked_at: float = -float("inf")
+
+
+class ServedLoad:
+    """The loads of all versions, by job. Times are seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._versions: defaultdict[str, _Version] = defaultdict(_Version)
+
+    def take(self, message: ServiceFigures, now: float) -> None:
+        """Takes what a gateway says."""
+        for figures in message.versions:
+            version = self._versions[figures.job]
+            before = version.gateways.get(message.gateway)
+            told = version.gateways[message.gateway] = _Told(figures, message.since, now)
+            version.loads |= figures.loads
+            # A gateway that began anew counts from nothing.
+            known = before is not None and before.since == message.since
+            former = (
+                before.figures
+                if before is not None and known
+                else VersionFigures(service=figures.service, version=figures.version, job=figures.job)
+            )
+            if before is not None and known and now > before.at:
+                told.tokens_per_s = max(0, figures.tokens - former.tokens) / (now - before.at)
+            if known and (refused := figures.refused - former.refused) > 0:
+                version.refused.append((now, refused))
+            if figures.sessions or _over(figures) > _over(former):
+                version.asked_at = now
+
+    def forget(self, jobs: Iterable[str]) -> None:
+        """These jobs are over."""
+        for job in jobs:
+            self._versions.pop(job, None)
+
+    @property
+    def jobs(self) -> tuple[str, ...]:
+        """Of which something was said."""
+        return tuple(self._versions)
+
+    def of(self, job: str, stages: Mapping[str, int], serve: ServeSpec, now: float) -> VersionLoad:
+        """The load of a version.
+
+        Args:
+            job: Its job.
+            stages: SID → stage of its instances.
+            serve: The section of its job file.
+            now: The present.
+        """
+        version = self._versions.get(job)
+        if version is None:
+            return VersionLoad(room=serve.sessions)
+        while version.refused and now - version.refused[0][0] > REFUSED_S:
+            version.refused.popleft()
+        told = [each for each in version.gateways.values() if now - each.at <= UNHEARD_S]
+        sessions = sum(each.figures.sessions for each in told)
+        if sessions:
+            version.asked_at = now
+        by_stage: defaultdict[int, list[SessionLoad]] = defaultdict(list)
+        for sid, load in version.loads.items():
+            if sid in stages:
+                by_stage[stages[sid]].append(load)
+        version.loads = {sid: load for sid, load in version.loads.items() if sid in stages}
+        single_passes = bool(by_stage) and not any(load.rows for loads in by_stage.values() for load in loads)
+        return VersionLoad(
+            sessions=sessions,
+            # A client that is refused asks again each second: it counts once.
+            refused=max((count for _, count in version.refused), default=0),
+            room=serve.batch if single_passes else serve.sessions,
+            filled=max(map(_filled, by_stage.values()), default=0.0),
+            token_ms=sum(fmean(load.wave_ms for load in loads) for loads in by_stage.values()),
+            tokens_per_s=sum(each.tokens_per_s for each in told if each.figures.sessions),
+            asked_at=version.asked_at,
+        )
+
+
+def _over(figures: VersionFigures) -> int:
+    return sum(figures.requests.values())
+
+
+def _filled(loads: Iterable[SessionLoad]) -> float:
+    """Part of the rows of a stage's replicas that is in use."""
+    loads = list(loads)
+    rows = sum(load.rows for load in loads)
+    return 1.0 - sum(min(load.free_rows, load.rows) for load in loads) / rows if rows else 0.0

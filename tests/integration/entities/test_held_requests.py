@@ -1,0 +1,125 @@
+"""Requests to a version that gave its slots back: held while it starts, and refused in time (ADR-0158)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from bus import subjects
+from bus.connection import Bus
+from entities.gateway import Gateway
+from entities.gateway.generation.held_requests import HoldConfig
+from schemas.envelope import EntityKind, Envelope
+from schemas.services.model_service import ModelService, OrderService, VersionState
+from tests.integration.entities.conftest import Dial, bearer
+from tests.integration.entities.serving_stand_in import StandInInstance, answer_to, deploy
+from tests.waiting import eventually
+
+RUTH = bearer("ruth")
+
+
+class Sleeper:
+    """A service whose one version is idle, and an orchestrator that starts it when `start` is called."""
+
+    def __init__(self, bus: Bus, dial: Dial, gateway: Gateway) -> None:
+        self.bus, self.dial, self.gateway = bus, dial, gateway
+        self.orders: list[OrderService] = []
+        self.record: ModelService | None = None
+        self.instance: StandInInstance | None = None
+
+    async def order(self, message: OrderService, envelope: Envelope) -> ModelService:
+        self.orders.append(message)
+        assert self.record is not None
+        return self.record
+
+    async def say(self, state: VersionState, reason: str = "") -> None:
+        """Writes the version's state, and waits until the gateway knows it."""
+        self.record = await deploy(self.bus, stages=1, state=state, reason=reason)
+        book, record = self.gateway.generations.book, self.record
+        await eventually(lambda: book.get("letters") == record)
+        await eventually(lambda: self.gateway.jobs.cache.get("serve1") is not None)
+
+    async def start(self) -> None:
+        sid = "serve1-s0-r0"
+        self.instance = StandInInstance(await self.dial(sid, EntityKind.INSTANCE), sid, 1)
+        await self.instance.start()
+
+
+@pytest.fixture
+async def sleeper(dial: Dial, gateway: Gateway) -> AsyncIterator[Sleeper]:
+    bus = await dial("orchestrator-records", EntityKind.ORCHESTRATOR)
+    sleeper = Sleeper(bus, dial, gateway)
+    serving = await bus.serve(subjects.ORDER_SERVICE, sleeper.order)
+    yield sleeper
+    await serving.stop()
+    if sleeper.instance is not None:
+        await sleeper.instance.kill()
+
+
+def set_hold(gateway: Gateway, **changes: float) -> None:
+    held = gateway.generations.held
+    held.config = replace(held.config, **changes)
+
+
+async def complete(http: httpx.AsyncClient, **more: object) -> httpx.Response:
+    body = {"model": "letters", "prompt": "abc", "max_tokens": 4, "temperature": 0} | more
+    return await http.post("/v1/completions", json=body, headers=RUTH)
+
+
+async def test_requests_wait_for_an_idle_version_and_start_it(
+    sleeper: Sleeper, gateway: Gateway, http: httpx.AsyncClient
+) -> None:
+    await sleeper.say(VersionState.IDLE, "nobody has asked it for 300 s")
+    asked = [asyncio.create_task(complete(http)) for _ in range(3)]
+    await eventually(lambda: gateway.generations.held.waiting == 3 and sleeper.orders)
+    assert [(order.action, order.version, order.user) for order in sleeper.orders] == [("wake", "v1", "ruth")]
+    gone = asyncio.create_task(complete(http))
+    await eventually(lambda: gateway.generations.held.waiting == 4)
+    gone.cancel()
+    await eventually(lambda: gateway.generations.held.waiting == 3, "a client that left waits on")
+    await sleeper.start()
+    await sleeper.say(VersionState.READY)
+    for response in await asyncio.gather(*asked):
+        assert response.status_code == 200, response.text
+        assert response.json()["choices"][0]["text"] == answer_to("abc", 4)
+    assert gateway.generations.held.waiting == 0
+    assert len(sleeper.orders) == 1, "one order for all of them"
+
+
+async def test_what_does_not_start_in_time_is_said_with_a_time_to_come_again(
+    sleeper: Sleeper, gateway: Gateway, http: httpx.AsyncClient
+) -> None:
+    gateway.generations.held.config = HoldConfig(wait_s=0.2, most=1, again_s=7.0)
+    await sleeper.say(VersionState.IDLE, "starts: parked: needs 2 slots, 1 of 6 is free")
+    late = await complete(http)
+    assert (late.status_code, late.headers["retry-after"]) == (503, "7")
+    error = late.json()["error"]
+    assert error["code"] == "unavailable"
+    assert error["message"] == (
+        "letters@v1 is starting (starts: parked: needs 2 slots, 1 of 6 is free): ask again in a moment"
+    )
+    set_hold(gateway, wait_s=30.0)
+    first = asyncio.create_task(complete(http))
+    await eventually(lambda: gateway.generations.held.waiting == 1)
+    beyond = await complete(http)
+    assert (beyond.status_code, beyond.headers["retry-after"]) == (503, "7")
+    assert "1 requests wait here" in beyond.json()["error"]["message"]
+    # One that a person parks meanwhile will not start: nobody waits for it.
+    await sleeper.say(VersionState.IMPAIRED, "parked by ruth")
+    refused = await first
+    assert refused.status_code == 503
+    assert refused.json()["error"]["message"].startswith("letters@v1 is impaired (parked by ruth)")
+
+
+async def test_a_stage_without_anybody_refuses_at_once(
+    sleeper: Sleeper, gateway: Gateway, http: httpx.AsyncClient
+) -> None:
+    await sleeper.say(VersionState.IMPAIRED, "stage 0 has no instance")
+    response = await complete(http)
+    assert response.status_code == 503
+    assert int(response.headers["retry-after"]) >= 1
+    assert sleeper.orders == []
