@@ -33,8 +33,9 @@ RECORDED: tuple[Subject, ...] = tuple(
     row
     for row in subjects.SUBJECTS
     if row.stream not in (None, "LOGS", "DEAD_LETTERS", "UNREADABLE", "AUDIT", "GENERATIONS")
+    if row is not subjects.USE_REPORT
 )
-"""The rows of a run's record; what services answered is nobody's record."""
+"""The rows of a run's record; what services answered, and whom, is nobody's record."""
 
 
 @dataclass(frozen=True, slots=True)

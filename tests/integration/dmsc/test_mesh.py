@@ -254,14 +254,20 @@ def test_the_default_policies_run_and_are_started_again(mesh_folder: Path) -> No
         listed = json.loads(dmsc("policy", "list", "--json", cwd=mesh_folder).stdout)
         return {row["module"]: (row["state"], row["crashes"]) for row in listed if "module" in row}
 
-    def pids() -> dict[str, int]:
-        return {name: read(mesh_folder).children[f"policy-{name}"] for name in DEFAULT_POLICIES}
+    def pids() -> set[int]:
+        """Of those that run; one that is started again has none for a moment."""
+        children = read(mesh_folder).children
+        return {children[f"policy-{name}"] for name in DEFAULT_POLICIES if f"policy-{name}" in children}
+
+    def are_others() -> bool:
+        return len(now := pids()) == len(DEFAULT_POLICIES) and now.isdisjoint(before)
 
     wait_for(lambda: states() == dict.fromkeys(DEFAULT_POLICIES, ("active", 0)), lambda: str(states()))
     before = pids()
-    for pid in before.values():
+    assert len(before) == len(DEFAULT_POLICIES)
+    for pid in before:
         os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: set(before.values()).isdisjoint(pids().values()))
+    wait_for(are_others)
     wait_for(lambda: states() == dict.fromkeys(DEFAULT_POLICIES, ("active", 1)), lambda: str(states()))
     said = (mesh_folder / ".dmsc" / "logs" / "up.log").read_text()
     assert all(f"policy-{name} died (SIGKILL); starting it again" in said for name in DEFAULT_POLICIES)

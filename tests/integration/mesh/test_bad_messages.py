@@ -71,7 +71,6 @@ UNHEARD = {
     "generation",
     "service salt",
     "model service",
-    "service figures",
     "rows needed",
     "wave tokens",
     "consent",
