@@ -22,6 +22,7 @@ shared packages, which belong to no single entity:
 | `job_files` | checkpoints and files of a job | SMO, MG |
 | `http_server` | accepting and limiting HTTP connections | MG, metrics pages of `dmsc.metrics` |
 | `metrics` (module) | the one table of metrics | all |
+| `patient_watch` (module) | a watch that begins once the bus is ready | MG, `model_records` |
 
 `dmsc.process` composes and starts the services. The control plane never imports torch.
 """

@@ -8,6 +8,7 @@ and `measuring` says in one line what a benchmark could not measure. The exit co
 from __future__ import annotations
 
 import math
+import signal
 import statistics
 import sys
 import traceback
@@ -104,10 +105,22 @@ def told(error: BaseException) -> str | None:
 
 @contextmanager
 def measuring() -> Iterator[None]:
-    """Around a whole benchmark: one that has nothing to count over ends in one line."""
+    """Around a whole benchmark: one that has nothing to count over ends in one line.
+
+    SIGTERM ends it as Ctrl-C does, so that its mesh ends with it; Ctrl-C works, too, where a shell has started
+    it in the background, and so with SIGINT ignored.
+    """
+    former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         yield
+    except KeyboardInterrupt:
+        sys.exit("interrupted")
     except Exception as error:
         if (line := told(error)) is None:
             raise
         sys.exit(line)
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

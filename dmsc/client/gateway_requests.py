@@ -129,12 +129,13 @@ class Gateways:
         began = time.monotonic()
         tries = max(2, len(self.urls))  # an idle connection may just have been closed by the gateway
         while True:
+            asked = self.urls[0]
             try:
                 response = await send()
                 http_protocol.raise_for(response)
                 return response.json()
             except (httpx.TransportError, Unavailable, InProgress) as error:
-                wait_s = self._before_next(error, method, keyed, began, tries)
+                wait_s = self._before_next(error, asked, method, keyed, began, tries)
                 tries -= wait_s == 0
                 await asyncio.sleep(wait_s)
 
@@ -151,11 +152,13 @@ class Gateways:
         """Send a request as `ask` does, and return its answer as this model."""
         return kind.model_validate(await self.ask(method, path, body, params=params, key=key))
 
-    def _before_next(self, error: Exception, method: str, keyed: bool, began: float, tries: int) -> float:
+    def _before_next(
+        self, error: Exception, asked: str, method: str, keyed: bool, began: float, tries: int
+    ) -> float:
         """Return the seconds until the next attempt; raise the error if there is none."""
         if http_protocol.may_repeat(method, keyed, error):
             if isinstance(error, Overloaded | InProgress | BusUnreachable):
-                self._next_gateway()
+                self._next_gateway(asked)
                 wait_s = float(error.fields.get("retry_after_s", 1.0)) / len(self.urls)
                 patience_s = self._patience_s
                 if isinstance(error, BusUnreachable):
@@ -163,7 +166,7 @@ class Gateways:
                 if time.monotonic() + wait_s <= began + patience_s:
                     return wait_s
             elif tries > 1 and not (isinstance(error, Unavailable) and len(self.urls) == 1):
-                self._next_gateway()
+                self._next_gateway(asked)
                 return 0.0
         raise http_protocol.unreachable(self.urls, error) from error
 
@@ -199,7 +202,7 @@ class Gateways:
         while True:
             position = http_protocol.position(last)
             position["params"].update(params or {})
-            resumable = False
+            resumable, asked = False, self.urls[0]
             try:
                 async with self._stream(path, **position) as response:
                     parser = EventParser()
@@ -211,11 +214,11 @@ class Gateways:
                             pause_s, broken_since = self._retry.first_pause_s, None
                             yield record
                 if resumable:
-                    self._next_gateway()
+                    self._next_gateway(asked)
                 elif over is not None and last >= start and await over():
                     return
             except (httpx.TransportError, Unavailable) as error:
-                broken_since = self._broken(error, broken_since, self._patience_s)
+                broken_since = self._broken(error, asked, broken_since, self._patience_s)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, self._retry.longest_pause_s)
 
@@ -226,18 +229,18 @@ class Gateways:
 
         `header` names the answer; `headers` go with the request. `resumed` is the path, with `{id}` for that
         name, at which any gateway goes on with it. Where none knows it any more the request is sent again,
-        under the same idempotency key:
-        its events are the same.
+        under the same idempotency key: its events are the same.
         """
         last, name, pause_s, broken_since = 0, "", self._retry.first_pause_s, None
         key = secrets.token_hex(16)
         while True:
             how: dict[str, Any]
+            asked = self.urls[0]
             if name:
-                how = {"method": "GET", "url": self.urls[0] + resumed.format(id=name)}
+                how = {"method": "GET", "url": asked + resumed.format(id=name)}
                 sent = {"Last-Event-ID": str(last)}
             else:
-                how = {"method": "POST", "url": self.urls[0] + path, "json": body}
+                how = {"method": "POST", "url": asked + path, "json": body}
                 sent = {"Idempotency-Key": key, **(headers or {})}
             try:
                 async with self._http.stream(
@@ -258,13 +261,13 @@ class Gateways:
                         if number > last:
                             last, pause_s, broken_since = number, self._retry.first_pause_s, None
                             yield event.data
-                self._next_gateway()  # it stops, or another one has taken over
+                self._next_gateway(asked)  # it stops, or another one has taken over
             except NotFound:
                 if not name:
                     raise
                 name = ""
             except (httpx.TransportError, Unavailable) as error:
-                broken_since = self._broken(error, broken_since, self._patience_s)
+                broken_since = self._broken(error, asked, broken_since, self._patience_s)
                 if isinstance(error, Overloaded):
                     pause_s = float(error.fields.get("retry_after_s", pause_s))
             await asyncio.sleep(pause_s)
@@ -276,6 +279,7 @@ class Gateways:
         """Download a file. If a gateway breaks off, the rest is fetched from the next one."""
         done, total, broken_since = 0, None, None
         while True:
+            asked = self.urls[0]
             headers = {"Range": f"bytes={done}-"} if done else {}
             try:
                 async with self._stream(path, headers=headers) as response:
@@ -293,7 +297,9 @@ class Gateways:
                             progress(TransferProgress(name=name, done_bytes=done, total_bytes=total))
                 return
             except (httpx.TransportError, Unavailable) as error:
-                broken_since = self._broken(error, broken_since, min(self._patience_s, self._retry.file_s))
+                broken_since = self._broken(
+                    error, asked, broken_since, min(self._patience_s, self._retry.file_s)
+                )
                 await asyncio.sleep(self._retry.first_pause_s)
 
     async def send(self, path: str, source: Path | bytes, name: str, progress: OnProgress | None) -> Any:
@@ -321,16 +327,22 @@ class Gateways:
             http_protocol.raise_for(response)
             yield response
 
-    def _broken(self, error: Exception, since: float | None, patience_s: float) -> float:
+    def _broken(self, error: Exception, asked: str, since: float | None, patience_s: float) -> float:
         """Go on to the next gateway; return since when the transfer is broken. Raises the error at last."""
         since = since or time.monotonic()
-        self._next_gateway()
+        self._next_gateway(asked)
         if time.monotonic() - since > patience_s:
             raise http_protocol.unreachable(self.urls, error) from error
         return since
 
-    def _next_gateway(self) -> None:
-        self.urls.append(self.urls.pop(0))
+    def _next_gateway(self, asked: str) -> None:
+        """Ask another one than `asked` first from now on.
+
+        Requests that failed beside each other know no others: two that each went on by one would be back at
+        the gateway that is dead.
+        """
+        if self.urls[0] == asked:
+            self.urls.append(self.urls.pop(0))
 
 
 async def _pieces(

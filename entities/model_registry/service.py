@@ -55,7 +55,7 @@ class ModelRegistry:
     def __init__(self, bus: Bus, config: ModelRegistryConfig = ModelRegistryConfig()) -> None:
         self._bus = bus
         self._config = config
-        self._follower = ModelFollower(bus, guards=True, retry_s=config.retry_s)
+        self._follower = ModelFollower(bus, guards=True)
         self._writer = VersionWriter(bus, self._follower.index)
         self._registration = WeightsRegistration(bus, self._writer)
         self._moves = 0

@@ -3,7 +3,8 @@
 It decides what comes of the rows of a wave, and no more: a stage's layers over them (`stage_model`,
 `exact_arithmetic`, `packed_rows`), keys and values under a budget (`kv_cache`), rows kept for a neighbour
 (`retained_rows`), the next token (`sampler`), whether the promise holds here (`cache_check`, `probe`,
-`fingerprint`), models without sessions (`one_shot`), and text (`tokens`, `conversations`: without torch).
+`fingerprint`), how many tokens a model takes
+(`model_context`), models without sessions (`one_shot`), and text (`tokens`, `conversations`: without torch).
 `workers.serving.runtime`, which decides whose rows are in a wave, and the gateway call it.
 
 It never touches the bus, a clock or a socket, and starts no thread. A cache here is never state: a session is

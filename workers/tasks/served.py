@@ -17,6 +17,7 @@ from workers.data.batches import Batch
 from workers.data.checking import checked_batch
 from workers.data.opening import open_source
 from workers.graph.model_graph import sharing_layers
+from workers.serving.model_context import model_context
 from workers.tasks.short_lived import bus_for
 from workers.user_code import code_digest
 
@@ -32,7 +33,8 @@ async def served_sample(spec: JobSpec, payload: dict[str, Any]) -> Batch:
     """
     assert spec.serve is not None
     if spec.data.kind in OF_TOKENS and spec.serve.kind != "predict":
-        tokens = torch.zeros(1, min(spec.serve.chunk_tokens, spec.serve.context or 64), dtype=torch.int64)
+        most = spec.serve.context or model_context(spec.model) or spec.serve.chunk_tokens
+        tokens = torch.zeros(1, min(spec.serve.chunk_tokens, most), dtype=torch.int64)
         return {"inputs": tokens, "targets": tokens}
     async with bus_for(payload, *spec.data.urls().values()) as bus:
         data = await open_source(spec, bus, stand_ins=True)
@@ -51,7 +53,12 @@ def analyse_served(
         BadModel: The factory fails, or a layer does not take what comes to it.
     """
     compute_exactly(spec.training.compute_threads, spec.training.seed)
-    graph = outlined_graph(spec.model, spec.training.seed, sample)
+    try:
+        graph = outlined_graph(spec.model, spec.training.seed, sample)
+    except BadModel as error:
+        if spec.serve is None or spec.serve.context is not None or "inputs" not in sample:
+            raise
+        raise BadModel(f"{error.text}; where it takes fewer tokens, say how many in serve.context") from error
     if unknown := [name for name in graph.inputs if name not in sample]:
         raise BadModel(
             f"the model takes {', '.join(unknown)}, and the sample has {', '.join(sample)}: name data whose "

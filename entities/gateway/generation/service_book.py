@@ -12,6 +12,7 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.messaging.key_value import Change
 from entities.gateway.outcomes.request_outcome import RequestDraw
+from entities.patient_watch import watching
 from entities.services.traffic import TrafficShares, bucket_of, key_hash
 from schemas.errors import Conflict, DmscError, NotFound, Unavailable
 from schemas.services.generation import Generation
@@ -47,7 +48,7 @@ class RequestKey:
 class ServiceBook:
     """Services by name, kept by a watch.
 
-    `retry_s`: between attempts to begin it while the bus is not ready.
+    `retry_s`: between attempts to read the salt while the bus is not ready.
     """
 
     def __init__(self, bus: Bus, retry_s: float = 0.5) -> None:
@@ -61,17 +62,8 @@ class ServiceBook:
     async def run(self) -> None:
         """Watches the bucket until cancelled."""
         self._salt = await self._salt_of_mesh()
-        while True:
-            try:
-                watch = await self._bucket.watch(self._changed)
-                break
-            except DmscError as error:
-                log.info("services can't be watched yet", code=error.code, error=error.text)
-                await asyncio.sleep(self._retry_s)
-        try:
+        async with watching(self._bucket, self._changed):
             await asyncio.get_running_loop().create_future()
-        finally:
-            await watch.stop()
 
     async def _salt_of_mesh(self) -> str:
         """The secret without which nobody finds a key for a version. The first gateway draws it."""

@@ -6,40 +6,26 @@ import asyncio
 
 from bus import subjects
 from bus.connection import Bus
-from bus.logs import get_logger
 from bus.messaging.key_value import Change
-from schemas.errors import DmscError
+from entities.patient_watch import watching
 from schemas.job import ENDED, JobRecord
-
-log = get_logger("gateway")
 
 
 class JobCache:
-    """Job records by id, moments behind the orchestrator; a running job's figures lag at most a second.
+    """Job records by id, moments behind the orchestrator; a running job's figures lag at most a second."""
 
-    `retry_s`: between attempts to begin the watch while the bus is not ready.
-    """
-
-    def __init__(self, bus: Bus, retry_s: float = 0.5) -> None:
-        self._retry_s = retry_s
+    def __init__(self, bus: Bus) -> None:
         self.current = asyncio.Event()
         self._bucket = bus.bucket(subjects.JOB_RECORD)
         self._records: dict[str, JobRecord] = {}
 
     async def run(self) -> None:
         """Watches the bucket until cancelled."""
-        while True:
+        async with watching(self._bucket, self._changed):
             try:
-                watch = await self._bucket.watch(self._changed)
-                break
-            except DmscError as error:
-                log.info("jobs can't be watched yet", code=error.code, error=error.text)
-                await asyncio.sleep(self._retry_s)
-        try:
-            await asyncio.get_running_loop().create_future()
-        finally:
-            self.current.clear()  # whoever reads jobs from now on asks the orchestrator
-            await watch.stop()
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self.current.clear()  # whoever reads jobs from now on asks the orchestrator
 
     async def _changed(self, change: Change) -> None:
         if not change.key:

@@ -12,14 +12,9 @@ from schemas.serve_spec import ServeSpec
 from schemas.services.figures import ServiceFigures, VersionFigures
 from schemas.services.generation import SessionLoad
 
-REFUSED_S = 5.0
-"""For so long a request that found no room counts as one that still wants some."""
-UNHEARD_S = 35.0
-"""A gateway that said nothing of a version for so long answers nothing of it: it repeats itself each 10 s."""
-
 
 @dataclass(slots=True)
-class _Told:
+class _GatewaySpoke:
     """What one gateway said last of one version."""
 
     figures: VersionFigures
@@ -30,16 +25,24 @@ class _Told:
 
 @dataclass(slots=True)
 class _Version:
-    gateways: dict[str, _Told] = field(default_factory=dict)
+    gateways: dict[str, _GatewaySpoke] = field(default_factory=dict)
     loads: dict[str, SessionLoad] = field(default_factory=dict)
     refused: deque[tuple[float, int]] = field(default_factory=deque)
     asked_at: float = -float("inf")
 
 
 class ServedLoad:
-    """The loads of all versions, by job. Times are seconds of one clock."""
+    """The loads of all versions, by job. Times are seconds of one clock.
 
-    def __init__(self) -> None:
+    Args:
+        refused_s: For so long a request that found no room counts as one that still wants some.
+        unheard_s: A gateway that said nothing of a version for so long answers nothing of it: it repeats
+            itself each 10 s.
+    """
+
+    def __init__(self, refused_s: float = 5.0, unheard_s: float = 35.0) -> None:
+        self._refused_s = refused_s
+        self._unheard_s = unheard_s
         self._versions: defaultdict[str, _Version] = defaultdict(_Version)
 
     def take(self, message: ServiceFigures, now: float) -> None:
@@ -47,7 +50,7 @@ class ServedLoad:
         for figures in message.versions:
             version = self._versions[figures.job]
             before = version.gateways.get(message.gateway)
-            told = version.gateways[message.gateway] = _Told(figures, message.since, now)
+            told = version.gateways[message.gateway] = _GatewaySpoke(figures, message.since, now)
             version.loads |= figures.loads
             # A gateway that began anew counts from nothing.
             known = before is not None and before.since == message.since
@@ -85,9 +88,9 @@ class ServedLoad:
         version = self._versions.get(job)
         if version is None:
             return VersionLoad(room=serve.sessions)
-        while version.refused and now - version.refused[0][0] > REFUSED_S:
+        while version.refused and now - version.refused[0][0] > self._refused_s:
             version.refused.popleft()
-        told = [each for each in version.gateways.values() if now - each.at <= UNHEARD_S]
+        told = [each for each in version.gateways.values() if now - each.at <= self._unheard_s]
         sessions = sum(each.figures.sessions for each in told)
         if sessions:
             version.asked_at = now

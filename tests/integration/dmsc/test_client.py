@@ -49,6 +49,16 @@ async def test_the_next_gateway_is_asked_when_one_is_away() -> None:
             assert len([event async for event in client.events("j1")]) == 5
 
 
+async def test_requests_beside_each_other_go_on_to_the_gateway_that_lives() -> None:
+    """Each of an even number fails at the first: going on by one each, they would be back at the dead one."""
+    stand_in = StandIn(whole_run())
+    (dead,) = any_free("127.0.0.1")
+    with stand_in.serving() as url:
+        async with AsyncClient([f"http://127.0.0.1:{dead}", url], token=TOKEN) as client:
+            found = await asyncio.gather(*(client.job("j1") for _ in range(8)))
+    assert len(found) == len(stand_in.asked) == 8
+
+
 async def test_a_gateway_that_lost_its_bus_is_asked_again_for_a_while() -> None:
     stand_in = StandIn(whole_run(), without_bus=1)
     with stand_in.serving() as url:

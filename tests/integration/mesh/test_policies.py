@@ -94,6 +94,8 @@ def test_a_module_is_ordered_killed_and_comes_back_as_it_was_ordered_to_be(
 
 
 WORDS = """
+from pathlib import Path
+
 from dmsc import Policy
 from schemas.changes import Forecast, JobObjective, StepUse
 
@@ -125,6 +127,8 @@ class Words(Policy):
             energy = JobObjective.ENERGY
             calm = Forecast.of(before, 0.3, cost_s=0.0, steps_left=left, objective=energy, uses=uses)
             return self.set_rate(view, 14.0, calm, reason="a hot rack")
+        if not Path("seen").exists():  # what the first one set has been looked at
+            return None
         if not any("forbids" in reason for reason in self.declined):
             slower = Forecast.of(before, 2 * before, cost_s=0.0, steps_left=left)
             return self.set_window(view, 0, 1, slower, reason="nonsense")
@@ -148,7 +152,7 @@ def test_what_a_module_sets_is_measured_and_no_bit_depends_on_it(mesh: Mesh, tmp
     (tmp_path / "words.py").write_text(WORDS)
     job = tiny_job(
         "rated",
-        training={"steps": 72, "microbatches": 4, "seed": 5},
+        training={"steps": 100, "microbatches": 4, "seed": 5},
         parallel={"stages": 1, "replicas": 2, "standbys": 1},
         automation={"mode": "off", "objective": "energy"},
     )
@@ -164,8 +168,9 @@ def test_what_a_module_sets_is_measured_and_no_bit_depends_on_it(mesh: Mesh, tmp
         for event in mesh.client.events(name):
             changes += [event.change] if event.change is not None else []
             shares += [event.result.shares] if event.result is not None else []
-            if changes and not held:
+            if not held and any(each.after_s is not None for each in changes):
                 held = [knob for knob in mesh.client.automation(name).knobs if knob.holder == "words"]
+                (tmp_path / "seen").touch()
             texts += [event.text] if event.text else []
         record = done(mesh.client, name)
     story = "\n".join([*texts, module.output])

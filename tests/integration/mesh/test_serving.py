@@ -122,13 +122,22 @@ async def test_answers_are_the_same_whoever_dies(own: OwnMesh, witness: Witness,
         for (_, digests), prompt in zip(alone, PROMPTS, strict=True)
     )
 
+    answered: list[int] = []
+
     async def ask_for_long(seed: int, prompt: str, over: asyncio.Event) -> int:
         """Asks again and again, and compares; returns how often."""
         asked = 0
         while not (over.is_set() and asked):
             assert essence(await answer(client, prompt, seed)) == alone[seed], (seed, asked)
             asked += 1
+            answered.append(seed)
         return asked
+
+    async def lose_owner(stage: int) -> None:
+        """Once answers come: sessions are bound then, to the one that is killed."""
+        before = len(answered)
+        await eventually(lambda: len(answered) > before)
+        await kill_owner(witness, serving, stage)
 
     over = asyncio.Event()
     async with asyncio.TaskGroup() as clients:
@@ -137,7 +146,7 @@ async def test_answers_are_the_same_whoever_dies(own: OwnMesh, witness: Witness,
         ]
         try:
             for stage in (1, 0):
-                await kill_owner(witness, serving, stage)
+                await lose_owner(stage)
             asked = await eventually(lambda: writer_of_open_answers(witness))
             (other,) = {"gateway-a", "gateway-b"} - {asked}
             own.kill(asked)
@@ -147,7 +156,7 @@ async def test_answers_are_the_same_whoever_dies(own: OwnMesh, witness: Witness,
             own.kill("smo-1")
             own.start("smo-1")
             await witness.until_next_term(before)
-            await kill_owner(witness, serving, 1)
+            await lose_owner(1)
         finally:
             over.set()
     assert all(task.result() for task in asking)

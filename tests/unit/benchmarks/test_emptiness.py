@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from benchmarks.harness.command import bench, command
 from benchmarks.harness.emptiness import NothingMeasured, both_classes, some, told, without_value
 from benchmarks.harness.figures import Figure, Sheet, percentile, spread
 from benchmarks.harness.sections import run_sections
+from benchmarks.history import ROOT
 from benchmarks.planner_sections import SECTIONS as PLANNER
 from benchmarks.policy_data.fault_log import FILE
 from benchmarks.policy_sections import SECTIONS
@@ -90,6 +92,44 @@ def test_a_benchmark_whose_result_says_nothing_ends_in_one_line(
         assert isinstance(ended.value.code, str)
         assert "\n" not in ended.value.code
     assert capsys.readouterr().out == ""
+
+
+WAITS = """
+import asyncio
+from benchmarks.harness.command import bench, command
+
+async def measure(options):
+    try:
+        print("measures", flush=True)
+        await asyncio.Event().wait()
+    finally:
+        print("its mesh is gone", flush=True)
+
+bench(command("What it measures."), measure, str)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_benchmark_in_the_background_takes_its_mesh_along(number: signal.Signals) -> None:
+    def as_in_the_background() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    program = [sys.executable, "-c", WAITS]
+    with subprocess.Popen(
+        program,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        preexec_fn=as_in_the_background,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "measures\n"
+        process.send_signal(number)
+        assert process.stdout.read() == "its mesh is gone\n"
+        assert process.stderr.read() == "interrupted\n"
+    assert process.returncode == 1
 
 
 @pytest.mark.parametrize("wrong", ["0", "-1", "1.5", "nan"])

@@ -63,6 +63,8 @@ ALLOWED: dict[str, set[str]] = {
     "serve.batch_ms": {"zero"},
     **{f"serve.keep.{name}": set() for name in ("days", "most", "share")},
     "serve.worse_nll": {"zero"},
+    **{f"serve.scale.{limit}": set() for limit in ("fill", "token_ms", "idle_s")},
+    **{f"serve.scale.{delay}": {"zero"} for delay in ("up_s", "down_s")},
     "training.steps": set(),
     "training.microbatches": set(),
     "training.microbatch_samples": set(),
@@ -105,7 +107,8 @@ ALLOWED: dict[str, set[str]] = {
     "parallel.slots": set(),
     "plan.constraints[0].gib": set(),
     "parallel.replicas[0]": set(),
-    **{f"parallel.replicas.{key}": set() for key in ("min", "want", "max")},
+    **{f"parallel.replicas.{key}": set() for key in ("want", "max")},
+    "parallel.replicas.min": {"zero"},
     "parallel.standbys": {"zero"},
     "parallel.standbys[0]": {"zero"},
     "quota.guaranteed_slots": {"zero"},
@@ -154,7 +157,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "constraints[0]": {"kind": "memory"},
     "serve": {"service": "x"},
     "until": {"metric": "loss"},
-    "replicas": {"want": 1, "max": 100_000},
+    "replicas": {"want": 1, "max": 200},
 }
 """What is needed beside a number, by the part that has both."""
 

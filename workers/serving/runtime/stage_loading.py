@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 
 from bus.connection import Bus
 from bus.logs import get_logger
-from schemas.callables import MODELS
 from schemas.cluster import InstanceStart
 from schemas.errors import BadModel
 from schemas.serve_spec import ServeSpec
@@ -32,11 +30,11 @@ from workers.serving.exact_arithmetic import Arithmetic
 from workers.serving.fingerprint import arithmetic_fingerprint
 from workers.serving.one_shot import OneShotModel, batch_unit, probed_batches
 from workers.serving.probe import probe_stage
+from workers.serving.model_context import model_context
 from workers.serving.retained_rows import Boundary
 from workers.serving.runtime.session_table import BLOCK_ROWS, ServingLimits
 from workers.serving.stage_model import StageModel, run_layers, stage_layers
 from workers.state.initial_weights import load_initial
-from workers.user_code import load
 
 log = get_logger("serving")
 
@@ -46,8 +44,6 @@ MOST_CONTEXT = 4096
 """Most tokens of a session where neither the job file nor the model says less."""
 MOST_TRIED = 512
 """Tokens with which a large model is tried first at start: thousands may take longer than loading it."""
-LONGEST_TRY_S = 20.0
-"""For so long a start may be tried with the whole context, by what the first try took."""
 _OTHERWISE_FROM = (
     "sliding_window",
     "attention_window",
@@ -187,9 +183,16 @@ def _tried(start: InstanceStart, serve: ServeSpec, graph: ModelGraph) -> LoadedS
 
 
 def _checked(
-    graph: ModelGraph, unit: TaskUnit, serve: ServeSpec, context: int, arithmetic: Arithmetic
+    graph: ModelGraph,
+    unit: TaskUnit,
+    serve: ServeSpec,
+    context: int,
+    arithmetic: Arithmetic,
+    longest_try_s: float = 20.0,
 ) -> tuple[Boundary, CacheCheck]:
     """Tries the stage with a cache, on sessions as long as the context; see `tried_tokens` of large models.
+
+    `longest_try_s`: for so long a start may be tried with the whole context, by what the first try took.
 
     Returns:
         What it was tried with, and what came of it.
@@ -210,7 +213,7 @@ def _checked(
     if tokens == context or check.layout is None:
         return sample, check
     whole_s = (time.perf_counter() - began) * (context / tokens) ** 2  # attention grows by the square
-    if whole_s > LONGEST_TRY_S:
+    if whole_s > longest_try_s:
         log.info(
             "not tried with the whole context", tokens=tokens, context=context, estimate_s=round(whole_s)
         )
@@ -392,29 +395,11 @@ def _context(start: InstanceStart, serve: ServeSpec, graph: ModelGraph) -> int:
     Raises:
         BadModel: The job file says more than the model takes.
     """
-    own = model_context(start, graph)
+    own = model_context(start.spec.model, graph.model)
     if own is not None and serve.context is not None and serve.context > own:
         raise BadModel(f"serve.context is {serve.context}, but {start.spec.model.factory} takes {own} tokens")
     return serve.context or min(own or MOST_CONTEXT, MOST_CONTEXT)
 
-
-def model_context(start: InstanceStart, graph: ModelGraph) -> int | None:
-    """Most tokens that the model itself takes; None: it does not say."""
-    config = getattr(graph.model, "config", None)
-    arguments = {**_defaults(start.spec.model.factory), **start.spec.model.args}
-    told: Sequence[Any] = [
-        *(getattr(config, name, None) for name in ("max_position_embeddings", "n_positions")),
-        *(arguments.get(name) for name in ("context", "max_position_embeddings", "n_positions")),
-    ]
-    return min((each for each in told if isinstance(each, int) and each > 1), default=None)
-
-
-def _defaults(factory: str) -> dict[str, Any]:
-    try:
-        parameters = inspect.signature(load(factory, MODELS)).parameters.values()
-    except (ValueError, TypeError):
-        return {}
-    return {each.name: each.default for each in parameters if each.default is not inspect.Parameter.empty}
 
 
 def vocabulary_of(graph: ModelGraph) -> int:

@@ -239,4 +239,6 @@ def test_slots_that_are_reserved_for_a_services_user_are_kept_for_it() -> None:
     woken = QueuedJob(request=served_request(user="ruth"), since=10.0)
     decision = decide([training, woken], [], around, 10_000.0)
     assert [admission.job for admission in decision.admissions] == ["chat"]
-    assert "kept by reservation chats" in decision.holds["trains"].reason
+    alone = decide([training], [], around, 10_000.0)
+    assert alone.admissions == []
+    assert alone.holds["trains"].reason == "needs 3 slots, 2 of 4 free, 2 kept by reservation chats"
