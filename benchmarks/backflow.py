@@ -5,9 +5,11 @@
 *Consent*: requests of a hundred users to three services (one keeps all, one only prompts for a week, one
 nothing) are answered and stored on a real server, 64 at a time. Requests say train, none or nothing;
 meanwhile users give standing consents, withdraw them, and are erased. What is stored is compared with what
-was said, by the times that the records have. *Redaction*: texts by `planted_texts`; `recall` counts what was
-planted of which no six letters or digits in a row can be read any more, `precision` how many of what was
-taken out were planted, `harmless changed` the texts without anything planted of which something was taken.
+was said, by the times that the records have. Something is planted in a tenth of the prompts and answers;
+`left in what is stored` counts what of it can be read there. *Redaction*: texts by `planted_texts`, each put
+together from a stream of tokens of one byte; `recall` counts what was planted of which no six letters or
+digits in a row can be read any more, `precision` how many of what was taken out were planted, `harmless
+changed` the texts without anything planted of which something was taken.
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 from benchmarks.harness.command import bench, command
 from benchmarks.harness.meshes import new_folder
-from benchmarks.planted_texts import FRAMES, Planter, is_left
+from benchmarks.planted_texts import FRAMES, PlantedText, Planter, is_left
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import configure_logging
@@ -35,9 +38,11 @@ from entities.gateway.backflow.kept_items import KeptItems
 from entities.gateway.backflow.pseudonyms import Pseudonyms
 from entities.gateway.backflow.redaction import redact
 from entities.gateway.backflow.request_keeping import RequestKeeping, with_messages
+from entities.gateway.generation.answer_text import text_of
+from entities.tokens.byte_tokens import Utf8Tokenizer
 from schemas.envelope import EntityKind
 from schemas.job import JobRecord, JobSpec, JobState
-from schemas.services.generation import Generation
+from schemas.services.generation import GeneratedToken, Generation
 from schemas.services.keeping import KeptItem
 
 KEEPS: dict[str, dict[str, Any] | None] = {
@@ -46,6 +51,13 @@ KEEPS: dict[str, dict[str, Any] | None] = {
     "nothing": None,
 }
 USERS, TOGETHER = 100, 64
+TOKENIZER = Utf8Tokenizer()
+
+
+def streamed(text: str) -> list[GeneratedToken]:
+    """The tokens of a text, in which its characters are split."""
+    numbered = enumerate(TOKENIZER.encode(text))
+    return [GeneratedToken(session=1, fence=1, position=place, token=token) for place, token in numbered]
 
 
 def record_of(service: str) -> JobRecord:
@@ -70,6 +82,7 @@ class Traffic:
         self.items = KeptItems(bus, self.consents)
         self.keeping = RequestKeeping(jobs.get, self.names, self.consents, self.items)
         self.asked: dict[str, tuple[str, str, Said, float]] = {}
+        self.planted: dict[str, list[str]] = {}
         self.given: dict[tuple[str, str], list[tuple[float, float]]] = {}
         self.withdrawn: dict[tuple[str, str], float] = {}
         self._jobs = jobs
@@ -83,7 +96,7 @@ class Traffic:
             said: Said = self._chance.choice(("train", "none", "", "", ""))
             if self._chance.random() < 0.05:
                 await self._say(service, user)
-            planted = self._planter.planted() if self._chance.random() < 0.1 else self._planter.harmless()
+            prompt, answer = self._text(), self._text()
             generation = Generation(
                 id=secrets.token_hex(16),
                 service=service,
@@ -99,10 +112,16 @@ class Traffic:
             terms = await self.keeping.terms(generation, said, None)
             if terms is None:
                 return
-            kept = with_messages(terms, [("user", planted.text)])
+            stored = prompt.planted if service == "prompts" else (*prompt.planted, *answer.planted)
+            self.planted[generation.id] = [value for _, value in stored]
+            kept = with_messages(terms, [("user", prompt.text)])
             assert kept is not None
-            self.keeping.take(generation.model_copy(update={"keep": kept}), lambda: "an answer")
+            taken = partial(text_of, streamed(answer.text), TOKENIZER, ())
+            self.keeping.take(generation.model_copy(update={"keep": kept}), taken)
             await asyncio.sleep(self._chance.random() / 100)
+
+    def _text(self) -> PlantedText:
+        return self._planter.planted() if self._chance.random() < 0.1 else self._planter.harmless()
 
     async def _say(self, service: str, user: str) -> None:
         who = await self.names.of(user, None)
@@ -115,7 +134,7 @@ class Traffic:
         else:
             withdrawn = await self.consents.withdraw(service, who.subject, own=True)
             self.withdrawn[service, user] = withdrawn.withdrawn_at
-            await self.items.erase(service, user=who.user)
+            await self.items.erase(service, who)
 
     def wrongly_kept(self, item: KeptItem) -> bool:
         """Whether one of the two did not agree, by what they said and when."""
@@ -125,6 +144,11 @@ class Traffic:
         return (
             KEEPS[service] is None or said == "none" or at <= withdrawn or not (said == "train" or standing)
         )
+
+    def left(self, item: KeptItem) -> int:
+        """How many of the things that were planted in a request can still be read in its item."""
+        texts = [message.text for message in item.messages]
+        return sum(any(is_left(value, text) for text in texts) for value in self.planted[item.item])
 
     def due(self) -> set[str]:
         """What has to be kept: the request said so, and nobody has withdrawn since."""
@@ -150,6 +174,7 @@ async def consent(requests: int, planter: Planter, chance: random.Random) -> dic
             for _ in range(requests):
                 tasks.create_task(traffic.request())
         await traffic.keeping.settle()
+        stack.push_async_callback(traffic.keeping.close)
         took_s = time.perf_counter() - began
         entries = await bus.bucket(subjects.KEPT_ITEM).entries()
         items: list[KeptItem] = [entry.message for entry in entries]
@@ -160,6 +185,8 @@ async def consent(requests: int, planter: Planter, chance: random.Random) -> dic
             "withdrawals": len(traffic.withdrawn),
             "kept without consent": sum(map(traffic.wrongly_kept, items)),
             "agreed and not kept": len(traffic.due() - stored),
+            "planted in what is stored": sum(len(traffic.planted[item.item]) for item in items),
+            "left in what is stored": sum(map(traffic.left, items)),
             "requests per s": round(requests / took_s),
         }
 
@@ -173,8 +200,9 @@ def redaction(texts: int, planter: Planter) -> dict[str, Any]:
     seconds, characters = 0.0, 0
     for number in range(texts):
         made = planter.planted() if number % 2 else planter.harmless()
+        answer = text_of(streamed(made.text), TOKENIZER, ())
         began = time.perf_counter()
-        found = redact([made.text])
+        found = redact([answer])
         seconds += time.perf_counter() - began
         characters += len(made.text)
         changed += not made.planted and bool(found.counts)

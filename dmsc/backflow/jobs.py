@@ -86,7 +86,10 @@ class GateVerdict:
 
 
 def judged(before: Mapping[str, float], after: Mapping[str, float], worse: float) -> GateVerdict:
-    """Passed if no loss is higher by more than `worse`, and each that was measured before is a number now."""
+    """Passed if no loss is higher by more than `worse`, and each that was measured before is a number now.
+
+    `worse` below 0: each has to be lower, by so much.
+    """
     first, second = dict(before), dict(after)
     if not first or first.keys() != second.keys():
         return GateVerdict(False, "the two jobs did not measure the same", first, second)
@@ -96,7 +99,8 @@ def judged(before: Mapping[str, float], after: Mapping[str, float], worse: float
     worst = max(by, key=lambda name: by[name])
     why = f"{worst} {first[worst]:.4f} → {second[worst]:.4f}"
     if by[worst] > worse:
-        return GateVerdict(False, f"{why}, worse by more than {worse:g}", first, second)
+        lacks = f"worse by more than {worse:g}" if worse >= 0 else f"not better by {-worse:g}"
+        return GateVerdict(False, f"{why}, {lacks}", first, second)
     return GateVerdict(True, why, first, second)
 
 

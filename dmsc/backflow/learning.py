@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dmsc.backflow.jobs import (
     GateVerdict,
@@ -16,8 +16,9 @@ from dmsc.backflow.jobs import (
     with_canary,
 )
 from dmsc.client.async_client import AsyncClient
-from schemas.errors import BadInput
+from schemas.errors import BadInput, NotFound
 from schemas.job import JobRecord, JobSpec, JobState
+from schemas.models.version import ModelVersion
 from schemas.services.keeping import KeptCollection
 from schemas.services.model_service import ServedVersion, VersionState
 
@@ -30,14 +31,16 @@ class LearnOptions:
 
     Attributes:
         model: Name in the registry.
+        collection: The file of a round that is gone on with; None: a new one is made.
         min_rating: Only requests with at least this rating; None: all.
         share: Largest part of one user; None: the service's.
-        worse: By how much a loss may be higher than before.
+        worse: By how much a loss may be higher than before; below 0, by how much it has to be lower.
         canary: Ten-thousandths of the traffic that the new version gets; 0: none is deployed, only advised.
         look_s: Between two looks at a version that is being deployed.
     """
 
     model: str
+    collection: int | None = None
     min_rating: float | None = None
     share: float | None = None
     worse: float = 0.0
@@ -47,7 +50,10 @@ class LearnOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """What a round came to. `version` is the service's, empty if none was deployed."""
+    """What a round came to.
+
+    `version` is the service's, empty if none was deployed; then `advice` is the command that does.
+    """
 
     collection: KeptCollection
     job: str
@@ -56,19 +62,21 @@ class Learned:
     reference: str
     version: str = ""
     weights: dict[str, int] | None = None
-    advice: tuple[str, ...] = ()
+    advice: str = ""
 
 
 async def learn(
     client: AsyncClient, service: str, spec: JobSpec, options: LearnOptions, say: Callable[[str], None]
 ) -> Learned:
-    """One round. Raises `BadInput` where nothing can be learnt, and what the requests raise."""
+    """One round. Raises `BadInput` where nothing can be learnt, and what the requests raise.
+
+    A round of a former collection finds its jobs, its version in the registry and the one that serves.
+    """
     serving = await _serving(client, service)
-    made = await client.collect_kept(service, min_rating=options.min_rating, share=options.share)
+    made = await _collection(client, service, options)
     say(f"collection {made.number}: {made.items:,} requests of {made.users:,} users")
     name = f"{service}-learns-{made.number}"
     learning = learning_job(spec, made, serving, options.model, name=name)
-    # The keys make a repetition with the same file the same jobs.
     jobs = [
         await client.submit(each, idempotency_key=each.name) for each in (learning, measuring_job(learning))
     ]
@@ -85,9 +93,22 @@ async def learn(
         say(f"{reference} does not pass: {verdict.why}")
         return learned
     say(f"{reference} passes: {verdict.why}")
-    move = await client.move_alias(options.model, CANDIDATE, registered.version, reason=verdict.why)
-    say(f"{options.model}@{CANDIDATE} is version {move.version}")
+    await _name_candidate(client, registered, verdict.why)
+    say(f"{options.model}@{CANDIDATE} is version {registered.version}")
     return await _canary(client, service, serving, learned, options, say)
+
+
+async def _collection(client: AsyncClient, service: str, options: LearnOptions) -> KeptCollection:
+    """The file of this round."""
+    if options.collection is None:
+        return await client.collect_kept(service, min_rating=options.min_rating, share=options.share)
+    for each in (await client.kept(service)).collections:
+        if each.number == options.collection:
+            return each
+    raise BadInput(
+        f"service {service} has no collection {options.collection}; "
+        f"`dmsc service kept {service}` shows which there are"
+    )
 
 
 async def _serving(client: AsyncClient, service: str) -> JobRecord:
@@ -108,6 +129,16 @@ async def _done(client: AsyncClient, record: JobRecord) -> JobRecord:
     return ended
 
 
+async def _name_candidate(client: AsyncClient, version: ModelVersion, why: str) -> None:
+    """Has the alias name the version. Raises `Refused` while it lacks approvals."""
+    try:
+        named = (await client.model(f"{version.name}@{CANDIDATE}")).version
+    except NotFound:
+        named = None
+    if named != version.version:
+        await client.move_alias(version.name, CANDIDATE, version.version, reason=why)
+
+
 async def _canary(
     client: AsyncClient,
     service: str,
@@ -119,12 +150,9 @@ async def _canary(
     version = f"learnt-{learned.collection.number}"
     spec = next_version(serving, version, learned.reference)
     if not options.canary:
-        advice = (
-            f"dmsc serve {serving.job} --service {service} --version {version} "
-            f"--set initial_weights=model://{learned.reference}",
-            f"dmsc service traffic {service} … {version}=5",
-        )
-        return _with(learned, advice=advice)
+        number = learned.collection.number
+        advice = f"dmsc service learn {service} FILE --model {options.model} --collection {number} --canary 5"
+        return replace(learned, advice=advice)
     await client.deploy(spec, idempotency_key=f"{service}-{version}")
     ready = await _ready(client, service, version, options.look_s)
     say(f"{service} {version} is {ready.state}")
@@ -133,13 +161,7 @@ async def _canary(
     why = f"canary of {learned.reference}: {learned.verdict.why}"
     await client.set_traffic(service, weights, expected=found.revision, why=why)
     say(f"{version} gets {options.canary / 100:g} % of {service}")
-    return _with(learned, version=version, weights=weights)
-
-
-def _with(learned: Learned, **changes: object) -> Learned:
-    from dataclasses import replace
-
-    return replace(learned, **changes)  # type: ignore[arg-type]  # named by the callers above
+    return replace(learned, version=version, weights=weights)
 
 
 async def _ready(client: AsyncClient, service: str, version: str, look_s: float) -> ServedVersion:

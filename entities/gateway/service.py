@@ -156,7 +156,9 @@ class Gateway:
         cache, models = self.jobs.cache, self._models.index
         self.backflow = BackflowOperations(
             bus,
-            MeshKnowledge(service=book.get, job=cache.get, jobs=cache.all, models=lambda: models),
+            MeshKnowledge(
+                services=lambda: book.services, job=cache.get, jobs=cache.all, models=lambda: models
+            ),
             config.backflow,
         )
         self.generations.keeping = self.backflow.keeping

@@ -38,7 +38,7 @@ class KeptMessage(Part):
     """A part of a request, or its answer (role `assistant`)."""
 
     role: str = Field(max_length=32)
-    text: str
+    text: Annotated[str, PRIVATE]
 
 
 class KeptTerms(Part):

@@ -10,11 +10,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from schemas.base import Message, Part, Time, Token
-from schemas.marks import HOLDS_USER_VALUES, SECRET, Url
+from schemas.marks import HOLDS_USER_VALUES, PRIVATE, SECRET, Url
 from schemas.serve_spec import KeepSpec, KeptPart
 from schemas.services.generation import KeptMessage, KeptTerms
 
-MOST_ITEM_BYTES = 256 << 10
+MOST_ITEM_BYTES = 64 << 10
 """Most bytes of an item's texts: longer requests are not kept."""
 SubjectName = Annotated[str, Field(min_length=1, max_length=200)]
 """Whose request it is, as `user` of the request names them: a person that the token's user serves."""
@@ -50,7 +50,7 @@ class Feedback(Part):
     """What a user says of an answer."""
 
     rating: float = Field(ge=-1, le=1, description="from bad (-1) to good (1)")
-    correction: str = Field("", max_length=65_536, description="a better answer")
+    correction: Annotated[str, PRIVATE] = Field("", max_length=65_536, description="a better answer")
     at: Time = 0.0
 
 
@@ -62,6 +62,7 @@ class KeptItem(Message, wire="service.kept_item"):
     item: Token = Field(description="id of its generation")
     user: Token = Field(description="pseudonym of the token's user")
     subject: Token = Field(description="pseudonym of whose request it is")
+    standing: bool = Field(description="kept by a consent that was given before; else by the request's own")
     tenant: str = ""
     shape: Literal["completion", "chat"]
     messages: tuple[KeptMessage, ...]
@@ -125,6 +126,7 @@ class ConsentGiven(Part):
     days: int = Field(0, description="for which it is given")
     parts: tuple[KeptPart, ...] = Field((), description="for which it is given")
     erased: int = Field(0, description="items that the withdrawal has deleted")
+    jobs: tuple[str, ...] = Field((), description="jobs that had read one of them: weights can't forget")
 
 
 class FeedbackBody(Part):
@@ -148,9 +150,9 @@ class KeptErased(Part):
     service: Token
     items: int
     collections: tuple[int, ...] = Field((), description="numbers of the files that held some of them")
-    jobs: tuple[str, ...] = Field((), description="jobs that have read one of these files")
-    models: tuple[str, ...] = Field((), description="NAME@VERSION of those jobs, and what began with these")
-    versions: tuple[str, ...] = Field((), description="SERVICE@VERSION that serve what those jobs made")
+    jobs: tuple[str, ...] = Field((), description="jobs that have read one, and that went on from these")
+    models: tuple[str, ...] = Field((), description="NAME@VERSION that learnt from one, or whose parent did")
+    versions: tuple[str, ...] = Field((), description="SERVICE@VERSION, of any service, with such weights")
 
 
 class CollectBody(Part):

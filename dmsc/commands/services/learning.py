@@ -14,8 +14,9 @@ from dmsc.console.options import print_text
 from dmsc.console.running import leave, run_async
 
 if TYPE_CHECKING:
-    from dmsc.backflow.learning import Learned
+    from dmsc.backflow.learning import Learned, LearnOptions
     from dmsc.client.async_client import AsyncClient
+    from schemas.job import JobSpec
     from schemas.services.keeping import KeptErased
 
 
@@ -57,6 +58,9 @@ def learn(
         list[str] | None, option("--set KEY=VALUE", "Override a key of the job file; repeatable.")
     ] = None,
     model: Annotated[str | None, option("--model NAME", "Its name in the registry (the service's).")] = None,
+    collection: Annotated[
+        int | None, option("--collection N", "Go on with the round of this file (makes a new one).", min=1)
+    ] = None,
     min_rating: Annotated[
         float | None, option("--min-rating R", "Only requests rated at least so, -1 to 1.", min=-1, max=1)
     ] = None,
@@ -64,7 +68,7 @@ def learn(
         float | None, option("--share S", "Largest part of one user (the service's).", min=0, max=1)
     ] = None,
     worse: Annotated[
-        float, option("--worse L", "By how much a loss may be higher than before.", min=0)
+        float, option("--worse L", "By how much a loss may be higher than before; -0.1: it has to be lower.")
     ] = 0.0,
     canary: Annotated[
         float,
@@ -78,41 +82,37 @@ def learn(
 
     Nobody's requests are more than a share of what is trained on. The weights become a version in the
     registry with the losses before and after; one that passes gets the alias `candidate`, and with --canary
-    is deployed beside the others. The exit code is 1 if it does not pass.
+    is deployed beside the others. A round that broke off, wants an approval, or has no canary yet goes on
+    with --collection: nothing is trained twice. The exit code is 1 if it does not pass.
 
     Example: dmsc service learn chat learn.yaml --canary 5
     """
+    from dmsc.backflow.learning import LearnOptions
     from dmsc.client.job_file import load_job
     from dmsc.console.exit_codes import ExitCode
 
     spec = load_job(file, set_ or ())
     if spec.serve is not None or spec.array is not None:
         raise bad_input(f"{file}: give a file that trains one job, without `serve` and `array`")
-    learned = run_async(_learn(service, spec, model or service, min_rating, share, worse, canary, mesh))
+    options = LearnOptions(
+        model=model or service,
+        collection=collection,
+        min_rating=min_rating,
+        share=share,
+        worse=worse,
+        canary=round(canary * 100),
+    )
+    learned = run_async(_learn(service, spec, options, mesh))
     document = asdict(learned) | {"collection": learned.collection.model_dump(mode="json")}
-    mesh.show(document, *learned.advice)
+    mesh.show(document, *([learned.advice] if learned.advice else []))
     leave(ExitCode.OK if learned.verdict.passed else ExitCode.FAILED)
 
 
-async def _learn(
-    service: str,
-    spec: object,
-    model: str,
-    min_rating: float | None,
-    share: float | None,
-    worse: float,
-    canary: float,
-    mesh: GatewayQuery,
-) -> Learned:
+async def _learn(service: str, spec: JobSpec, options: LearnOptions, mesh: GatewayQuery) -> Learned:
     import sys
 
-    from dmsc.backflow.learning import LearnOptions, learn
-    from schemas.job import JobSpec
+    from dmsc.backflow.learning import learn
 
-    assert isinstance(spec, JobSpec)
-    options = LearnOptions(
-        model=model, min_rating=min_rating, share=share, worse=worse, canary=round(canary * 100)
-    )
     async with mesh.client() as client:
         return await learn(client, service, spec, options, lambda text: print(text, file=sys.stderr))
 

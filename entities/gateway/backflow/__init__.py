@@ -15,5 +15,6 @@ kept_items.py     the items: stored, counted, erased
 collection_rules.py  pure: which items a file gets, and the file's lines
 collections.py    the files that jobs train on
 request_keeping.py   from a whole answer to an item
+learnt_from.py    pure: which jobs, models and versions have learnt from a file
 operations.py     what the HTTP routes call
 """

@@ -77,14 +77,18 @@ class KeptCollections:
             except Conflict:
                 continue
             break
+        # Whoever is erased from here on finds the row. Who was erased before it was there has withdrawn.
+        if await self._items.withdrawn(service, chosen.items):
+            await self.remove(collection, "a subject was erased while it was made")
+            return await self.make(service, body, share)
         try:
             await self._objects.put(_object(service, number), data)
         except DmscError:
             await self.remove(collection, "it could not be stored")
             raise
-        # Who was erased between the reading of the items and the row of the file did not find it.
-        if {item.item for item in chosen.items} - {item.item for item in await self._items.of(service)}:
-            await self.remove(collection, "a subject was erased while it was made")
+        entry = await self._bucket.get(leader=True, service=service, number=number)
+        if entry is None or entry.message.removed_at is not None:  # perhaps before the file was there
+            await self._objects.delete(_object(service, number))
             return await self.make(service, body, share)
         return collection
 
@@ -104,24 +108,34 @@ class KeptCollections:
         found: KeptCollection = entry.message
         if found.removed_at is not None:
             raise NotFound(f"collection {number} of {service} was removed: {found.why}; make a new one")
+        if found.until <= time.time():  # the sweep comes within minutes
+            raise NotFound(f"collection {number} of {service} has come to its end date; make a new one")
         return found
 
     async def remove(self, collection: KeptCollection, why: str) -> None:
-        """Removes a file; that somebody else has done so is no error."""
+        """Removes a file; that somebody else has done so is no error.
+
+        First the row says so: a gateway that is just storing the file looks at it afterwards.
+        """
         names: dict[str, Any] = {"service": collection.service, "number": collection.number}
-        await self._objects.delete(_object(collection.service, collection.number))
         gone = collection.model_copy(update={"removed_at": time.time(), "why": why})
         await self._bucket.put(gone, **names)
+        await self._objects.delete(_object(collection.service, collection.number))
         log.info("collection removed", **names, why=why)
 
     async def remove_ended(self) -> int:
-        """Removes the files with an item that has ended; returns how many."""
+        """Removes the files with an item that has ended; returns how many.
+
+        Of those that were removed within a day it looks again: their gateway may have died meanwhile.
+        """
         now, count = time.time(), 0
         for entry in await self._bucket.entries():
             collection: KeptCollection = entry.message
             if collection.removed_at is None and collection.until <= now:
                 await self.remove(collection, "an item of it has come to its end date")
                 count += 1
+            elif collection.removed_at is not None and collection.removed_at > now - DAY_SECONDS:
+                await self._objects.delete(_object(collection.service, collection.number))
         return count
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -49,16 +49,15 @@ class KeptItems:
             return False
         return True
 
-    async def add_feedback(self, user: str, item: str, feedback: Feedback) -> KeptItem:
-        """Adds what a user says of an answer to its item.
-
-        Raises:
-            NotFound: Nothing of this request is kept, or no feedback.
-        """
+    async def find(self, user: str, item: str) -> KeyValueEntry:
+        """A user's item that takes feedback. Raises `NotFound`."""
         found = await self._bucket.entries(user=user, item=item)
         if not found or not found[0].message.takes_feedback:
             raise NotFound("nothing of this request is kept that feedback could be added to")
-        entry = found[0]
+        return found[0]
+
+    async def add_feedback(self, entry: KeyValueEntry, feedback: Feedback) -> None:
+        """Adds what a user says of an answer to its item. Raises `NotFound` if it has gone meanwhile."""
         while True:
             changed: KeptItem = entry.message.model_copy(update={"feedback": feedback})
             left_s = changed.until - time.time()
@@ -70,23 +69,31 @@ class KeptItems:
                     raise NotFound("this request is not kept any more") from None
                 entry = again
             else:
-                return changed
+                return
 
     async def of(self, service: str) -> list[KeptItem]:
-        """The items of a service that have not ended, by the time they were asked.
+        """The items of a service that have not ended, by the time they were asked."""
+        kept = [item async for item in self.each(service)]
+        return sorted(kept, key=lambda item: (item.at, item.item))
+
+    async def each(self, service: str) -> AsyncIterator[KeptItem]:
+        """The items of a service that have not ended; no more than one user's are in memory at a time.
 
         An item whose withdrawal did not erase it (its gateway died then) is left out, and erased now.
         """
-        now = time.time()
-        entries = await self._bucket.entries(service=service)
-        items = [entry.message for entry in entries if entry.message.until > now]
-        void = await self._withdrawn(service, items)
-        if void:
-            await self._delete(entry for entry in entries if entry.message.item in void)
-        kept = (item for item in items if item.item not in void)
-        return sorted(kept, key=lambda item: (item.at, item.item))
+        keys = await self._bucket.keys(service=service)
+        for user in sorted({_tokens(key)["user"] for key in keys}):
+            now = time.time()
+            entries = await self._bucket.entries(service=service, user=user)
+            items = [entry.message for entry in entries if entry.message.until > now]
+            void = await self.withdrawn(service, items)
+            await self._delete(_key(item) for item in items if item.item in void)
+            for item in items:
+                if item.item not in void:
+                    yield item
 
-    async def _withdrawn(self, service: str, items: Iterable[KeptItem]) -> set[str]:
+    async def withdrawn(self, service: str, items: Iterable[KeptItem]) -> set[str]:
+        """Those of these items whose subject, or its user, has withdrawn."""
         until: dict[Pseudonym, float] = {}
         void: set[str] = set()
         for item in items:
@@ -97,20 +104,30 @@ class KeptItems:
                 void.add(item.item)
         return void
 
-    async def erase(self, service: str, **tokens: Any) -> int:
-        """Deletes the items of one user or subject; returns how many there were.
+    async def count(self, service: str, who: Pseudonym) -> int:
+        """How many there are of a user, or of one subject alone."""
+        return len(await self._keys_of(service, who))
 
-        `tokens`: `user`, and `subject` if it is one alone.
-        """
-        return await self._delete(await self._bucket.entries(service=service, **tokens))
+    async def erase(self, service: str, who: Pseudonym) -> int:
+        """Deletes the items of a user, or of one subject alone; returns how many there were."""
+        return await self._delete(map(_tokens, await self._keys_of(service, who)))
 
-    async def _delete(self, entries: Iterable[KeyValueEntry]) -> int:
-        listed = list(entries)
+    async def _keys_of(self, service: str, who: Pseudonym) -> list[str]:
+        names = {"user": who.user} if who.is_own else {"user": who.user, "subject": who.subject}
+        return await self._bucket.keys(service=service, **names)
+
+    async def _delete(self, keys: Iterable[dict[str, Any]]) -> int:
+        listed = list(keys)
         for start in range(0, len(listed), TOGETHER):
             together = listed[start : start + TOGETHER]
-            await asyncio.gather(*(self._bucket.delete(**_key(entry.message)) for entry in together))
+            await asyncio.gather(*(self._bucket.delete(**key) for key in together))
         return len(listed)
 
 
 def _key(item: KeptItem) -> dict[str, Any]:
     return {"service": item.service, "user": item.user, "subject": item.subject, "item": item.item}
+
+
+def _tokens(key: str) -> dict[str, Any]:
+    """What a key of the bucket is made of: none of its names has a dot."""
+    return dict(zip(("service", "user", "subject", "item"), key.split("."), strict=True))

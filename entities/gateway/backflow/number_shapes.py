@@ -48,8 +48,10 @@ _DATE = re.compile(
     rf"{_CLOCK}(?![0-9])(?![-/.][0-9])"
 )
 _FRACTION = re.compile(
-    r"(?<![0-9.,/-])(?<![0-9] )(?:0|[1-9][0-9]{0,5})\.[0-9]{3,30}(?:[eE][-+]?[0-9]{1,3})?(?![0-9]|[.-][0-9])"
+    r"(?<![0-9.,/-])(?<![0-9] )(?:(?:0|[1-9][0-9]{0,5})\.[0-9]{3,7}|(?:0|[1-9][0-9]?)\.[0-9]{8,30})"
+    r"(?:[eE][-+]?[0-9]{1,3})?(?![0-9]|[.-][0-9])"
 )
+"""A decimal fraction; none is a card that somebody has cut after its third digit or later."""
 
 
 def find_numbers(text: str) -> Iterator[Found]:
@@ -88,17 +90,24 @@ def _ibans(text: str) -> Iterator[Found]:
     for match in _IBAN.finditer(text):
         start, end = match.span(1)
         places = [place for place in range(start, end) if text[place].isalnum()]
-        compact = "".join(text[place] for place in places).upper()
-        lengths = [IBAN_LENGTHS.get(compact[:2], 0)]
-        if text[places[0]].isupper() and text[places[1]].isupper():
-            # One with a slip of the pen, up to where a group ends.
+        shown = "".join(text[place] for place in places)
+        lengths = [IBAN_LENGTHS.get(shown[:2].upper(), 0)]
+        if not lengths[0]:
+            continue  # "US 10 people", "PM 12": no such country has IBANs
+        if shown[:2].isupper():
+            # One of another length than its country's is found up to where a group ends.
             lengths += (n for n in range(len(places), 14, -1) if _ends_group(text, places, n))
         elif places[3] - places[0] != 3:
             continue  # "at 23 degrees"
         for length in lengths:
-            if 0 < length <= len(compact) and is_iban(compact[:length]):
+            if length <= len(shown) and _is_of_one_case(shown[1:length]) and is_iban(shown[:length].upper()):
                 yield Found(start, places[length - 1] + 1, "iban")
                 break
+
+
+def _is_of_one_case(shown: str) -> bool:
+    """Whether its letters are all capitals or all small ones: "DE 10 people went there" is a sentence."""
+    return shown in (shown.upper(), shown.lower())
 
 
 def _ends_group(text: str, places: list[int], count: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from bus.connection import Bus
@@ -14,8 +14,8 @@ from bus.mesh.resealing import Resealing
 from entities.gateway.backflow.collections import KeptCollections, may_hold
 from entities.gateway.backflow.consents import Consents
 from entities.gateway.backflow.kept_items import KeptItems
+from entities.gateway.backflow.learnt_from import learnt_from
 from entities.gateway.backflow.pseudonyms import Pseudonym, Pseudonyms
-from entities.gateway.backflow.redaction import redact
 from entities.gateway.backflow.request_keeping import KeepingConfig, RequestKeeping
 from entities.gateway.operations.operation import Operation
 from entities.model_records.model_index import ModelIndex
@@ -41,13 +41,16 @@ log = get_logger("backflow")
 
 USE, OWN = "service.use", "self.read"
 READ, COLLECT, ERASE = "kept.read", "kept.collect", "kept.erase"
+NO_SERVICE = "there is no service {}; `dmsc service list` shows which there are"
+MOST_CORRECTION = 65_536
+"""Most characters of a correction: what is put in the place of something may be longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeshKnowledge:
     """What this gateway knows of services, jobs and models, and this package asks."""
 
-    service: Callable[[str], ModelService | None]
+    services: Callable[[], Mapping[str, ModelService]]
     job: Callable[[str], JobRecord | None]
     jobs: Callable[[], Iterable[JobRecord]]
     models: Callable[[], ModelIndex]
@@ -90,7 +93,7 @@ class BackflowOperations:
                 await asyncio.sleep(self._config.sweep_s)
         finally:
             resealing.stop()
-            await self.keeping.settle()
+            await self.keeping.close()
 
     async def sweep(self) -> int:
         """Removes the files whose end has come; returns how many. Raises what the bus raises."""
@@ -110,6 +113,7 @@ class BackflowOperations:
         """Has later requests of the bearer, or of a subject that they serve, kept.
 
         Raises:
+            NotFound: There is no such service.
             BadInput: The service keeps nothing.
         """
 
@@ -121,13 +125,19 @@ class BackflowOperations:
         return Operation(USE, service, act)
 
     def withdraw(self, service: str, subject: str | None) -> Operation[ConsentGiven]:
-        """Takes a consent back, and erases what was kept. For oneself it counts for all that one serves."""
+        """Takes a consent back, and erases what was kept. For oneself it counts for all that one serves.
+
+        Raises:
+            NotFound: There is no such service, and nothing is known of this subject.
+        """
 
         async def act(access: AccessDecision) -> ConsentGiven:
             who = await self._pseudonyms.of(access.user, subject)
             erased = await self._erase(service, who, own=True)
             at = await self._consents.withdrawn_at(service, who)
-            return ConsentGiven(service=service, state="withdrawn", at=at, erased=erased.items)
+            return ConsentGiven(
+                service=service, state="withdrawn", at=at, erased=erased.items, jobs=erased.jobs
+            )
 
         return Operation(OWN, "self", act, frees=True)
 
@@ -135,29 +145,38 @@ class BackflowOperations:
         """Adds what the bearer says of an answer to what is kept of their request. Raises `NotFound`."""
 
         async def act(access: AccessDecision) -> Feedback:
-            await self.keeping.settle()  # the answer may be as old as a moment
+            await self.keeping.stored(body.generation)  # the answer may be as old as a moment
             who = await self._pseudonyms.of(access.user, None)
-            (correction,) = (await asyncio.to_thread(redact, (body.correction,))).texts
-            said = Feedback(rating=body.rating, correction=correction, at=time.time())
-            return (await self._items.add_feedback(who.user, body.generation, said)).feedback or said
+            entry = await self._items.find(who.user, body.generation)
+            correction = await self.keeping.redacted(body.correction, self._hide(entry.message.service))
+            said = Feedback(rating=body.rating, correction=correction[:MOST_CORRECTION], at=time.time())
+            await self._items.add_feedback(entry, said)
+            return said
 
         return Operation(OWN, "self", act)
 
     # --- what services have ---------------------------------------------------------------------------------
     def summary(self, service: str) -> Operation[KeptSummary]:
         async def act(_: AccessDecision) -> KeptSummary:
-            items = await self._items.of(service)
             redacted: Counter[str] = Counter()
-            for item in items:
+            users: set[str] = set()
+            subjects: set[str] = set()
+            ends: list[float] = []
+            with_feedback = 0
+            async for item in self._items.each(service):
                 redacted.update(item.redacted)
+                users.add(item.user)
+                subjects.add(item.subject)
+                ends.append(item.until)
+                with_feedback += item.feedback is not None
             return KeptSummary(
                 service=service,
-                items=len(items),
-                users=len({item.user for item in items}),
-                subjects=len({item.subject for item in items}),
-                with_feedback=sum(item.feedback is not None for item in items),
+                items=len(ends),
+                users=len(users),
+                subjects=len(subjects),
+                with_feedback=with_feedback,
                 redacted=dict(sorted(redacted.items())),
-                first_ends=min((item.until for item in items), default=None),
+                first_ends=min(ends, default=None),
                 collections=tuple(map(_told, await self._collections.of(service))),
             )
 
@@ -183,7 +202,11 @@ class BackflowOperations:
         return Operation(READ, service, act)
 
     def erase(self, service: str, body: EraseBody) -> Operation[KeptErased]:
-        """Erases what is kept of a user or of one subject; nothing that they have asked is kept again."""
+        """Erases what is kept of a user or of one subject; nothing that they have asked is kept again.
+
+        Raises:
+            NotFound: There is no such service, and nothing is known of this subject.
+        """
 
         async def act(access: AccessDecision) -> KeptErased:
             who = await self._pseudonyms.of(body.user, body.subject)
@@ -194,43 +217,50 @@ class BackflowOperations:
     # --- parts ----------------------------------------------------------------------------------------------
     def _rules(self, service: str) -> KeepSpec:
         """What the service's newest version that keeps something says of it."""
-        found = self._known.service(service)
-        if found is None:
-            raise NotFound(f"there is no service {service}; `dmsc service list` shows which there are")
-        for version in reversed(found.versions):
-            rules = self.keeping.rules(version.job)
-            if rules is not None:
-                return rules
-        raise BadInput(f"service {service} keeps nothing: its versions have no `serve.keep`")
+        if service not in self._known.services():
+            raise NotFound(NO_SERVICE.format(service))
+        rules = self._all_rules(service)
+        if not rules:
+            raise BadInput(f"service {service} keeps nothing: its versions have no `serve.keep`")
+        return rules[-1]
+
+    def _all_rules(self, service: str) -> list[KeepSpec]:
+        """What each version of a service that keeps something says of it, the oldest first."""
+        found = self._known.services().get(service)
+        rules = (self.keeping.rules(version.job) for version in (found.versions if found else ()))
+        return [each for each in rules if each is not None]
+
+    def _hide(self, service: str) -> tuple[str, ...]:
+        """The texts that any version of a service has taken out."""
+        return tuple(dict.fromkeys(text for rules in self._all_rules(service) for text in rules.hide))
 
     async def _erase(self, service: str, who: Pseudonym, *, own: bool) -> KeptErased:
         """First the word, then files, then items: whoever dies in between leaves what a repetition finds."""
+        # Else anybody could fill the bucket with names of services.
+        if service not in self._known.services() and not (
+            await self._consents.of(service, who.subject) or await self._items.count(service, who)
+        ):
+            raise NotFound(NO_SERVICE.format(service))
         await self._consents.withdraw(service, who.subject, own=own)
-        tokens = {"user": who.user} if who.is_own else {"user": who.user, "subject": who.subject}
         holding = [each for each in await self._collections.of(service, removed=True) if may_hold(each, who)]
         gone = [each for each in holding if each.removed_at is None]
         for collection in gone:
             await self._collections.remove(collection, "a subject was erased")
-        count = await self._items.erase(service, **tokens)
-        jobs = trained_on({collection.source for collection in holding}, self._known.jobs())
-        log.info("erased", service=service, items=count, collections=len(gone), jobs=len(jobs), own=own)
+        count = await self._items.erase(service, who)
+        sources = {collection.source for collection in holding}
+        learnt = learnt_from(
+            sources, self._known.jobs(), self._known.models(), self._known.services().values()
+        )
+        jobs = len(learnt.jobs)
+        log.info("erased", service=service, items=count, collections=len(gone), jobs=jobs, own=own)
         return KeptErased(
             service=service,
             items=count,
             collections=tuple(collection.number for collection in gone),
-            jobs=tuple(sorted(jobs)),
-            models=made_of(jobs, self._known.models()),
-            versions=self._serving(service, jobs),
+            jobs=learnt.jobs,
+            models=learnt.models,
+            versions=learnt.versions,
         )
-
-    def _serving(self, service: str, jobs: set[str]) -> tuple[str, ...]:
-        """Versions of the service whose weights one of these jobs has made."""
-        found = self._known.service(service)
-        names = []
-        for version in () if found is None else found.versions:
-            if any(job in version.weights.split("/") for job in jobs):
-                names.append(f"{service}@{version.version}")
-        return tuple(names)
 
 
 def _said(consent: Consent) -> ConsentGiven:
@@ -245,19 +275,3 @@ def _told(collection: KeptCollection) -> KeptCollection:
     """As clients see it: without the marks of its subjects."""
     return collection.model_copy(update={"marks": ""})
 
-
-def trained_on(sources: set[str], jobs: Iterable[JobRecord]) -> set[str]:
-    """The jobs whose data are, or have in them, one of these files. Pure."""
-    return {record.job for record in jobs if sources & set(record.spec.data.urls().values())}
-
-
-def made_of(jobs: set[str], index: ModelIndex) -> tuple[str, ...]:
-    """The registered versions that these jobs have made, and all that began with one of them. Pure."""
-    found = {each.reference for each in index.each() if each.lineage.job in jobs}
-    while more := {
-        each.reference
-        for each in index.each()
-        if each.lineage.parent in found and each.reference not in found
-    }:
-        found |= more
-    return tuple(sorted(found))

@@ -79,7 +79,7 @@ _PEM = re.compile(
 )
 _SHAPES = re.compile(
     r"""(?<![A-Za-z0-9])(?:
-    eyJ[\w-]{6,2000}\.[\w-]{6,4000}(?:\.[\w-]{0,2000})?           # JSON web tokens
+    (?<![\w-])eyJ[\w-]{6,2000}\.[\w-]{6,4000}(?:\.[\w-]{0,2000})?  # JSON web tokens
     |(?:sk|rk|pk)[-_][A-Za-z0-9_-]{16,300}                         # OpenAI, Anthropic, Stripe
     |gh[pousr]_[A-Za-z0-9]{20,300}|github_pat_\w{20,300}|gl[a-z]{2,6}-[\w-]{16,200}
     |xox[a-z]-[\w-]{10,300}|xapp-[\w-]{10,300}
@@ -149,7 +149,9 @@ def _is_drawn(piece: str) -> bool:
 
 # --- addresses ----------------------------------------------------------------------------------------------
 _LOCAL = r"[\w.!#$%&'*+/=?^`{|}~-]{1,64}"
-_EMAIL = re.compile(rf"{_LOCAL}@(?:[\w-]{{1,63}}(?:\.[\w-]{{1,63}}){{1,8}}|\[[0-9A-Fa-f.:]{{3,45}}\])")
+_SIGN = r"(?:@|%40|&\#0{0,4}(?:64|x40);|&commat;|\\u0040)"
+"""The sign, and how URLs, pages and JSON write it."""
+_EMAIL = re.compile(rf"{_LOCAL}{_SIGN}(?:[\w-]{{1,63}}(?:\.[\w-]{{1,63}}){{1,8}}|\[[0-9A-Fa-f.:]{{3,45}}\])")
 _AT = (
     r"(?:\s{0,3}(?:@|[(\[{<]\s?(?:at|ät|@)\s?[)\]}>])\s{0,3}"
     r"|\s{1,3}(?:at|AT)\s{1,3}(?=[\w-]{1,63}\s{1,3}(?:dot|DOT)\s))"
@@ -173,7 +175,7 @@ _MAC = re.compile(r"(?<![0-9A-Fa-f:-])(?:[0-9A-Fa-f]{2}[:-]){5}[0-9A-Fa-f]{2}(?!
 
 
 def _emails(text: str) -> Iterator[Found]:
-    if "@" in text:
+    if _HAS_SIGN.search(text):
         for match in _EMAIL.finditer(text):
             yield Found(match.start(), match.end(), "email")
     if _MAY_BE_SPACED.search(text):
@@ -181,6 +183,7 @@ def _emails(text: str) -> Iterator[Found]:
             yield Found(match.start(), match.end(), "email")
 
 
+_HAS_SIGN = re.compile(_SIGN)
 _MAY_BE_SPACED = re.compile(
     r"\s@|@\s|[(\[{<]\s?(?:at|ät|@|dot|punkt|point|\.)\s?[)\]}>]|\s(?:dot|DOT)\s|\s\.\s?\w|@\S{1,63}\.\s"
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from bus.logs import get_logger
@@ -53,6 +54,9 @@ class RequestKeeping:
         self._items = items
         self._config = config
         self._stores = TaskSet(on_failure=lambda _, error: log.error("an item was lost", error=repr(error)))
+        self._store_of: dict[str, asyncio.Task[None]] = {}  # by generation
+        # One thread of its own: redaction waits for nobody's tokenizing, and nobody's for it.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="redaction")
 
     def rules(self, job: str) -> KeepSpec | None:
         """What the version that this job runs says of keeping; None: nothing is kept."""
@@ -89,13 +93,16 @@ class RequestKeeping:
         if len(self._stores) >= self._config.most_stores:
             log.warning("a request is not kept: too many are being stored", service=generation.service)
             return
-        self._stores.create(self._store(generation, generation.keep, answer), name=f"keep {generation.id}")
+        id, work = generation.id, self._store(generation, generation.keep, answer)
+        self._store_of[id] = self._stores.create(work, name=f"keep {id}")
+        self._store_of[id].add_done_callback(lambda _: self._store_of.pop(id, None))
 
     async def _store(self, generation: Generation, terms: KeptTerms, answer: Callable[[], str]) -> None:
         rules = self.rules(generation.job)
         if rules is None:
             return
-        item = await asyncio.to_thread(item_of, generation, terms, rules, answer)
+        loop = asyncio.get_running_loop()
+        item = await loop.run_in_executor(self._thread, item_of, generation, terms, rules, answer)
         if item is None:
             return
         try:
@@ -107,13 +114,30 @@ class RequestKeeping:
         except DmscError as error:
             log.warning("a request is not kept: it can't be stored", code=error.code, error=error.text)
 
+    async def redacted(self, text: str, hide: Sequence[str]) -> str:
+        """The text without what redaction takes out, beside the event loop."""
+        loop = asyncio.get_running_loop()
+        return (await loop.run_in_executor(self._thread, redact, (text,), hide)).texts[0]
+
+    async def stored(self, generation: str) -> None:
+        """Waits until this answer is stored, if it is about to be, for as long as a gateway that stops."""
+        task = self._store_of.get(generation)
+        if task is not None:
+            await asyncio.wait((task,), timeout=self._config.stop_s)
+
     async def settle(self) -> None:
-        """Waits until what was answered is stored, for as long as a gateway that stops may."""
+        """Waits until all that was answered is stored."""
+        await self._stores.wait()
+
+    async def close(self) -> None:
+        """Settles, for as long as a gateway that stops may; what is not stored then is not kept."""
         try:
             async with asyncio.timeout(self._config.stop_s):
-                await self._stores.wait()
+                await self.settle()
         except TimeoutError:
             await self._stores.close()
+        finally:
+            self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 def with_messages(terms: KeptTerms, messages: Sequence[tuple[str, str]]) -> KeptTerms | None:
@@ -148,6 +172,7 @@ def item_of(
         user=terms.user,
         subject=terms.subject,
         tenant=generation.tenant,
+        standing=terms.standing,
         shape=generation.shape,
         messages=tuple(kept),
         takes_feedback="feedback" in rules.parts,

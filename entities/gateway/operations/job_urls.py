@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from schemas.urls import (
     MODELS_FOLDER,
     SECRET,
     bus_name,
+    is_kept,
     local_path,
 )
 
@@ -30,6 +32,10 @@ STORE_LEFT_OUT = "leave it out: without it a data set lies on the bus"
 """What is possible in place of the `store` of a build."""
 READ_ARTIFACT, READ_DATA_SET, READ_FEED = "artifact.read", "dataset.read", "feed.read"
 READ_KEPT = "kept.read"
+KEPT_KINDS = ("text", "chat")
+"""Kinds of data that read kept requests; others may keep copies in a node's cache, which outlive them."""
+KEPT_FILE = f"{BUS}{KEPT_FOLDER}/SERVICE/NUMBER.jsonl"
+KEPT_NAME = re.compile(rf"{KEPT_FOLDER}/[A-Za-z0-9_-]+/[0-9]+\.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,12 @@ def refuse_urls(spec: JobSpec) -> None:
         BadJob: one of the job's URLs is not allowed.
     """
     refuse_each((*((key, url, False) for key, url in _read(spec)), ("artifacts", spec.artifacts, True)))
+    for name, part in spec.data.places().items():
+        if is_kept(part.source) and part.kind not in KEPT_KINDS:
+            raise BadJob(
+                f"{name}.source: {part.source}: kept requests are read by kind "
+                f"{' or '.join(KEPT_KINDS)}, and this is kind {part.kind}"
+            )
 
 
 def refuse_each(named: Iterable[tuple[str, str, bool]]) -> None:
@@ -67,8 +79,15 @@ def refuse_each(named: Iterable[tuple[str, str, bool]]) -> None:
             raise BadJob(f"{key}: {url} is code, which a job names as `code` and nobody else reads")
         if bus_name(url).partition("/")[0] == MODELS_FOLDER:
             raise BadJob(f"{key}: {url} is where uploaded weights lie: a job names them as model://NAME")
+        if is_kept(url) and not (key.startswith("data.") and key.endswith(".source") and _is_kept_file(url)):
+            raise BadJob(f"{key}: {url}: a job names kept requests as data.source: {KEPT_FILE}")
         if bus_name(url).partition("/")[0] == BUILT_FOLDER:
             raise BadJob(f"{key}: {url} is where built data sets lie: a job names one as dataset://NAME")
+
+
+def _is_kept_file(url: str) -> bool:
+    """Whether it is one file of kept requests, not a folder of them or what all of them lie in."""
+    return KEPT_NAME.fullmatch(bus_name(url)) is not None
 
 
 def _read(spec: JobSpec) -> list[tuple[str, str]]:

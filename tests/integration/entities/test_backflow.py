@@ -103,6 +103,7 @@ async def test_nothing_is_kept_unless_both_say_so(keeping: Keeping, gateway: Gat
     (item,) = await keeping.until(1)
     assert [message.text for message in item.messages] == ["I am [EMAIL]", answer_to(PROMPT, 6)]
     assert (item.redacted, item.version, item.until - item.at) == ({"email": 1}, "v1", 2 * 86_400)
+    assert not item.standing
     assert "ruth" not in item.model_dump_json()
     given = await keeping.post("/v1/consents/letters/give", "ruth")
     assert given.json()["days"] == 2
@@ -111,6 +112,7 @@ async def test_nothing_is_kept_unless_both_say_so(keeping: Keeping, gateway: Gat
     await keeping.ask("rob")
     await keeping.ask(user="customer")  # another person, who has said nothing
     items = await keeping.until(2)
+    assert sorted(each.standing for each in items) == [False, True]
     await settled(gateway)
     assert len(await keeping.items()) == 2
     assert {message.text for each in items for message in each.messages} >= {"[HIDDEN] flies"}
@@ -142,13 +144,14 @@ async def test_a_chat_and_a_stream_are_kept_whole(keeping: Keeping) -> None:
 
 async def test_feedback_is_the_askers_own(keeping: Keeping) -> None:
     asked = await keeping.ask(said="train")
-    body = {"generation": asked.headers["dmsc-generation"], "rating": -1, "correction": "write b@c.de"}
+    correction = "write b@c.de about Bluebird"
+    body = {"generation": asked.headers["dmsc-generation"], "rating": -1, "correction": correction}
     assert (await keeping.post("/v1/feedback", "rob", body)).status_code == 404
     assert (await keeping.post("/v1/feedback", "ruth", body | {"rating": 2})).status_code == 422
     assert (await keeping.post("/v1/feedback", "ruth", body)).status_code == 200
     (item,) = await keeping.items()
     assert item.feedback is not None
-    assert (item.feedback.rating, item.feedback.correction) == (-1.0, "write [EMAIL]")
+    assert (item.feedback.rating, item.feedback.correction) == (-1.0, "write [EMAIL] about [HIDDEN]")
 
 
 async def test_a_withdrawal_erases_and_lasts(keeping: Keeping) -> None:
@@ -161,6 +164,8 @@ async def test_a_withdrawal_erases_and_lasts(keeping: Keeping) -> None:
     withdrawn = await keeping.post("/v1/consents/letters/withdraw", "ruth")
     assert (withdrawn.json()["state"], withdrawn.json()["erased"]) == ("withdrawn", 2)
     assert withdrawn.json()["at"] >= began + 5.0  # by which clocks of gateways may differ
+    unknown = await keeping.post("/v1/consents/nosuch/withdraw", "ruth")  # else anybody could fill the bucket
+    assert (unknown.status_code, "no service nosuch" in unknown.text) == (404, True)
     (left,) = await keeping.items()
     # What comes back from a disk, or was under way, is not trained on.
     back = next(item for item in kept if item.user != left.user)
@@ -199,16 +204,13 @@ async def test_a_collection_is_its_owners_and_goes_with_a_subject(keeping: Keepi
     refused = await keeping.post(f"{kept}/collections", "ruth", {"share": 0.4})
     assert (refused.status_code, "2 users have items" in refused.text) == (422, True)
 
-    # A job that has read it is named; another user may not read it, and no data set is built of it.
+    # A job that has read it is named; another user may not read it.
     learnt = job("learnt", spec=spec(data={"kind": "text", "source": made["source"]}), user="ruth")
     await keeping.bus.bucket(subjects.JOB_RECORD).put(learnt, job="learnt")
     await eventually(lambda: gateway.jobs.cache.get("learnt") is not None)
     document = spec(data={"kind": "text", "source": made["source"]}).model_dump(mode="json")
     stolen = await keeping.post("/v1/jobs", "rob", document)
     assert stolen.status_code == 403, stolen.text
-    build = {"name": "copy", "source": made["source"], "field": "text"}
-    outlives = await keeping.post("/v1/data/builds", "ruth", build)
-    assert outlives.status_code == 422 or "outlive" in outlives.text, outlives.text
 
     erased = (await keeping.post(f"{kept}/erase", "ruth", {"user": "ruth", "subject": "d"})).json()
     assert erased == {
@@ -241,6 +243,10 @@ async def test_what_ends_is_gone(keeping: Keeping, gateway: Gateway) -> None:
         f"/v1/services/letters/kept/collections/{made['number']}", headers=bearer("ruth")
     )
     assert "come to its end date" in gone.text
+    # Nor does a file stay that a gateway stored, and died, while it was removed.
+    await keeping.bus.objects.put("kept/letters/1.jsonl", b"{}")
+    assert await gateway.backflow.sweep() == 0
+    assert await keeping.bus.objects.list("kept/") == []
     # The server itself removes items: their rows have an end.
     await keeping.bus.bucket(subjects.KEPT_ITEM).put(item, ttl_s=1.0, **key_of(item))
     await keeping.until(0)

@@ -19,6 +19,7 @@ from bus import subjects
 from bus.server.embedded import EmbeddedServer
 from dmsc.backflow.learning import LearnOptions, learn
 from dmsc.client.async_client import AsyncClient
+from schemas.errors import NotFound
 from schemas.job import JobSpec, JobState
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.services.completion import Completion
@@ -185,8 +186,19 @@ async def test_what_was_asked_is_learnt_by_the_next_version(
     exam = {"exam": {"source": f"file://{argparse.__file__}", "format": "text"}}
     data = {"kind": "text", "field": "text", "validation": exam, "validation_fraction": 0.0}
     file = tiny_job("goes-on", data=data, training={"steps": 4})
-    options = LearnOptions(model="diary", worse=10.0, canary=1000)
+    # What is not good enough becomes no candidate, and gets no request.
+    strict = LearnOptions(model="diary", worse=-100.0, canary=1000)
+    refused = await learn(client, "diary", file, strict, lambda text: None)
+    assert (refused.verdict.passed, refused.weights) == (False, None)
+    assert "not better by 100" in refused.verdict.why
+    with pytest.raises(NotFound):
+        await client.model("diary@candidate")
+    assert (await client.service("diary")).weights == {"v1": 10_000}
+
+    # The round goes on with a gate that it passes: nothing is trained twice.
+    options = LearnOptions(model="diary", collection=1, worse=10.0, canary=1000)
     learned = await learn(client, "diary", file, options, lambda text: None)
+    assert (learned.job, learned.before) == (refused.job, refused.before)
     assert (learned.collection.items, learned.verdict.passed) == (len(PROMPTS), True), learned.verdict
     assert learned.verdict.before != learned.verdict.after
     service = await client.service("diary")

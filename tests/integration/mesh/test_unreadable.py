@@ -217,7 +217,8 @@ async def seed_kept(bus: Bus, now: float) -> None:
     await bus.bucket(subjects.KEPT_COLLECTION).put(made, service="chat", number=1)
     texts = (KeptMessage(role="user", text="hello"),)
     names = {"service": "chat", "user": who, "subject": who, "item": "g1"}
-    item = KeptItem(**names, version="v1", shape="chat", messages=texts, at=now, until=now + 1e6)
+    more = {"version": "v1", "shape": "chat", "standing": True, "at": now, "until": now + 1e6}
+    item = KeptItem(**names, **more, messages=texts)
     await bus.bucket(subjects.KEPT_ITEM).put(item, **names)
 
 

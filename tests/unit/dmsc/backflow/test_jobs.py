@@ -77,6 +77,9 @@ def test_the_gate() -> None:
     assert judged({"loss": 2.0}, {"loss": 2.05}, 0.1).passed
     worse = judged({"a/loss": 2.0, "b/loss": 1.0}, {"a/loss": 1.0, "b/loss": 1.2}, 0.1)
     assert (worse.passed, worse.why) == (False, "b/loss 1.0000 → 1.2000, worse by more than 0.1")
+    better = judged({"loss": 2.0}, {"loss": 1.95}, -0.1)
+    assert (better.passed, better.why) == (False, "loss 2.0000 → 1.9500, not better by 0.1")
+    assert judged({"loss": 2.0}, {"loss": 1.85}, -0.1).passed
     assert not judged({"loss": 2.0}, {"loss": float("nan")}, 9.0).passed
     assert not judged({"loss": 2.0}, {}, 9.0).passed
     assert not judged({}, {}, 9.0).passed

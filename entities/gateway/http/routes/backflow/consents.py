@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from entities.gateway.http.context import HttpContext
-from entities.gateway.http.requests import HttpBearer, IdempotencyKey, PageAsked, body_of, parse
+from entities.gateway.http.requests import HttpBearer, IdempotencyKey, PageAsked, answer, body_of, parse
 from entities.gateway.http.routes.services.records import ServiceName
 from schemas.pages import ConsentPage
 from schemas.services.keeping import ConsentBody, ConsentGiven, Feedback, FeedbackBody
@@ -47,8 +47,8 @@ def consents(context: HttpContext) -> APIRouter:
     @router.post("/feedback", response_model=Feedback, openapi_extra=body_of(FeedbackBody))
     async def feedback(bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
         """Say how good an answer was, or what a better one is, if the request was kept."""
-        text = await context.body(keyed)
-        body = parse(FeedbackBody, text)
-        return await context.command(keyed, bearer, operations.feedback(body), text)
+        body = parse(FeedbackBody, await context.body(keyed))
+        # Not stored for a repetition, which may be done twice: a correction lies with its item alone.
+        return answer(await bearer.run(operations.feedback(body)))
 
     return router

@@ -10,17 +10,31 @@ import pytest
 from entities.gateway.backflow.collection_rules import choose, lines_of, most_of_one
 from entities.gateway.backflow.collections import marks_of, may_hold
 from entities.gateway.backflow.consent_rules import Said, may_keep
-from entities.gateway.backflow.operations import made_of, trained_on
+from entities.gateway.backflow.learnt_from import LearntFrom, learnt_from
 from entities.gateway.backflow.pseudonyms import Pseudonym
 from entities.gateway.backflow.request_keeping import item_of
 from entities.model_records.model_index import ModelIndex
 from schemas.errors import BadInput
+from schemas.models.version import ModelData, ModelLineage, ModelVersion
+from schemas.redaction import redact
 from schemas.serve_spec import KeepSpec
 from schemas.services.generation import Generation, KeptMessage, KeptTerms
 from schemas.services.keeping import Consent, Feedback, KeptCollection, KeptItem
+from schemas.services.model_service import ModelService, ServedVersion, VersionState
 from tests.builders.jobs import job, spec
 
 RULES = KeepSpec()
+GENERATION = Generation(
+    id="g",
+    service="s",
+    version="v",
+    job="j",
+    user="ruth",
+    writer="w",
+    session=1,
+    most_tokens=1,
+    began=50.0,
+)
 GIVEN: dict[str, Any] = {"given_at": 10.0, "days": 30, "parts": RULES.parts}
 
 
@@ -36,6 +50,7 @@ def item(number: int, user: str = "u", **more: Any) -> KeptItem:
         "user": user,
         "subject": user,
         "shape": "chat",
+        "standing": True,
         "messages": (KeptMessage(role="user", text="q"), KeptMessage(role="assistant", text="a")),
         "at": float(number),
         "until": 1000.0,
@@ -113,26 +128,15 @@ def test_items_are_redacted_and_have_only_the_parts_that_are_kept() -> None:
         days=2,
         messages=(KeptMessage(role="user", text="I am a@b.com"),),
     )
-    generation = Generation(
-        id="g",
-        service="s",
-        version="v",
-        job="j",
-        user="ruth",
-        writer="w",
-        session=1,
-        most_tokens=1,
-        began=50.0,
-    )
-    kept = item_of(generation, terms, KeepSpec(), lambda: "call +49 30 1234567")
+    kept = item_of(GENERATION, terms, KeepSpec(), lambda: "call +49 30 1234567")
     assert kept is not None
     assert [message.text for message in kept.messages] == ["I am [EMAIL]", "call [PHONE]"]
     assert (kept.redacted, kept.until) == ({"email": 1, "phone": 1}, 50.0 + 2 * 86_400)
-    assert "ruth" not in kept.model_dump_json()
-    answer_alone = item_of(generation, terms, KeepSpec(parts=("answer",)), lambda: "yes")
+    assert ("ruth" in kept.model_dump_json(), kept.standing) == (False, False)
+    answer_alone = item_of(GENERATION, terms, KeepSpec(parts=("answer",)), lambda: "yes")
     assert answer_alone is not None
     assert [message.text for message in answer_alone.messages] == ["yes"]
-    assert item_of(generation, terms, KeepSpec(), lambda: "x" * (1 << 20)) is None
+    assert item_of(GENERATION, terms, KeepSpec(), lambda: "x" * (1 << 20)) is None
 
 
 def test_whose_items_a_file_may_hold() -> None:
@@ -145,9 +149,63 @@ def test_whose_items_a_file_may_hold() -> None:
     assert may_hold(held.model_copy(update={"marks": ""}), Pseudonym("c" * 32, "c" * 32))
 
 
-def test_what_was_trained_on_a_file() -> None:
-    source = "bus://kept/s/1.jsonl"
-    learnt = job("j1", spec=spec(data={"kind": "text", "source": source}))
-    others = job("j2", spec=spec(data={"kind": "text", "source": "bus://kept/s/2.jsonl"}))
-    assert trained_on({source}, [learnt, others]) == {"j1"}
-    assert made_of({"j1"}, ModelIndex()) == ()
+KEPT = "bus://kept/s/1.jsonl"
+
+
+def version(number: int, **lineage: Any) -> ModelVersion:
+    return ModelVersion(
+        name="m",
+        version=number,
+        sha256="0" * 64,
+        bytes=0,
+        tensors=0,
+        store="bus://models/m",
+        files=(),
+        lineage=ModelLineage(**lineage),
+        registered_at=1.0,
+    )
+
+
+def served(name: str, by: str, weights: str, state: VersionState = VersionState.READY) -> ModelService:
+    version = ServedVersion(version="v1", job=by, weights=weights, state=state)
+    return ModelService(service=name, user="ann", versions=(version,))
+
+
+def test_what_has_learnt_from_a_file_is_followed_through_jobs_models_and_services() -> None:
+    jobs = [
+        job("reads", spec=spec(data={"kind": "text", "source": KEPT})),
+        job("other", spec=spec(data={"kind": "text", "source": "bus://kept/s/2.jsonl"})),
+        job("goeson", spec=spec(initial_weights="bus://artifacts/reads/weights")),
+        job("again", spec=spec(resume_from="bus://artifacts/goeson/checkpoints/1")),
+        job("serves", spec=spec(initial_weights="bus://artifacts/again/weights", serve={"service": "a"})),
+    ]
+    index = ModelIndex().taking(
+        [
+            version(1, job="reads"),
+            version(2, job="other"),
+            version(3, parent="m@1"),
+            version(4, job="gone", data=(ModelData(source=KEPT),)),  # its job's record is no more
+            version(5, parent="m@2"),
+        ]
+    )
+    services = [
+        served("a", "serves", "bus://artifacts/again/weights"),
+        served("b", "s2", "bus://artifacts/other/weights"),
+        served("c", "s3", "bus://artifacts/reads/weights", VersionState.RETIRED),
+    ]
+    found = learnt_from({KEPT}, jobs, index, services)
+    assert found.jobs == ("again", "goeson", "gone", "reads")
+    assert found.models == ("m@1", "m@3", "m@4")
+    assert found.versions == ("a@v1",)
+    assert learnt_from(set(), jobs, index, services) == LearntFrom((), (), ())
+
+
+def test_taps_and_dead_letters_show_no_text() -> None:
+    kept = item(1, feedback=Feedback(rating=1.0, correction="better"))
+    shown = redact(KeptItem, kept.model_dump())
+    assert {message["text"] for message in shown["messages"]} == {"***"}
+    assert shown["feedback"]["correction"] == "***"
+    terms = KeptTerms(user="u", subject="u", standing=True, days=1, messages=kept.messages)
+    generation = GENERATION.model_copy(update={"keep": terms})
+    asked = redact(Generation, generation.model_dump())["keep"]["messages"]
+    assert {message["text"] for message in asked} == {"***"}
