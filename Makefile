@@ -215,6 +215,11 @@ bench-policy-cost: setup ## a policy at 10,000 instances, and the way from a sug
 bench-mind: setup ## modules and the orchestrator's own loop, on against off, while devices, links and nodes are disturbed by scripts
 	@$(VENV)/python -m benchmarks.mind $(ARGS)
 
+.PHONY: bench-backflow
+bench-backflow: setup ## 10,000 requests: what is kept that one side did not agree to; what the redaction leaves of planted data
+	@$(VENV)/python -c 'import faker' 2>/dev/null || $(VENV)/python -m pip install --quiet --editable '.[bench-backflow]'
+	@$(VENV)/python -m benchmarks.backflow $(ARGS)
+
 .PHONY: bench-canary-judge
 bench-canary-judge: setup ## a bad version of a served model: how soon it is found; one that is no worse: how often it is condemned
 	@$(VENV)/python -m benchmarks.canary_judge $(ARGS)

@@ -34,7 +34,7 @@ from dmsc.commands.models import versions as models
 from dmsc.commands.observe import cost, dashboard, faults, logs, store, tap, top
 from dmsc.commands.policies import learnt_state, policy, policy_versions, training
 from dmsc.commands.security import access, audit, cert, credential, rotate, secret, user
-from dmsc.commands.services import ask, batch, services, serving
+from dmsc.commands.services import ask, batch, consents, learning, services, serving
 from dmsc.console.command_app import CommandApp
 from dmsc.version import __version__
 
@@ -118,8 +118,13 @@ feeds.app.command("list")(versions.list_)
 feeds.app.command()(versions.show)
 feeds.app.command()(versions.diff)
 feeds.app.command()(versions.check)
+feeds.app.command()(learning.erase)
 app.add_typer(feeds.app, name="data", rich_help_panel="Jobs")
 services.app.command("list")(services.list_)
+services.app.command()(learning.kept)
+services.app.command()(learning.learn)
+consents.app.command("list")(consents.list_)
+app.add_typer(consents.app, name="consent", rich_help_panel="Services")
 app.add_typer(services.app, name="service", rich_help_panel="Services")
 models.app.command()(aliases.alias)
 models.app.command()(aliases.history)

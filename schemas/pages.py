@@ -16,6 +16,7 @@ from schemas.job import JobRecord
 from schemas.marks import Url
 from schemas.module_status import ModuleStatus
 from schemas.registry import PeerLink, ServiceRecord
+from schemas.services.keeping import ConsentGiven
 from schemas.services.model_service import ModelService
 
 
@@ -29,6 +30,12 @@ class JobPage(Page):
     """Jobs in the order of submission."""
 
     jobs: tuple[JobRecord, ...]
+
+
+class ConsentPage(Page):
+    """Consents of one user, or of a subject, by service."""
+
+    consents: tuple[ConsentGiven, ...]
 
 
 class FaultPage(Page):

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from schemas.aggregation import Aggregation
 from schemas.base import Part, Token
 from schemas.marks import Url
 
 SERVICE_NAME = r"^[a-z0-9][a-z0-9_-]{0,62}$"
+
+
+KeptPart = Literal["prompt", "answer", "feedback"]
+
+
+class KeepSpec(Part):
+    """What a service keeps of requests whose users consent, to be trained on (docs/backflow.md)."""
+
+    days: int = Field(30, ge=1, le=3650, description="days until an item is deleted")
+    parts: tuple[KeptPart, ...] = Field(
+        ("prompt", "answer", "feedback"), min_length=1, max_length=3, description="what is kept"
+    )
+    share: float = Field(
+        0.2, gt=0, le=1, description="largest part of what is trained on that comes of one user"
+    )
+    most: int = Field(1000, ge=1, le=100_000, description="most items of one user at a time")
+    hide: tuple[Annotated[str, Field(min_length=2, max_length=200)], ...] = Field(
+        (), max_length=256, description="further texts that are taken out, in any case of letters"
+    )
 
 
 class ScaleSpec(Part):
@@ -98,6 +117,17 @@ class ServeSpec(Part):
     chat_template: str | None = Field(
         None, max_length=65_536, description="Jinja template of chats; not given: the tokenizer's own"
     )
+    keep: KeepSpec | None = Field(
+        None, description="what is kept of requests whose users consent; not given: nothing of any request"
+    )
+
+    @model_validator(mode="after")
+    def _keeps_texts(self) -> Self:
+        if self.keep is not None and self.kind == "predict":
+            raise ValueError(
+                "keep: tensors are not kept, since nobody can take names out of them; leave it out"
+            )
+        return self
 
     @property
     def tokenizer_url(self) -> str | None:

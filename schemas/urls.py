@@ -20,6 +20,9 @@ FEEDS = "feeds"
 BUILT_FOLDER, MODELS_FOLDER = "built", "models"
 """Where built data sets, and weights that users upload for the model registry, lie. Processes of builds and
 jobs open what they may; nobody names them in a file."""
+KEPT_FOLDER = "kept"
+"""Where files of kept requests lie: `kept/SERVICE/NUMBER.jsonl`. Jobs read them, and nothing that is made of
+data and outlives them (docs/backflow.md)."""
 RUNS = "runs"
 ANY = "*"
 """The value of `--allow-url` that allows every URL."""
@@ -34,6 +37,11 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 def bus_name(url: str) -> str:
     """The name in the bus's object store of a `bus://` URL; empty for other URLs."""
     return url.removeprefix(BUS).strip("/") if url.startswith(BUS) else ""
+
+
+def is_kept(url: str) -> bool:
+    """Whether it is a file of kept requests, of which no copy may outlive it."""
+    return bus_name(url).partition("/")[0] == KEPT_FOLDER
 
 
 def local_path(url: str) -> str | None:
@@ -88,7 +96,10 @@ class UrlRules:
         url = _USER.sub(r"\1", url)
         if url.startswith(BUS):
             parts = url.removeprefix(BUS).strip("/").split("/")
-            known = parts[0] in (*(BUS_FOLDERS[:1] if write else (*BUS_FOLDERS, MODELS_FOLDER)), BUILT_FOLDER)
+            known = parts[0] in (
+                *(BUS_FOLDERS[:1] if write else (*BUS_FOLDERS, MODELS_FOLDER, KEPT_FOLDER)),
+                BUILT_FOLDER,
+            )
             is_feed = parts[0] == FEEDS and len(parts) == 2 and not write
             if (known or is_feed) and not {"", ".", ".."} & set(parts):
                 return ""

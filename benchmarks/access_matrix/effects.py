@@ -243,6 +243,8 @@ _STREAMS = (
         "KV_steps",
     ),
     *(
+        "KV_consents",
+        "KV_kept",
         "KV_units",
         "KV_uploads",
         "KV_users",
@@ -286,7 +288,12 @@ def _itself(name: str) -> tuple[str, ...]:
 
 _FEEDS = ("$KV.feeds.feed.*", "$KV.feeds.segment.*.*", "$KV.feed_records.*.*")
 _BATCHES = ("$KV.batches.batch.*", "$KV.batches.file.*", "$KV.batches.unit.*.*")
+_BACKFLOW = (
+    *("$KV.consents.collection.*.*", "$KV.consents.consent.*.*", "$KV.consents.key.*"),
+    "$KV.kept.*.*.*.*",
+)
 _GATEWAY_KEEPS = (
+    *_BACKFLOW,
     "$KV.answers.*",
     *_BATCHES,
     "$KV.datasets.*",
@@ -359,6 +366,8 @@ GATEWAY = Effects(
                 "KV_datasets": ("$KV.datasets.*",),
                 "KV_generations": ("$KV.generations.*",),
                 "KV_services": ("$KV.services.*",),
+                "KV_consents": _BACKFLOW[:3],
+                "KV_kept": _BACKFLOW[3:],
                 "KV_service_salt": ("$KV.service_salt.*",),
                 "KV_feeds": _FEEDS[:2],
                 "KV_feed_records": _FEEDS[2:],

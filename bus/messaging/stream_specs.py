@@ -73,12 +73,14 @@ KEEPS_PREVIOUS = frozenset(
         *("datasets", "builds", "data_sets", "reservations", "automation", "learnt", "services", "batches"),
         *("accounts", "service_salt"),
         *("models", "model_versions", "alias_moves"),
+        "consents",
     }
 )
 """Buckets whose values exist nowhere else. Their streams keep earlier values, in case the newest can't be
 read. Buckets that change often, or whose values others can publish again (registry, routes, leadership,
 answers, uploads), keep only the newest. So do `steps`, because a decision that is not the last is worse
-than none, and `feeds`, whose rows are written once."""
+than none, and `feeds`, whose rows are written once, and `kept`, whose rows must be gone once they are
+deleted."""
 MARKERS_STAY = frozenset(
     {
         *("users", "revocations", "secrets", "cordons", "modules", "standings", "datasets", "data_sets"),

@@ -28,6 +28,8 @@ PART_BYTES = 256 << 10
 KEEPING_BYTES = 32 << 20
 """Most bytes of one connection's values that wait to be stored, however long that takes: the bus may stand
 still or its disk be full. Values beyond that are not kept; the next read finds them again."""
+PERISHABLE = frozenset({"kept"})
+"""Buckets whose values have an end date: of those no copy is kept that would outlive it."""
 KNOWN = 4_096
 """How many values one connection remembers, so as not to keep them twice."""
 
@@ -58,6 +60,9 @@ async def quarantine(bus: BusPort, row: Subject, item: StreamMessage, error: Bad
     raises, and waits for at most `unreadable_wait_s`: a service that renews a lease must not be held up.
     """
     if bus.sender.kind not in row.senders or error.fields.get("reason") == "wrong version":
+        return
+    if row.bucket in PERISHABLE:
+        log.error("unreadable record", record=name_of(row, item), revision=item.sequence, reason=error.text)
         return
     value_id = (item.subject, item.sequence)
     if value_id in bus.unreadable:

@@ -5,18 +5,22 @@ from __future__ import annotations
 from bus.subject_row import Names, Subject
 from bus.subjects.table import AAM, FM, MG, MI, RECORDS_BYTES, SMO
 from schemas.errors import Ack
-from schemas.services import batches, figures, generation, model_service, outcomes, prediction
+from schemas.services import batches, figures, generation, keeping, model_service, outcomes, prediction
 
 __all__ = [
     "BATCH",
     "BATCH_UNIT",
     "BIND_SESSION",
+    "CONSENT",
     "DEPLOY_VERSION",
     "END_SESSION",
     "GENERATION",
+    "KEPT_COLLECTION",
+    "KEPT_ITEM",
     "MODEL_SERVICE",
     "ORDER_SERVICE",
     "PREDICT",
+    "PSEUDONYM_KEY",
     "ROWS_NEEDED",
     "SERVICES_QUERY",
     "SERVICE_FIGURES",
@@ -153,6 +157,42 @@ PREDICT = Subject(
     MI,
     "named tensors in, named tensors out",
     reply=prediction.Predicted,
+)
+CONSENT = Subject(
+    "consent",
+    "consent.{service}.{subject}",
+    keeping.Consent,
+    MG,
+    MG,
+    "whether requests of a subject may be kept, by its pseudonym",
+    bucket="consents",
+)
+PSEUDONYM_KEY = Subject(
+    "pseudonym key",
+    "key.{name}",
+    keeping.PseudonymKey,
+    MG,
+    MG,
+    "by which gateways make pseudonyms; written once",
+    bucket="consents",
+)
+KEPT_COLLECTION = Subject(
+    "kept collection",
+    "collection.{service}.{number}",
+    keeping.KeptCollection,
+    MG,
+    MG,
+    "a file of kept requests that jobs train on, or that it was removed",
+    bucket="consents",
+)
+KEPT_ITEM = Subject(
+    "kept item",
+    "{service}.{user}.{subject}.{item}",
+    keeping.KeptItem,
+    MG,
+    MG,
+    "a request that is kept until its end date, redacted; its service and its user say so",
+    bucket="kept",
 )
 SERVICE_OUTCOMES = Subject(
     "service outcomes",

@@ -19,6 +19,7 @@ from dmsc.client import http_protocol
 from dmsc.client.calls.access_calls import AccessCalls, segment
 from dmsc.client.calls.account_calls import AccountCalls
 from dmsc.client.calls.array_calls import ArrayCalls
+from dmsc.client.calls.backflow_calls import BackflowCalls
 from dmsc.client.calls.batch_calls import BatchCalls
 from dmsc.client.calls.code_calls import JOBS
 from dmsc.client.calls.generation_calls import GenerationCalls
@@ -72,6 +73,7 @@ class AsyncClient(
     DataCalls,
     ServiceCalls,
     GenerationCalls,
+    BackflowCalls,
     BatchCalls,
     AccessCalls,
     FeedCalls,

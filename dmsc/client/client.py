@@ -131,6 +131,14 @@ class Client:
     scale_version = _called(AsyncClient.scale_version)
     stop_service = _called(AsyncClient.stop_service)
 
+    consents = _called(AsyncClient.consents)
+    give_consent = _called(AsyncClient.give_consent)
+    withdraw_consent = _called(AsyncClient.withdraw_consent)
+    send_feedback = _called(AsyncClient.send_feedback)
+    kept = _called(AsyncClient.kept)
+    collect_kept = _called(AsyncClient.collect_kept)
+    erase_kept = _called(AsyncClient.erase_kept)
+
     mesh = _called(AsyncClient.mesh)
     overview = _called(AsyncClient.overview)
     tap_scope = _called(AsyncClient.tap_scope)

@@ -240,12 +240,14 @@ class Gateways:
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, self._retry.longest_pause_s)
 
-    async def answer(self, path: str, body: Any, resumed: str, header: str) -> AsyncGenerator[str, None]:
+    async def answer(
+        self, path: str, body: Any, resumed: str, header: str, headers: Mapping[str, str] | None = None
+    ) -> AsyncGenerator[str, None]:
         """Yield the data of an answer's events once each, in order, whichever gateways die meanwhile.
 
-        `header` names the answer. `resumed` is the path, with `{id}` for that name, at which any gateway goes
-        on with it. Where none knows it any more the request is sent again, under the same idempotency key:
-        its events are the same.
+        `header` names the answer; `headers` go with the request. `resumed` is the path, with `{id}` for that
+        name, at which any gateway goes on with it. Where none knows it any more the request is sent again,
+        under the same idempotency key: its events are the same.
         """
         last, name, pause_s, broken_since = 0, "", self._retry.first_pause_s, None
         key = secrets.token_hex(16)
@@ -254,13 +256,13 @@ class Gateways:
             asked = self.urls[0]
             if name:
                 how = {"method": "GET", "url": asked + resumed.format(id=name)}
-                headers = {"Last-Event-ID": str(last)}
+                sent = {"Last-Event-ID": str(last)}
             else:
                 how = {"method": "POST", "url": asked + path, "json": body}
-                headers = {"Idempotency-Key": key}
+                sent = {"Idempotency-Key": key, **(headers or {})}
             try:
                 async with self._http.stream(
-                    **how, headers=headers, timeout=http_protocol.STREAM_TIMEOUT
+                    **how, headers=sent, timeout=http_protocol.STREAM_TIMEOUT
                 ) as response:
                     if response.is_error:
                         await response.aread()

@@ -265,7 +265,7 @@ class Authorizer:
             "data": self._data_owner,
             "model": self._model_owner,
         }
-        owners["service"] = self._service_owner
+        owners["service"] = owners["kept"] = self._service_owner
         return await owners.get(kind, self._job_owner)(resource)
 
     async def _build_owner(self, build: str) -> str | None:

@@ -26,6 +26,7 @@ from bus.messaging.handlers import Subscription
 from entities.gateway.accounts.operations import AccountOperations
 from entities.gateway.accounts.use_reports import UseReports
 from entities.gateway.array_operations import ArrayOperations
+from entities.gateway.backflow.operations import BackflowConfig, BackflowOperations, MeshKnowledge
 from entities.gateway.batches.batch_log import BatchLog
 from entities.gateway.batches.batch_runner import BatchConfig, BatchRunner
 from entities.gateway.batches.file_store import FileStore
@@ -108,6 +109,7 @@ class GatewayConfig:
     generation: GenerationConfig = field(default_factory=GenerationConfig)
     aggregation: AggregationConfig = field(default_factory=AggregationConfig)
     batches: BatchConfig = field(default_factory=BatchConfig)
+    backflow: BackflowConfig = field(default_factory=BackflowConfig)
     account_every_s: float = 5.0  # between two reports of who was answered; what a killed gateway may lose
     figures: FiguresConfig = field(default_factory=FiguresConfig)
     open_tokenizer: OpenTokenizer = open_bytes  # with libraries that the control plane itself has not
@@ -175,6 +177,15 @@ class Gateway:
         self.generations.passes.counted = counter.prediction
         self._figures = FiguresPublisher(bus, config.sid, counter, book.living, config.figures)
         self._models = ModelFollower(bus)
+        cache, models = self.jobs.cache, self._models.index
+        self.backflow = BackflowOperations(
+            bus,
+            MeshKnowledge(
+                services=lambda: book.services, job=cache.get, jobs=cache.all, models=lambda: models
+            ),
+            config.backflow,
+        )
+        self.generations.keeping = self.backflow.keeping
         self.models = ModelOperations(self._models, self.backends, self.jobs)
         self.jobs.with_models = partial(with_models, self.models)
         self._bus = bus
@@ -222,6 +233,7 @@ class Gateway:
                     self.generations.book.run(),
                     self.generations.outcomes.run(),
                     self._keeper.run(),
+                    self.backflow.run(),
                     self._batch_runner.run(),
                     self._uses.run(),
                     self._figures.run(),
@@ -297,6 +309,7 @@ class Gateway:
             curves=JobCurves(self._bus),
             feeds=FeedOperations(self.jobs.feeds, self.jobs.stored),
             generations=self.generations,
+            backflow=self.backflow,
             calls=self.calls,
             batches=self.batches,
             config=config,

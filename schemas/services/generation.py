@@ -34,6 +34,23 @@ class Sampling(Part):
     draw: str = Field("", description="names the request in draws: the same one gives the same tokens")
 
 
+class KeptMessage(Part):
+    """A part of a request, or its answer (role `assistant`)."""
+
+    role: str = Field(max_length=32)
+    text: Annotated[str, PRIVATE]
+
+
+class KeptTerms(Part):
+    """The terms on which a request is kept once it is answered: its service's, and its user's consent."""
+
+    user: Token = Field(description="pseudonym of the token's user")
+    subject: Token = Field(description="pseudonym of whose request it is")
+    standing: bool = Field(description="the consent was given before; else with the request")
+    messages: tuple[KeptMessage, ...] = Field((), description="what was asked")
+    days: int = Field(ge=1)
+
+
 class Generation(Message, wire="serve.generation"):
     """A request that a gateway answers. In the bucket `generations`; whoever writes it is its one writer.
 
@@ -60,6 +77,7 @@ class Generation(Message, wire="serve.generation"):
     usage: bool = Field(False, description="whether a stream ends with the number of tokens")
     began: Time = 0.0
     ended: Literal["", "stop", "length", "cancelled", "failed"] = ""
+    keep: KeptTerms | None = Field(None, description="None: nothing of it is kept")
     mirrored: bool = Field(False, description="a copy, for a version in shadow")
     charged: int | None = Field(
         None, ge=0, description="tokens of its answer that are in its user's account; none: nor is the prompt"

@@ -4,6 +4,7 @@ A part says what a request asks for, and its answer; `gateway_requests` decides 
 
 access_calls.py  users, rules, secrets, audit
 array_calls.py   arrays of jobs
+backflow_calls.py  what services keep of requests: consents, feedback, files, erasure
 code_calls.py    submissions with code, and archives of code
 model_calls.py   versions of models, aliases, lineage
 policy_calls.py  modules, automation, observations

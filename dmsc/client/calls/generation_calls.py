@@ -21,6 +21,7 @@ HowMany = str | Mapping[str, Any]
 """An aggregation: its name, or a mapping with `how`, `over`, `min_voters` (docs/serving.md)."""
 GOES_ON = "/v1/generations/{id}/events"
 HEADER = "dmsc-generation"
+CONSENT = "dmsc-consent"
 
 
 class GenerationCalls:
@@ -45,6 +46,8 @@ class GenerationCalls:
         logprobs: int | None = None,
         digests: bool = False,
         aggregation: HowMany | None = None,
+        user: str | None = None,
+        consent: bool | None = None,
     ) -> AsyncGenerator[Completion, None]:
         """Yield an answer's pieces as they come, each once, whichever gateways and instances die meanwhile.
 
@@ -58,6 +61,9 @@ class GenerationCalls:
             logprobs: How many of the likeliest tokens to tell at each place.
             digests: Tell a digest of the logits of each token.
             aggregation: `first`: another instance is asked beside a slow one.
+            user: Whom you ask for: one user's requests go to one version.
+            consent: Whether this request may be kept and trained on, if the service keeps requests; None: as
+                `give_consent` said before, and else not.
 
         Raises:
             NotFound: there is no such service or version.
@@ -74,9 +80,12 @@ class GenerationCalls:
             "logprobs": logprobs,
             "digests": digests,
             "aggregation": aggregation,
+            "user": user,
             "stream": True,
         }
-        async with aclosing(self._gateways.answer("/v1/completions", body, GOES_ON, HEADER)) as pieces:
+        said = {} if consent is None else {CONSENT: "train" if consent else "none"}
+        answering = self._gateways.answer("/v1/completions", body, GOES_ON, HEADER, said)
+        async with aclosing(answering) as pieces:
             async for data in pieces:
                 yield Completion.model_validate_json(data)
 
@@ -93,8 +102,10 @@ class GenerationCalls:
         logprobs: int | None = None,
         digests: bool = False,
         aggregation: HowMany | None = None,
+        user: str | None = None,
+        consent: bool | None = None,
     ) -> Completion:
-        """The whole answer; see `ask`. `aggregation`: also `vote` of a service's versions."""
+        """The whole answer; see `ask`. `aggregation`: also `vote` of versions; nothing of a vote is kept."""
         asked: dict[str, Any] = {
             "tokens": tokens,
             "temperature": temperature,
@@ -104,10 +115,12 @@ class GenerationCalls:
             "logprobs": logprobs,
             "digests": digests,
             "aggregation": aggregation,
+            "user": user,
         }
         how = aggregation if isinstance(aggregation, str | None) else aggregation.get("how")
         if how in (None, "first"):
-            return joined([piece async for piece in self.ask(model, prompt, **asked)])
+            pieces = self.ask(model, prompt, consent=consent, **asked)
+            return joined([piece async for piece in pieces])
         body = {"model": model, "prompt": prompt if isinstance(prompt, str) else list(prompt), **asked}
         body["max_tokens"] = body.pop("tokens")
         body["stop"] = list(stop) or None

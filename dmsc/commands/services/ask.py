@@ -34,6 +34,12 @@ def ask(
         str | None,
         option("--aggregation HOW", "first: beside a slow instance another is asked; vote: versions vote."),
     ] = None,
+    consent: Annotated[
+        bool | None,
+        option(
+            "--consent/--no-consent", "May be kept and trained on, or not, if the service keeps requests."
+        ),
+    ] = None,
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Ask a model service, and print its answer as it comes; no death of a gateway or instance costs a token.
@@ -77,6 +83,7 @@ def ask(
             stop=stop,
             logprobs=logprobs,
             aggregation=aggregation,
+            consent=consent,
         )
         try:
             async with aclosing(asked):

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
+from entities.gateway.backflow.consent_rules import Said
 from entities.gateway.calls.answers import whole_answer
 from entities.gateway.calls.asking_several import Ask, gathered, hedged
 from entities.gateway.calls.latencies import ServiceLatencies
@@ -149,7 +150,7 @@ class AggregatedCalls:
 
     # --- texts ----------------------------------------------------------------------------------------------
     async def first(
-        self, body: TextBody, access: AccessDecision, key: str | None, how: Aggregation
+        self, body: TextBody, access: AccessDecision, key: str | None, how: Aggregation, said: Said
     ) -> Answering:
         """Begins an answer, and another beside it wherever the first token takes longer than the service's
         95th percentile; the one whose first token comes first goes on.
@@ -163,12 +164,12 @@ class AggregatedCalls:
             everyone = frozenset(member for path in paths for member in path)
             for number, path in enumerate(paths):
                 avoid = everyone.difference(path)
-                ask = partial(self._begun, service, body, access, key, avoid)
+                ask = partial(self._begun, service, body, access, key, said, avoid)
                 asks[f"{version.version}#{number}"] = ask
         else:
             for name in _versions(service, body.model, how)[0]:
                 pinned = body.model_copy(update={"model": f"{service.service}@{name}"})
-                asks[name] = partial(self._begun, service, pinned, access, key, frozenset())
+                asks[name] = partial(self._begun, service, pinned, access, key, said, frozenset())
         number, answering = await hedged([*asks.values()], self._hedge_s(service), Answering.cancel)
         name = [*asks][number]
         by = AggregatedBy(how="first", answered_by=(name,), shares={name: 1.0})
@@ -180,13 +181,14 @@ class AggregatedCalls:
         body: TextBody,
         access: AccessDecision,
         key: str,
+        said: Said,
         avoid: frozenset[Member],
     ) -> Answering:
         with self._timed(service.service):
             if isinstance(body, ChatBody):
-                answering = await self._operations.chat(body, access, key, avoid)
+                answering = await self._operations.chat(body, access, key, said, avoid)
             else:
-                answering = await self._operations.complete(body, access, key, avoid)
+                answering = await self._operations.complete(body, access, key, said, avoid)
             try:
                 for session in answering.sessions:
                     await session.spoken()
@@ -231,7 +233,7 @@ class AggregatedCalls:
     async def _whole(
         self, service: ModelService, body: TextBody, access: AccessDecision, key: str
     ) -> Completion | ChatCompletion:
-        return await whole_answer(await self._begun(service, body, access, key, frozenset()))
+        return await whole_answer(await self._begun(service, body, access, key, "none", frozenset()))
 
 
 def no_vote(body: TextBody, how: Aggregation) -> str:

@@ -42,6 +42,7 @@ INSTEAD = {
     "tools": NO_TOOLS,
     "functions": NO_TOOLS,
     "tool_choice": NO_TOOLS,
+    "store": "send the header `dmsc-consent: train` to have a request kept by a service that keeps some",
     "response_format": "JSON mode is not supported; ask for JSON in the messages, and check the answer",
 }
 RENAMED = {"safety_identifier": "user", "prompt_cache_key": "user"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from entities.gateway.backflow.consent_rules import Said
 from entities.gateway.calls.aggregated import AggregatedCalls, TextBody, no_vote
 from entities.gateway.calls.answers import whole_answer
 from entities.gateway.calls.bodies import read_request
@@ -52,25 +53,28 @@ class WholeCalls:
             body = read_request(ChatBody, text)
         if body.stream:
             raise BadInput("stream: answers within another request come whole; leave it out", param="stream")
-        begun = await self.begin(body, allow, key)
+        begun = await self.begin(body, allow, key, "none")
         return await whole_answer(begun) if isinstance(begun, Answering) else begun
 
     # --- texts ----------------------------------------------------------------------------------------------
     async def begin(
-        self, body: TextBody, allow: Allow, key: str | None
+        self, body: TextBody, allow: Allow, key: str | None, said: Said
     ) -> Answering | Completion | ChatCompletion:
-        """An answer that has begun, or the whole one where versions vote on it."""
+        """An answer that has begun, or the whole one where versions vote on it; nothing of a vote is kept.
+
+        `said`: what the request says of being kept.
+        """
         access = await allow(service_of(body.model))
         how = body.aggregation or self._usual(body.model)
         if body.aggregation is None and how is not None and how.how != "first" and no_vote(body, how):
             how = None  # what the version's file says does not fit this request: one version answers
         if how is not None and how.how == "first":
-            return await self._several.first(body, access, key, how)
+            return await self._several.first(body, access, key, how, said)
         if how is not None:
             return await self._several.vote(body, access, key, how)
         if isinstance(body, ChatBody):
-            return await self.operations.chat(body, access, key)
-        return await self.operations.complete(body, access, key)
+            return await self.operations.chat(body, access, key, said)
+        return await self.operations.complete(body, access, key, said)
 
     # --- tensors --------------------------------------------------------------------------------------------
     async def predict(self, text: bytes, allow: Allow, key: str | None) -> Prediction:

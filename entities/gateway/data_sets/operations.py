@@ -34,7 +34,7 @@ from schemas.errors import Ack, BadJob, NotFound
 from schemas.job_file.data_set_use import SCHEME as DATA_SET
 from schemas.job_file.data_set_use import is_data_set
 from schemas.signals import AccessDecision, Role
-from schemas.urls import BUS, STDLIB, bus_name
+from schemas.urls import BUS, STDLIB, bus_name, is_kept
 
 
 class DataSetOperations:
@@ -229,6 +229,10 @@ def refuse_build_urls(spec: DataBuildSpec) -> None:
     for key, url in spec.urls():
         if is_data_set(url) and key != "store":
             raise BadJob(f"{key}: {url}: a data set is no source of a build; name what it was built from")
+        if is_kept(url):
+            raise BadJob(
+                f"{key}: {url}: a data set would outlive what is kept; name it as data.source of a job"
+            )
     store = spec.store
     if store is not None and store.startswith(BUS):
         raise BadJob(f"store: {STORE_LEFT_OUT}")

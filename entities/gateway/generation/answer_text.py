@@ -92,3 +92,10 @@ class AnswerText:
             if any(stop.startswith(text[-length:]) for stop in self._stop):
                 return length
         return 0
+
+
+def text_of(tokens: Sequence[GeneratedToken], tokenizer: Tokenizer, stop: Sequence[str]) -> str:
+    """The text of a whole answer, without the stop that ended it."""
+    text = tokenizer.decode([each.token for each in tokens if each.ends != "stop"])
+    places = [place for each in stop if (place := text.find(each)) >= 0]
+    return text[: min(places, default=len(text))]

@@ -6,13 +6,16 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from bus.connection import Bus
+from entities.gateway.backflow.consent_rules import Said
+from entities.gateway.backflow.request_keeping import RequestKeeping, with_messages
+from entities.gateway.generation.answer_text import text_of
 from entities.gateway.generation.held_requests import HeldRequests, HoldConfig
 from entities.gateway.generation.prompts import Prompts, of_chat, of_completion, tokens_of
 from entities.gateway.generation.service_book import RequestKey, ServiceBook
@@ -27,7 +30,7 @@ from entities.tokens.byte_tokens import Tokenizer
 from schemas.aggregation import AggregatedBy, Aggregation
 from schemas.errors import BadInput, DmscError, NotFound, RateLimited
 from schemas.services.completion import MOST_CHOICES, ChatBody, CompletionBody, SampledBody, ServedModel
-from schemas.services.generation import Generation, Sampling
+from schemas.services.generation import Generation, KeptTerms, Sampling
 from schemas.services.model_service import ModelService, ServedVersion
 from schemas.services.prediction import NamedTensor, Predicted
 from schemas.signals import AccessDecision
@@ -111,6 +114,7 @@ class GenerationOperations:
         self._rates = TokenBuckets(config.rate)
         self.outcomes = OutcomeReports(bus, gateway, self.book.living)
         self._shadows = Shadows(keeper, self.outcomes, config.most_shadows)
+        self.keeping: RequestKeeping | None = None  # of whoever makes the gateway; None: nothing is kept
 
     def models(self) -> tuple[ServedModel, ...]:
         """Each service, and each of its versions."""
@@ -139,11 +143,15 @@ class GenerationOperations:
         body: CompletionBody,
         access: AccessDecision,
         key: str | None,
+        said: Said = "",
         avoid: frozenset[Member] = frozenset(),
     ) -> Answering:
         """Begins the answers to a completion.
 
-        `key`: the request's idempotency key. `avoid`: instances that work for the same request already.
+        Args:
+            key: The request's idempotency key.
+            said: What it says of being kept.
+            avoid: Instances that work for the same request already.
         """
         if (answers := len(body.prompts) * body.n) > MOST_CHOICES:  # before any text is tokenized
             text = f"n: prompts times n are {answers} answers, and {MOST_CHOICES} are the most of one request"
@@ -155,13 +163,20 @@ class GenerationOperations:
         sampling = self._sampling(body, access, key, tokenizer, body.logprobs)
         template = self._generation(body, access, service, version, sampling, body.max_tokens)
         draw = self.book.draw(body.model, service, version, sticky)
-        return await self._begin(draw, tokenizer, template, prompts, body.n, avoid)
+
+        def asked() -> list[list[tuple[str, str]]]:
+            texts = (each if isinstance(each, str) else tokenizer.decode(each) for each in body.prompts)
+            return [[("user", text)] for text in texts]
+
+        keep = await self._terms(template, said, body.user, asked)
+        return await self._begin(draw, tokenizer, template, prompts, body.n, keep, avoid)
 
     async def chat(
         self,
         body: ChatBody,
         access: AccessDecision,
         key: str | None,
+        said: Said = "",
         avoid: frozenset[Member] = frozenset(),
     ) -> Answering:
         """Begins the answers to a conversation; see `complete`."""
@@ -179,7 +194,12 @@ class GenerationOperations:
             update={"shape": "chat"}
         )
         draw = self.book.draw(body.model, service, version, sticky)
-        return await self._begin(draw, tokenizer, template, (prompt,), body.n, avoid)
+
+        def asked() -> list[list[tuple[str, str]]]:
+            return [[(message.role, message.text) for message in body.messages]]
+
+        keep = await self._terms(template, said, body.user, asked)
+        return await self._begin(draw, tokenizer, template, (prompt,), body.n, keep, avoid)
 
     async def resume(self, id: str, access: AccessDecision) -> Answering:
         """Goes on with an answer that another gateway, or another connection, began.
@@ -195,6 +215,7 @@ class GenerationOperations:
             session.cancel()
             raise NotFound(f"{generation.service}@{generation.version} is no longer there")
         tokenizer = await self._prompts.tokenizer(version)
+        self._keep_answers((session,), tokenizer)
         return Answering(service, version, tokenizer, (session,))
 
     async def predict(
@@ -353,6 +374,7 @@ class GenerationOperations:
         template: Generation,
         prompts: Sequence[tuple[int, ...]],
         choices: int,
+        keep: Sequence[KeptTerms | None],
         avoid: frozenset[Member],
     ) -> Answering:
         for prompt in prompts:
@@ -363,9 +385,10 @@ class GenerationOperations:
                     **_new_names(),
                     "prompt": prompt,
                     "sampling": template.sampling.model_copy(update={"draw": str(choice)}),
+                    "keep": keep[place] if keep else None,
                 }
             )
-            for prompt in prompts
+            for place, prompt in enumerate(prompts)
             for choice in range(choices)
         ]
         now = time.monotonic()
@@ -386,9 +409,37 @@ class GenerationOperations:
             answering.cancel()
             raise
         self._shadows.mirror(draw, sessions[::choices])
+        self._keep_answers(sessions, tokenizer)
         for session in sessions:
             session.on_end(lambda tokens: self._rates.charge(template.user, tokens, time.monotonic()))
         return answering
+
+    async def _terms(
+        self,
+        template: Generation,
+        said: Said,
+        subject: str | None,
+        asked: Callable[[], list[list[tuple[str, str]]]],
+    ) -> tuple[KeptTerms | None, ...]:
+        """The terms on which each of a request's prompts is kept; none: nothing of it is."""
+        terms = None if self.keeping is None else await self.keeping.terms(template, said, subject)
+        return () if terms is None else tuple(with_messages(terms, messages) for messages in asked())
+
+    def _keep_answers(self, sessions: Sequence[GenerationSession], tokenizer: Tokenizer) -> None:
+        """Has answers that are to be kept stored once they are whole."""
+        keeping = self.keeping
+        for session in sessions:
+            if keeping is not None and session.generation.keep is not None:
+                session.on_end(partial(_keep_answer, keeping, session, tokenizer))
+
+
+def _keep_answer(
+    keeping: RequestKeeping, session: GenerationSession, tokenizer: Tokenizer, tokens: int
+) -> None:
+    """An answer that failed, or that its client left, is not kept: nobody has seen it as it is."""
+    if session.finished is not None and session.finished.ended in ("stop", "length"):
+        generation = session.generation
+        keeping.take(generation, partial(text_of, session.tokens, tokenizer, generation.stop))
 
 
 def _new_names() -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from bus import subjects
@@ -116,6 +116,11 @@ class ServiceBook:
 
     def get(self, name: str) -> ModelService | None:
         return self._services.get(name)
+
+    @property
+    def services(self) -> Mapping[str, ModelService]:
+        """All by name, stopped ones too."""
+        return self._services
 
     def stages_of(self, generation: Generation) -> int:
         """How many stages the version of a generation has; 0: this gateway does not know it."""

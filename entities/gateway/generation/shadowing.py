@@ -46,7 +46,8 @@ class Shadows:
 
     async def _answer(self, draw: RequestDraw, version: ServedVersion, original: GenerationSession) -> None:
         names = {"id": secrets.token_hex(16), "session": secrets.randbits(62)}
-        copied = {"version": version.version, "job": version.job, "stop": (), "mirrored": True, **names}
+        copied = {"version": version.version, "job": version.job, "stop": (), "mirrored": True, "keep": None}
+        copied |= names
         began = time.monotonic()
         try:
             shadow = await self._keeper.begin(original.generation.model_copy(update=copied))

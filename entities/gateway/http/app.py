@@ -21,6 +21,8 @@ from entities.gateway.http.error_answers import explain_errors
 from entities.gateway.http.requests import BODIES
 from entities.gateway.http.routes.access import access
 from entities.gateway.http.routes.accounts.statements import accounts
+from entities.gateway.http.routes.backflow.consents import consents
+from entities.gateway.http.routes.backflow.kept import kept
 from entities.gateway.http.routes.chaos import chaos
 from entities.gateway.http.routes.checkpoints import checkpoints
 from entities.gateway.http.routes.dashboard import dashboard
@@ -56,6 +58,8 @@ RESOURCES = (
     checkpoints,
     datasets,
     services,
+    consents,
+    kept,
     feeds,
     completions,
     predictions,

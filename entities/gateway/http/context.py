@@ -14,6 +14,7 @@ from bus.connection import Bus
 from bus.files.artifacts import ReadableArtifacts
 from entities.gateway.accounts.operations import AccountOperations
 from entities.gateway.array_operations import ArrayOperations
+from entities.gateway.backflow.operations import BackflowOperations
 from entities.gateway.batches.operations import BatchOperations
 from entities.gateway.calls.calls import WholeCalls
 from entities.gateway.dashboard import Dashboard
@@ -65,6 +66,7 @@ class HttpContext:
     curves: JobCurves
     feeds: FeedOperations
     generations: GenerationOperations
+    backflow: BackflowOperations
     calls: WholeCalls
     batches: BatchOperations
     config: HttpConfig

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -15,12 +16,27 @@ from schemas.models.reference import SCHEME as MODEL
 from schemas.models.reference import is_model
 from schemas.secrets import secret_places
 from schemas.services.batches import FILES_FOLDER
-from schemas.urls import BUILT_FOLDER, BUS, FEEDS, MODELS_FOLDER, SECRET, bus_name, local_path
+from schemas.urls import (
+    BUILT_FOLDER,
+    BUS,
+    FEEDS,
+    KEPT_FOLDER,
+    MODELS_FOLDER,
+    SECRET,
+    bus_name,
+    is_kept,
+    local_path,
+)
 
 DATA_SETS, ARTIFACTS = "datasets", f"{BUS}artifacts"
 STORE_LEFT_OUT = "leave it out: without it a data set lies on the bus"
 """What is possible in place of the `store` of a build."""
 READ_ARTIFACT, READ_DATA_SET, READ_FEED = "artifact.read", "dataset.read", "feed.read"
+READ_KEPT = "kept.read"
+KEPT_KINDS = ("text", "chat")
+"""Kinds of data that read kept requests; others may keep copies in a node's cache, which outlive them."""
+KEPT_FILE = f"{BUS}{KEPT_FOLDER}/SERVICE/NUMBER.jsonl"
+KEPT_NAME = re.compile(rf"{KEPT_FOLDER}/[A-Za-z0-9_-]+/[0-9]+\.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +56,12 @@ def refuse_urls(spec: JobSpec) -> None:
         BadJob: one of the job's URLs is not allowed.
     """
     refuse_each((*((key, url, False) for key, url in _read(spec)), ("artifacts", spec.artifacts, True)))
+    for name, part in spec.data.places().items():
+        if is_kept(part.source) and part.kind not in KEPT_KINDS:
+            raise BadJob(
+                f"{name}.source: {part.source}: kept requests are read by kind "
+                f"{' or '.join(KEPT_KINDS)}, and this is kind {part.kind}"
+            )
 
 
 def refuse_each(named: Iterable[tuple[str, str, bool]]) -> None:
@@ -60,8 +82,15 @@ def refuse_each(named: Iterable[tuple[str, str, bool]]) -> None:
             raise BadJob(f"{key}: {url} is where uploaded weights lie: a job names them as model://NAME")
         if bus_name(url).partition("/")[0] == FILES_FOLDER:
             raise BadJob(f"{key}: {url} is where files of batches lie: store a data set, and name that")
+        if is_kept(url) and not (key.startswith("data.") and key.endswith(".source") and _is_kept_file(url)):
+            raise BadJob(f"{key}: {url}: a job names kept requests as data.source: {KEPT_FILE}")
         if bus_name(url).partition("/")[0] == BUILT_FOLDER:
             raise BadJob(f"{key}: {url} is where built data sets lie: a job names one as dataset://NAME")
+
+
+def _is_kept_file(url: str) -> bool:
+    """Whether it is one file of kept requests, not a folder of them or what all of them lie in."""
+    return KEPT_NAME.fullmatch(bus_name(url)) is not None
 
 
 def _read(spec: JobSpec) -> list[tuple[str, str]]:
@@ -107,7 +136,8 @@ def among_folders(urls: Iterable[str]) -> bool:
     """Whether any of the URLs may lie in a job's folder, or have some within it."""
     named = [place(url) for url in urls]
     return any(
-        "/" in name and not name.startswith((f"{BUS}{DATA_SETS}/", f"{BUS}{FEEDS}/"))
+        "/" in name
+        and not name.startswith(tuple(f"{BUS}{each}/" for each in (DATA_SETS, FEEDS, KEPT_FOLDER)))
         for name in named
         if name != ARTIFACTS
     )
@@ -144,6 +174,8 @@ def things_among(named: Iterable[tuple[str, str]], jobs: Mapping[str, JobRecord]
             things.append(Named(key, url, READ_DATA_SET, name.split("/")[1]))
         elif name.startswith(f"{FEEDS}/"):
             things.append(Named(key, url, READ_FEED, name.split("/")[1]))
+        elif name.startswith(f"{KEPT_FOLDER}/"):
+            things.append(Named(key, url, READ_KEPT, name.split("/")[1]))
         elif (job := job_of(url, jobs)) is not None:
             things.append(Named(key, url, READ_ARTIFACT, job.job))
         elif name or any(place(record.spec.artifacts) == place(url) for record in jobs.values()):

@@ -18,7 +18,7 @@ from schemas.envelope import Envelope
 from schemas.errors import Ack
 from schemas.job import JobRecord, JobState
 from schemas.registry import InstanceState
-from schemas.serve_spec import ServeSpec
+from schemas.serve_spec import KeepSpec, ServeSpec
 from schemas.services.generation import (
     BindSession,
     EndSession,
@@ -194,10 +194,11 @@ async def deploy(
     job: str = "serve1",
     version: str = "v1",
     stages: int = 2,
+    keep: KeepSpec | None = None,
     **more: object,
 ) -> ModelService:
     """Writes the records of a service with one version, as an orchestrator does."""
-    serve = ServeSpec(service=service, version=version)
+    serve = ServeSpec(service=service, version=version, keep=keep)
     record = JobRecord(
         job=job,
         spec=spec().model_copy(update={"serve": serve}),

@@ -66,6 +66,7 @@ PRIVATE = {
         *(subjects.PREPARE_UNIT, subjects.REMOVE_OBJECTS, subjects.UNIT_COMMIT, subjects.DATA_SET_VERSION),
         *(subjects.GENERATION, subjects.BIND_SESSION, subjects.WAVE_TOKENS, subjects.PREDICT),
         *(subjects.STORED_FILE, subjects.BATCH, subjects.BATCH_UNIT),
+        *(subjects.CONSENT, subjects.KEPT_COLLECTION, subjects.KEPT_ITEM, subjects.PSEUDONYM_KEY),
         subjects.SERVICE_SALT,
         *(subjects.ACCOUNT_SLICE, subjects.ACCOUNT_POSITION, subjects.ACCOUNT_QUERY, subjects.BUDGET_STATE),
         subjects.USE_REPORT,

@@ -76,6 +76,10 @@ UNHEARD = {
     "model service",
     "rows needed",
     "wave tokens",
+    "consent",
+    "kept collection",
+    "kept item",
+    "pseudonym key",
     "account slice",
     "account position",
 }

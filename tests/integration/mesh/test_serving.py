@@ -17,7 +17,9 @@ from safetensors.torch import load_file, save_file
 
 from bus import subjects
 from bus.server.embedded import EmbeddedServer
+from dmsc.backflow.learning import LearnOptions, learn
 from dmsc.client.async_client import AsyncClient
+from schemas.errors import NotFound
 from schemas.job import JobSpec, JobState
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.services.batches import UNIT_LINES
@@ -218,6 +220,57 @@ async def test_a_batch_has_each_answer_once_whoever_dies(
         assert essence(found) == alone[number % len(asked)]
     assert await client.embed("night", list(PROMPTS[:2])) == vectors
     await client.stop_service("night")
+
+
+async def test_what_was_asked_is_learnt_by_the_next_version(
+    own: OwnMesh, witness: Witness, client: AsyncClient
+) -> None:
+    """Both sides agree; a version is trained on it, passes, gets a part; and is named when it is erased."""
+    own.start("model-registry", ["run", "model-registry"])
+    job = await trained(witness)
+    serve = {"service": "diary", "keep": {"share": 1.0}}
+    await client.deploy(tiny_job("keeps", initial_weights=f"job:{job}", serve=serve))
+    await ready(client, "diary")
+    for seed, prompt in enumerate(PROMPTS):
+        tokens = CONTEXT - len(prompt) - 1
+        await client.complete("diary", prompt, tokens=tokens, temperature=1, seed=seed, consent=True)
+    await client.complete("diary", "not this", consent=False)
+
+    async def all_kept() -> bool:
+        return (await client.kept("diary")).items == len(PROMPTS)
+
+    await eventually(all_kept)
+    exam = {"exam": {"source": f"file://{argparse.__file__}", "format": "text"}}
+    data = {"kind": "text", "field": "text", "validation": exam, "validation_fraction": 0.0}
+    file = tiny_job("goes-on", data=data, training={"steps": 4})
+    # What is not good enough becomes no candidate, and gets no request.
+    strict = LearnOptions(model="diary", worse=-100.0, canary=1000)
+    refused = await learn(client, "diary", file, strict, lambda text: None)
+    assert (refused.verdict.passed, refused.weights) == (False, None)
+    assert "not better by 100" in refused.verdict.why
+    with pytest.raises(NotFound):
+        await client.model("diary@candidate")
+    assert (await client.service("diary")).weights == {"v1": 10_000}
+
+    # The round goes on with a gate that it passes: nothing is trained twice.
+    options = LearnOptions(model="diary", collection=1, worse=10.0, canary=1000)
+    learned = await learn(client, "diary", file, options, lambda text: None)
+    assert (learned.job, learned.before) == (refused.job, refused.before)
+    assert (learned.collection.items, learned.verdict.passed) == (len(PROMPTS), True), learned.verdict
+    assert learned.verdict.before != learned.verdict.after
+    service = await client.service("diary")
+    assert service.weights == {"v1": 9000, "learnt-1": 1000}
+    assert (await client.complete("diary@learnt-1", "def ")).choices[0].text
+    candidate = await client.model("diary@candidate")
+    assert (candidate.reference, candidate.lineage.job) == (learned.reference, learned.job)
+    assert [each.source for each in candidate.lineage.data][:1] == [learned.collection.source]
+
+    erased = await client.erase_kept("diary", "rita")
+    assert (erased.items, erased.collections) == (len(PROMPTS), (1,))
+    assert set(erased.jobs) == {learned.job, learned.before}
+    assert erased.models == (learned.reference,)
+    assert erased.versions == ("diary@learnt-1",)
+    await client.stop_service("diary")
 
 
 async def writer_of_open_answers(witness: Witness) -> str:

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from bus import subjects
+from bus.connection import Bus
 from bus.messaging import stream_specs
 from bus.nats import jetstream
 from bus.nats.ordered_consumer import OrderedConsumer
@@ -37,7 +38,8 @@ from schemas.policy import ModuleRecord
 from schemas.queue import ReservationSpec, SlotsReserved
 from schemas.secrets import StoredSecret
 from schemas.services.batches import BatchRecord, BatchState, BatchUnit, StoredFile
-from schemas.services.generation import Generation
+from schemas.services.generation import Generation, KeptMessage
+from schemas.services.keeping import Consent, KeptCollection, KeptItem, PseudonymKey
 from schemas.services.model_service import ModelService, ServedVersion, ServiceState, VersionState
 from schemas.services.outcomes import ServiceSalt
 from schemas.signals import Role
@@ -208,6 +210,7 @@ async def seed_data(client: Witness, now: float) -> None:
         built_by="uma",
     )
     await bus.bucket(subjects.DATA_SET_VERSION).put(version, name="words", version="1")
+    await seed_kept(bus, now)
     named = NamedModel(name="words", owner="uma", created_at=now)
     await bus.bucket(subjects.NAMED_MODEL).put(named, name="words")
     model = ModelVersion(
@@ -223,6 +226,23 @@ async def seed_data(client: Witness, now: float) -> None:
     await bus.bucket(subjects.MODEL_VERSION).put(model, name="words", version=1)
     move = AliasMove(name="words", alias="production", number=1, version=1, at=now, by="uma")
     await bus.bucket(subjects.ALIAS_MOVE).put(move, name="words", alias="production", number=1)
+
+
+async def seed_kept(bus: Bus, now: float) -> None:
+    """A request that was kept, with its consent, its file, and the key of its pseudonyms."""
+    who, digest = "1" * 32, "0" * 64
+    consent = Consent(service="chat", subject=who, given_at=now)
+    await bus.bucket(subjects.CONSENT).put(consent, service="chat", subject=who)
+    await bus.bucket(subjects.PSEUDONYM_KEY).put(PseudonymKey(key=digest), name="first")
+    times = {"made_at": now, "until": now + 1e6, "sha256": digest, "share": 1.0}
+    counts = {"number": 1, "bytes": 2, "items": 1, "users": 1, "subjects": 1}
+    made = KeptCollection(service="chat", source="bus://kept/chat/1.jsonl", **times, **counts)
+    await bus.bucket(subjects.KEPT_COLLECTION).put(made, service="chat", number=1)
+    texts = (KeptMessage(role="user", text="hello"),)
+    names = {"service": "chat", "user": who, "subject": who, "item": "g1"}
+    more = {"version": "v1", "shape": "chat", "standing": True, "at": now, "until": now + 1e6}
+    item = KeptItem(**names, **more, messages=texts)
+    await bus.bucket(subjects.KEPT_ITEM).put(item, **names)
 
 
 async def live(client: Witness) -> dict[str, bytes]:

@@ -61,6 +61,7 @@ ALLOWED: dict[str, set[str]] = {
         for size in ("context", "sessions", "chunk_tokens", "wave_tokens", "cache_mib", "batch")
     },
     "serve.batch_ms": {"zero"},
+    **{f"serve.keep.{name}": set() for name in ("days", "most", "share")},
     "serve.worse_nll": {"zero"},
     **{f"serve.scale.{limit}": set() for limit in ("fill", "token_ms", "idle_s")},
     **{f"serve.scale.{delay}": {"zero"} for delay in ("up_s", "down_s")},

@@ -7,6 +7,7 @@ import torch
 from bus.logs import get_logger
 from schemas.errors import BadData
 from schemas.job_file.data import SourceSpec
+from schemas.urls import is_kept
 from workers.data.data_set.record_files import files_of
 from workers.data.samples import Opening
 from workers.data.storage.node_cache import shared_folder
@@ -43,7 +44,8 @@ def open_text(spec: SourceSpec, opening: Opening) -> PackedSamples:
     if not files:
         raise BadData(f"{opening.at}.source {spec.source} is a folder without files")
     corpus = Corpus(files, tokenizer, spec, chat)
-    file = corpus.open(shared_folder(), opening.spool)
+    # A node's cache lasts for weeks, and kept requests until their end or their user's word.
+    file = corpus.open(None if is_kept(spec.source) else shared_folder(), opening.spool)
     _check(file, spec, opening)
     samples = _samples(file, spec, opening, tokenizer)
     _report(file, samples, spec, opening)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable
-from typing import Annotated, TypeVar
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Literal, TypeVar
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Header, Path, Request, Response
 
 from bus.logs import get_logger
 from bus.tasks import background
+from entities.gateway.backflow.consent_rules import Said
 from entities.gateway.calls.aggregated import TextBody
 from entities.gateway.calls.answers import AnswerShape, whole_answer
 from entities.gateway.calls.bodies import read_request
@@ -40,6 +42,16 @@ from schemas.signals import AccessDecision
 log = get_logger("door")
 
 GenerationId = Annotated[str, Path(json_schema_extra={"pattern": TOKEN_PATTERN}), named("generation")]
+ConsentHeader = Annotated[
+    Literal["train", "none"] | None,
+    Header(
+        alias="dmsc-consent",
+        description="`train`: this request may be kept and trained on, if its service keeps requests; "
+        "`none`: it may not, whatever was said before",
+    ),
+]
+KEPT_UNTIL = "dmsc-kept-until"
+"""The header that says until when this request is kept; without it nothing is."""
 GENERATION = "dmsc-generation"
 """The header with the id under which any gateway goes on with an answer."""
 DONE = b"data: [DONE]\n\n"
@@ -65,16 +77,20 @@ def completions(context: HttpContext) -> APIRouter:
         return answer(operations.model(model))
 
     @router.post("/completions", response_model=Completion, openapi_extra=body_of(CompletionBody))
-    async def complete(request: Request, bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
+    async def complete(
+        request: Request, bearer: HttpBearer, keyed: IdempotencyKey, consent: ConsentHeader = None
+    ) -> Response:
         """What comes after a prompt; with `stream` as server-sent events."""
         body = read_request(CompletionBody, await context.body(keyed))
-        return await _answered(context, request, bearer, body, keyed.key)
+        return await _answered(context, request, bearer, body, keyed.key, consent or "")
 
     @router.post("/chat/completions", response_model=ChatCompletion, openapi_extra=body_of(ChatBody))
-    async def chat(request: Request, bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
+    async def chat(
+        request: Request, bearer: HttpBearer, keyed: IdempotencyKey, consent: ConsentHeader = None
+    ) -> Response:
         """The next message of a conversation; with `stream` as server-sent events."""
         body = read_request(ChatBody, await context.body(keyed))
-        return await _answered(context, request, bearer, body, keyed.key)
+        return await _answered(context, request, bearer, body, keyed.key, consent or "")
 
     @router.post("/embeddings", response_model=TextVectors, openapi_extra=body_of(EmbeddingsBody))
     async def embed(request: Request, bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
@@ -108,10 +124,10 @@ def completions(context: HttpContext) -> APIRouter:
 
 
 async def _answered(
-    context: HttpContext, request: Request, bearer: Bearer, body: TextBody, key: str | None
+    context: HttpContext, request: Request, bearer: Bearer, body: TextBody, key: str | None, said: Said
 ) -> Response:
     # The client may leave while its request waits for room; its sessions then end at once.
-    begun = await unless_left(request, context.calls.begin(body, allowed_by(bearer), key))
+    begun = await unless_left(request, context.calls.begin(body, allowed_by(bearer), key, said))
     if begun is None:
         return Response(status_code=CLIENT_LEFT)
     if not isinstance(begun, Answering):
@@ -177,6 +193,10 @@ async def unless_left(request: Request, work: Awaitable[T]) -> T | None:
 
 def _headers(answering: Answering) -> dict[str, str]:
     headers = headers_of(AnswerShape(answering).served())
+    keep = answering.first.keep
+    if keep is not None:
+        ends = datetime.fromtimestamp(answering.first.began, UTC) + timedelta(days=keep.days)
+        headers[KEPT_UNTIL] = ends.isoformat(timespec="seconds")
     if len(answering.sessions) == 1:
         headers[GENERATION] = answering.first.id
     return headers

@@ -46,6 +46,7 @@ PRIVILEGED = {
     "chaos.strike",
     "dataset.delete",
     "feed.delete",
+    "kept.erase",
     *("model.alias", "model.approve", "model.evaluate", "model.remove", "model.rule"),
 }
 ALLOWED = {

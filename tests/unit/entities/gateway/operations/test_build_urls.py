@@ -18,6 +18,11 @@ from schemas.errors import BadJob
             {"source": "dataset://web"},
             "source[0]: dataset://web: a data set is no source of a build; name what it was built from",
         ),
+        (
+            {"source": "bus://kept/chat/1.jsonl"},
+            "source[0]: bus://kept/chat/1.jsonl: a data set would outlive what is kept; "
+            "name it as data.source of a job",
+        ),
         ({"store": "bus://mine"}, "store: leave it out: without it a data set lies on the bus"),
         *(
             (

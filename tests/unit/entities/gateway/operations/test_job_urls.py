@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from entities.gateway.operations.job_urls import (
     place,
     refuse_for_analysis,
     refuse_others_folder,
+    refuse_urls,
     unresolved,
 )
 from schemas.errors import BadJob
@@ -40,6 +42,7 @@ JOBS = known(j1="bus://artifacts", j2="bus://artifacts/team", j3="/srv/runs", j4
         ("bus://artifacts/j1x/weights", "artifact.read", "bus://artifacts/j1x/weights"),
         ("bus://artifacts", "artifact.read", "bus://artifacts"),
         ("bus://datasets/corpus", "dataset.read", "corpus"),
+        ("bus://kept/chat/3.jsonl", "kept.read", "chat"),
         ("/srv/runs/j3/checkpoints/10", "artifact.read", "j3"),
         ("/srv/runs/words/../j3", "artifact.read", "j3"),
         ("file:///srv/runs/j3", "artifact.read", "j3"),
@@ -55,6 +58,23 @@ def test_it_is_a_jobs_a_folder_that_is_no_jobs_or_a_data_set(url: str, action: s
     ):
         (found,) = named_things(named, JOBS)
         assert (found.key, found.url, found.action, found.resource) == (key, url, action, resource)
+
+
+def test_kept_requests_are_read_as_texts_alone() -> None:
+    """Whoever may not see them gets them by no other key, and no cache keeps a copy."""
+    kept = "bus://kept/chat/3.jsonl"
+    for data in ({"kind": "text"}, {"kind": "chat"}, {"mixture": [{"kind": "text", "source": kept}]}):
+        refuse_urls(spec(data={"source": kept, **data} if "kind" in data else data))
+    for section, line in (
+        ({"data": {"kind": "table", "source": kept}}, "read by kind text or chat, and this is kind table"),
+        ({"data": {"kind": "text", "source": "bus://kept"}}, "as data.source: bus://kept/SERVICE/NUMBER"),
+        ({"data": {"kind": "text", "source": "bus://kept/chat"}}, "as data.source"),
+        ({"data": {"kind": "text", "tokenizer": kept}}, "tokenizer: bus://kept"),
+        ({"initial_weights": kept}, "initial_weights: bus://kept"),
+        ({"resume_from": kept}, "resume_from: bus://kept"),
+    ):
+        with pytest.raises(BadJob, match=re.escape(line)):
+            refuse_urls(spec(**section))
 
 
 def test_an_evaluation_set_is_asked_for_like_any_source() -> None:

@@ -1,0 +1,262 @@
+"""What a gateway keeps of requests: both sides say so, it is redacted, it ends, it can be erased."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from bus import subjects
+from bus.connection import Bus
+from entities.gateway import Gateway
+from schemas.envelope import EntityKind
+from schemas.serve_spec import KeepSpec
+from schemas.services.keeping import KeptCollection, KeptItem
+from tests.builders.jobs import job, spec
+from tests.integration.entities.conftest import Dial, bearer
+from tests.integration.entities.serving_stand_in import StandInInstance, answer_to, deploy
+from tests.waiting import eventually
+
+PROMPT = "I am ann@example.com"
+ALL = KeepSpec(days=2, share=1.0, hide=("bluebird",))
+
+
+class Keeping:
+    """A service `letters` that keeps, one `plain` that does not, both answered by one instance each."""
+
+    def __init__(self, bus: Bus, http: httpx.AsyncClient) -> None:
+        self.bus = bus
+        self.http = http
+
+    async def ask(
+        self, by: str = "ruth", prompt: str = PROMPT, model: str = "letters", said: str = "", **more: Any
+    ) -> httpx.Response:
+        headers = bearer(by) | ({"dmsc-consent": said} if said else {})
+        body = {"model": model, "prompt": prompt, "max_tokens": 6, "temperature": 0} | more
+        return await self.http.post("/v1/completions", json=body, headers=headers)
+
+    async def post(self, path: str, user: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        return await self.http.post(path, json=body or {}, headers=bearer(user))
+
+    async def items(self) -> list[KeptItem]:
+        return [entry.message for entry in await self.bus.bucket(subjects.KEPT_ITEM).entries()]
+
+    async def until(self, count: int) -> list[KeptItem]:
+        async def are_there() -> bool:
+            return len(await self.items()) == count
+
+        await eventually(are_there)
+        return await self.items()
+
+
+@pytest.fixture
+async def keeping(dial: Dial, gateway: Gateway, http: httpx.AsyncClient) -> AsyncIterator[Keeping]:
+    bus = await dial("orchestrator-records", EntityKind.ORCHESTRATOR)
+    instances = []
+    for name in ("serve1", "serve2"):
+        sid = f"{name}-s0-r0"
+        instances.append(StandInInstance(await dial(sid, EntityKind.INSTANCE), sid, 1))
+        await instances[-1].start()
+    await deploy(bus, "letters", job="serve1", stages=1, keep=ALL)
+    await deploy(bus, "plain", job="serve2", stages=1)
+    view, book = gateway.follower.view, gateway.generations.book
+    await eventually(
+        lambda: all(
+            view.active(job=name, stage=0) and gateway.jobs.cache.get(name) is not None
+            for name in ("serve1", "serve2")
+        )
+    )
+    await eventually(lambda: book.get("letters") is not None and book.get("plain") is not None)
+    yield Keeping(bus, http)
+    for each in instances:
+        await each.kill()
+
+
+async def settled(gateway: Gateway) -> None:
+    """Whatever was answered is stored by now."""
+    await gateway.backflow.keeping.settle()
+
+
+async def test_nothing_is_kept_unless_both_say_so(keeping: Keeping, gateway: Gateway) -> None:
+    refused = await keeping.ask(said="maybe")
+    assert refused.status_code == 400
+    for response in (
+        await keeping.ask(),
+        await keeping.ask(said="none"),
+        await keeping.ask(said="train", model="plain"),
+        await keeping.ask("rob"),
+    ):
+        assert response.status_code == 200, response.text
+        assert "dmsc-kept-until" not in response.headers
+    plain = await keeping.post("/v1/consents/plain/give", "ruth")
+    assert (plain.status_code, "keeps nothing" in plain.text) == (422, True)
+    await settled(gateway)
+    assert await keeping.items() == []
+
+    # With a word in the request, and with one that was given before; not with `none` all the same.
+    asked = await keeping.ask(said="train")
+    assert "dmsc-kept-until" in asked.headers
+    (item,) = await keeping.until(1)
+    assert [message.text for message in item.messages] == ["I am [EMAIL]", answer_to(PROMPT, 6)]
+    assert (item.redacted, item.version, item.until - item.at) == ({"email": 1}, "v1", 2 * 86_400)
+    assert not item.standing
+    assert "ruth" not in item.model_dump_json()
+    given = await keeping.post("/v1/consents/letters/give", "ruth")
+    assert given.json()["days"] == 2
+    await keeping.ask(prompt="Bluebird flies")
+    await keeping.ask(said="none")
+    await keeping.ask("rob")
+    await keeping.ask(user="customer")  # another person, who has said nothing
+    items = await keeping.until(2)
+    assert sorted(each.standing for each in items) == [False, True]
+    await settled(gateway)
+    assert len(await keeping.items()) == 2
+    assert {message.text for each in items for message in each.messages} >= {"[HIDDEN] flies"}
+    listed = (await keeping.http.get("/v1/consents", headers=bearer("ruth"))).json()
+    assert [(each["service"], each["state"]) for each in listed["consents"]] == [("letters", "given")]
+
+
+async def test_a_chat_and_a_stream_are_kept_whole(keeping: Keeping) -> None:
+    messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "call 415-555-0123"}]
+    body = {
+        "model": "letters",
+        "messages": messages,
+        "max_completion_tokens": 4,
+        "temperature": 0,
+        "stream": True,
+    }
+    headers = bearer("ruth") | {"dmsc-consent": "train"}
+    async with keeping.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
+        assert "dmsc-kept-until" in response.headers
+        lines = [line async for line in response.aiter_lines()]
+    assert lines[-2] == "data: [DONE]"
+    (item,) = await keeping.until(1)
+    assert [(each.role, each.text) for each in item.messages[:2]] == [
+        ("system", "be kind"),
+        ("user", "call [PHONE]"),
+    ]
+    assert (item.messages[2].role, len(item.messages[2].text)) == ("assistant", 4)
+
+
+async def test_feedback_is_the_askers_own(keeping: Keeping) -> None:
+    asked = await keeping.ask(said="train")
+    correction = "write b@c.de about Bluebird"
+    body = {"generation": asked.headers["dmsc-generation"], "rating": -1, "correction": correction}
+    assert (await keeping.post("/v1/feedback", "rob", body)).status_code == 404
+    assert (await keeping.post("/v1/feedback", "ruth", body | {"rating": 2})).status_code == 422
+    assert (await keeping.post("/v1/feedback", "ruth", body)).status_code == 200
+    (item,) = await keeping.items()
+    assert item.feedback is not None
+    assert (item.feedback.rating, item.feedback.correction) == (-1.0, "write [EMAIL] about [HIDDEN]")
+
+
+async def test_a_withdrawal_erases_and_lasts(keeping: Keeping) -> None:
+    await keeping.post("/v1/consents/letters/give", "ruth")
+    await keeping.ask()
+    await keeping.ask(said="train", user="customer")
+    await keeping.ask("rob", said="train")
+    kept = await keeping.until(3)
+    began = time.time()
+    withdrawn = await keeping.post("/v1/consents/letters/withdraw", "ruth")
+    assert (withdrawn.json()["state"], withdrawn.json()["erased"]) == ("withdrawn", 2)
+    assert withdrawn.json()["at"] >= began + 5.0  # by which clocks of gateways may differ
+    unknown = await keeping.post("/v1/consents/nosuch/withdraw", "ruth")  # else anybody could fill the bucket
+    assert (unknown.status_code, "no service nosuch" in unknown.text) == (404, True)
+    (left,) = await keeping.items()
+    # What comes back from a disk, or was under way, is not trained on.
+    back = next(item for item in kept if item.user != left.user)
+    await keeping.bus.bucket(subjects.KEPT_ITEM).put(back, **key_of(back))
+    made = (await keeping.post("/v1/services/letters/kept/collections", "ruth")).json()
+    assert made["items"] == 1
+    assert [each.item for each in await keeping.items()] == [left.item]
+
+
+def key_of(item: KeptItem) -> dict[str, str]:
+    return {"service": item.service, "user": item.user, "subject": item.subject, "item": item.item}
+
+
+async def test_a_collection_is_its_owners_and_goes_with_a_subject(keeping: Keeping, gateway: Gateway) -> None:
+    for user, subject in (("rob", "a"), ("rob", "b"), ("olga", "c")):
+        await keeping.ask(user, said="train", user=subject)
+    await keeping.until(3)
+    kept = "/v1/services/letters/kept"
+    for user in ("vera", "rob", "olga"):
+        for path in (kept, f"{kept}/collections/1"):
+            assert (await keeping.http.get(path, headers=bearer(user))).status_code == 403, (user, path)
+        assert (await keeping.post(f"{kept}/collections", user)).status_code == 403
+    for user in ("vera", "rob"):
+        assert (await keeping.post(f"{kept}/erase", user, {"user": "olga"})).status_code == 403
+    assert len(await keeping.items()) == 3
+    # An operator may erase what they may not read.
+    assert (await keeping.post(f"{kept}/erase", "olga", {"user": "rob"})).json()["items"] == 2
+    await keeping.ask("ruth", said="train", user="d")
+    await keeping.until(2)
+
+    made = (await keeping.post(f"{kept}/collections", "ruth")).json()
+    assert (made["number"], made["items"], made["users"], made["marks"]) == (1, 2, 2, "")
+    lines = (await keeping.http.get(f"{kept}/collections/1", headers=bearer("ruth"))).text.splitlines()
+    assert len(lines) == 2
+    assert json.loads(lines[0])["messages"][0] == {"role": "user", "content": "I am [EMAIL]"}
+    refused = await keeping.post(f"{kept}/collections", "ruth", {"share": 0.4})
+    assert (refused.status_code, "2 users have items" in refused.text) == (422, True)
+
+    # A job that has read it is named; another user may not read it.
+    learnt = job("learnt", spec=spec(data={"kind": "text", "source": made["source"]}), user="ruth")
+    await keeping.bus.bucket(subjects.JOB_RECORD).put(learnt, job="learnt")
+    await eventually(lambda: gateway.jobs.cache.get("learnt") is not None)
+    document = spec(data={"kind": "text", "source": made["source"]}).model_dump(mode="json")
+    stolen = await keeping.post("/v1/jobs", "rob", document)
+    assert stolen.status_code == 403, stolen.text
+
+    erased = (await keeping.post(f"{kept}/erase", "ruth", {"user": "ruth", "subject": "d"})).json()
+    assert erased == {
+        "service": "letters",
+        "items": 1,
+        "collections": [1],
+        "jobs": ["learnt"],
+        "models": [],
+        "versions": [],
+    }
+    gone = await keeping.http.get(f"{kept}/collections/1", headers=bearer("ruth"))
+    assert (gone.status_code, "was removed: a subject was erased" in gone.text) == (404, True)
+    again = (await keeping.post(f"{kept}/collections", "ruth")).json()
+    assert (again["number"], again["items"]) == (2, 1)
+    summary = (await keeping.http.get(kept, headers=bearer("ruth"))).json()
+    assert (summary["items"], [each["number"] for each in summary["collections"]]) == (1, [2])
+
+
+async def test_what_ends_is_gone(keeping: Keeping, gateway: Gateway) -> None:
+    await keeping.ask(said="train")
+    (item,) = await keeping.until(1)
+    made = (await keeping.post("/v1/services/letters/kept/collections", "ruth")).json()
+    bucket = keeping.bus.bucket(subjects.KEPT_COLLECTION)
+    entry = await bucket.get(service="letters", number=1)
+    assert entry is not None
+    ended: KeptCollection = entry.message.model_copy(update={"until": 1.0})
+    await bucket.put(ended, service="letters", number=1)
+    assert await gateway.backflow.sweep() == 1
+    gone = await keeping.http.get(
+        f"/v1/services/letters/kept/collections/{made['number']}", headers=bearer("ruth")
+    )
+    assert "come to its end date" in gone.text
+    # Nor does a file stay that a gateway stored, and died, while it was removed.
+    await keeping.bus.objects.put("kept/letters/1.jsonl", b"{}")
+    assert await gateway.backflow.sweep() == 0
+    assert await keeping.bus.objects.list("kept/") == []
+    # The server itself removes items: their rows have an end.
+    await keeping.bus.bucket(subjects.KEPT_ITEM).put(item, ttl_s=1.0, **key_of(item))
+    await keeping.until(0)
+
+
+async def test_a_subject_of_one_user_is_not_that_of_another(keeping: Keeping) -> None:
+    await keeping.ask("ruth", said="train", user="same")
+    await keeping.ask("rob", said="train", user="same")
+    first, second = sorted(await keeping.until(2), key=lambda item: item.at)
+    assert first.subject != second.subject
+    await keeping.post("/v1/consents/letters/withdraw", "rob", {"subject": "same"})
+    (left,) = await keeping.items()
+    assert left == first
