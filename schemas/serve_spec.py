@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from schemas.aggregation import Aggregation
 from schemas.base import Part, Token
@@ -91,7 +91,17 @@ class ServeSpec(Part):
     sessions: int = Field(64, ge=1, le=4096, description="most sessions that a replica works on at a time")
     chunk_tokens: int = Field(64, ge=1, le=4096, description="most tokens of one prompt in one wave")
     wave_tokens: int = Field(256, ge=1, le=65_536, description="most tokens of all sessions in one wave")
-    cache_mib: int = Field(512, ge=1, le=1 << 20, description="MiB of keys and values of an instance")
+    cache: bool = Field(
+        True,
+        description="whether keys and values are kept, where its model allows; false: each token computes "
+        "its whole session, alone: slow, and exact whatever the widths of its layers",
+    )
+    cache_mib: int = Field(
+        512,
+        ge=1,
+        le=1 << 20,
+        description="MiB of keys, values, and rows kept for a neighbour, of an instance",
+    )
     batch_ms: float = Field(
         2.0, ge=0, le=1000, description="how long `predict` waits for company, milliseconds"
     )
@@ -128,6 +138,12 @@ class ServeSpec(Part):
                 "keep: tensors are not kept, since nobody can take names out of them; leave it out"
             )
         return self
+
+    @field_validator("exact", mode="before")
+    @classmethod
+    def _is_off(cls, value: Any) -> Any:
+        """YAML reads a bare `off` as false."""
+        return "off" if value is False else value
 
     @property
     def tokenizer_url(self) -> str | None:

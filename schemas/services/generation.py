@@ -68,6 +68,7 @@ class Generation(Message, wire="serve.generation"):
     session: int = Field(ge=0, lt=1 << 63, description="its number in waves")
     prompt: Annotated[tuple[int, ...], PRIVATE] = Field((), description="tokens")
     most_tokens: int = Field(ge=0)
+    whole: bool = Field(False, description="the version has no cache: each token computes all rows")
     sampling: Sampling = Sampling()
     stop: Annotated[tuple[str, ...], PRIVATE] = Field(
         (), max_length=MOST_STOPS, description="texts that end the answer"
@@ -101,6 +102,9 @@ class BindSession(Message, wire="serve.bind"):
     tokens: Annotated[tuple[int, ...], PRIVATE] = Field(description="of the prompt, and of the answer so far")
     prompt_tokens: int = Field(ge=0)
     most_tokens: int = Field(ge=0, description="of the answer")
+    whole: bool = Field(
+        False, description="some stage has no cache: all compute, and are sent, a session's whole history"
+    )
     sampling: Sampling
 
 

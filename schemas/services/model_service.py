@@ -63,6 +63,10 @@ class ServedVersion(Part):
     reason: str = ""
     exact: bool | None = Field(None, description="whether bits are independent of company; None: not probed")
     inexact_because: str = ""
+    cached: bool | None = Field(
+        None, description="whether all stages keep keys and values; None: not known, or it predicts"
+    )
+    uncached_because: str = ""
     context: int = Field(0, description="most tokens of prompt and answer; 0: not known yet")
     vocabulary: int = 0
     fingerprint: str = Field("", description="of the arithmetic that all replicas share")

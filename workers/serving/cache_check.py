@@ -97,7 +97,7 @@ def check_cache(
     if model.is_last:
         found = (torch.cat([output.logits for output in outputs if output.logits is not None]),)
     for one, other in zip(found, expected, strict=True):
-        if (row := _first_other(one, other)) is not None:
+        if (row := differing_row(one, other)) is not None:
             names = f"layers {first} to {last - 1}"
             return CacheCheck(None, f"{names} give other numbers with a cache, from row {row} on", ())
     return CacheCheck(layout, "", boundary)
@@ -202,8 +202,8 @@ def _in_parts(model: StageModel, sample: Boundary, most_rows: int) -> list[Stage
     return outputs
 
 
-def _first_other(found: Tensor, expected: Tensor) -> int | None:
-    """The first row that differs by more than rounding."""
+def differing_row(found: Tensor, expected: Tensor) -> int | None:
+    """The first row that differs by more than rounding; None: none does."""
     if not expected.is_floating_point():
         differs = (found != expected).reshape(found.shape[0], -1).any(1)
     else:

@@ -137,7 +137,7 @@ def attention_arguments(
     if query.dim() != 4 or query.shape[0] != 1 or key.shape[-2] != query.shape[-2]:
         raise BadModel(
             f"attention over queries {tuple(query.shape)} and keys {tuple(key.shape)} can't be cached by "
-            "session: serve it with cache: false"
+            "session"
         )
     if query.dtype is not torch.float32:
         raise BadModel(f"attention in {query.dtype} can't be served: only float32 is")

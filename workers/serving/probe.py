@@ -269,7 +269,7 @@ def _remedy(operation: str, width: int, arithmetic: Arithmetic) -> str:
         return f"keys have to come in blocks of {KEYS}, not of {arithmetic.keys}"
     if operation not in _PRODUCTS and width % _VECTOR:
         return (
-            f"a width of {width} ends within a vector: make it a multiple of {_VECTOR}, or serve with "
-            "exact: false, or with cache: false"
+            f"a width of {width} ends within a vector: make it a multiple of {_VECTOR}, or say "
+            "serve.exact: auto, or serve.cache: false"
         )
-    return "serve with exact: false, or with cache: false, which computes each session alone"
+    return "say serve.exact: auto, or serve.cache: false, which computes each session alone"

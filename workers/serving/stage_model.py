@@ -118,6 +118,10 @@ class StageModel:
         self.cache = KvCache(layout.sites if layout else (), kv_budget_bytes)
         self._masks = CausalMask()
 
+    def without_cache(self) -> None:
+        """Computes whole histories from now on."""
+        self.layout, self.cache = None, KvCache((), self.cache.budget_bytes)
+
     @torch.inference_mode()
     def run(self, items: Sequence[StageItem]) -> list[StageOutput]:
         """Computes one wave.

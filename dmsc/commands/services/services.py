@@ -233,6 +233,7 @@ def _row(service: ModelService, version: ServedVersion) -> tuple[str, ...]:
     marks += ["shadow"] if version.version in service.shadow else []
     marks += ["stable"] if version.version == service.stable else []
     exact = {True: "yes", False: f"no: {version.inexact_because}", None: ""}[version.exact]
+    slow = f"slower, for it has no cache: {version.uncached_because}" if version.cached is False else ""
     return (
         version.version,
         version.state.value,
@@ -242,5 +243,5 @@ def _row(service: ModelService, version: ServedVersion) -> tuple[str, ...]:
         " ".join(map(str, version.replicas)),
         exact,
         version.sha256[:12] or version.weights,
-        version.reason if back is None else f"went back: {back.why}",
+        (version.reason or slow) if back is None else f"went back: {back.why}",
     )

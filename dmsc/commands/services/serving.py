@@ -150,7 +150,8 @@ def described(service: ModelService, version: ServedVersion) -> str:
     share = service.weights.get(version.version, 0) / 100
     exact = "exact" if version.exact else f"not exact: {version.inexact_because}"
     kind = version.kind or "unknown kind"
+    slow = f", slower, for it has no cache: {version.uncached_because}" if version.cached is False else ""
     return (
         f"service {service.service}, version {version.version}: {kind}, replicas "
-        f"{', '.join(map(str, version.replicas))}, {exact}; gets {share:g} % of the traffic"
+        f"{', '.join(map(str, version.replicas))}, {exact}{slow}; gets {share:g} % of the traffic"
     )

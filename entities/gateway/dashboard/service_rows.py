@@ -211,6 +211,7 @@ def _version_row(
         "replicas": list(version.replicas),
         "exact": version.exact,
         "inexact_because": version.inexact_because,
+        "uncached_because": version.uncached_because if version.cached is False else "",
         "sha256": version.sha256[:12],
         "context": version.context,
         "since": round(version.since, 1),

@@ -268,6 +268,7 @@ class GenerationSession:
             tokens=generation.prompt + tuple(machine.answer),
             prompt_tokens=len(generation.prompt),
             most_tokens=generation.most_tokens,
+            whole=generation.whole,
             sampling=generation.sampling,
         )
         try:

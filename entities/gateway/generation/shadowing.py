@@ -46,8 +46,8 @@ class Shadows:
 
     async def _answer(self, draw: RequestDraw, version: ServedVersion, original: GenerationSession) -> None:
         names = {"id": secrets.token_hex(16), "session": secrets.randbits(62)}
-        copied = {"version": version.version, "job": version.job, "stop": (), "mirrored": True, "keep": None}
-        copied |= names
+        of_it = {"version": version.version, "job": version.job, "whole": version.cached is False}
+        copied = {**of_it, "stop": (), "mirrored": True, "keep": None, **names}
         began = time.monotonic()
         try:
             shadow = await self._keeper.begin(original.generation.model_copy(update=copied))

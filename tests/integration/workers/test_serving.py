@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -210,13 +210,13 @@ async def test_a_killed_stage_changes_no_bit(connect: Connect, nats_url: str, sp
 # --- in this process ----------------------------------------------------------------------------------------
 @asynccontextmanager
 async def served(
-    connect: Connect, job: str, stages: int, **serve: Any
+    connect: Connect, job: str, stages: int, last: Mapping[str, Any] = {}, **serve: Any
 ) -> AsyncIterator[list[ServingRuntime]]:
-    """One instance of each stage."""
+    """One instance of each stage; `last`: what the file says otherwise for the last one."""
     async with AsyncExitStack() as stack:
         runtimes = []
         for stage in range(stages):
-            start = order_to_start(job, stage, stages, **serve)
+            start = order_to_start(job, stage, stages, **{**serve, **(last if stage + 1 == stages else {})})
             member = Member(sid=start.unit.sid, incarnation=start.incarnation)
             failures: list[DmscError] = []
             bus = await connect(member.sid, EntityKind.INSTANCE)
@@ -275,6 +275,56 @@ async def test_single_passes_are_batched_and_answered_one_by_one(
             await ask(tokens_of(rows[0]).model_copy(update={"name": "x"}))
         with pytest.raises(BadInput, match="answers with tensors"):
             await gateway.request(BIND_SESSION, bound_to(path, job), job=job, sid=path[0].sid)
+
+
+async def test_of_other_shapes_than_were_probed_bits_are_promised_alone(connect: Connect, job: str) -> None:
+    for exact, passes in (("auto", 1), ("required", 2)):
+        serve = {"kind": "predict", "exact": exact, "batch_ms": 50}
+        async with served(connect, f"{job}-{exact}", 1, **serve) as (runtime,):
+            gateway = await connect("mg", EntityKind.GATEWAY)
+            order = Predict(
+                job=runtime.job,
+                generation="g",
+                path=(runtime.member,),
+                inputs=(tokens_of([1, 2, 3], [4, 5, 6]),),
+            )
+            answer = await gateway.request(
+                PREDICT, order, timeout_s=PATIENCE_S, job=runtime.job, sid=runtime.member.sid
+            )
+            assert runtime.loaded.exact
+            assert (answer.exact, runtime.step) == (exact == "required", passes)
+
+
+async def test_stages_with_a_cache_follow_one_that_has_none(connect: Connect, job: str) -> None:
+    cached = await answer_of(connect, f"{job}-cached", whole=False)
+    assert len(cached) == 12
+    assert await answer_of(connect, f"{job}-whole", whole=True) == cached
+
+
+async def answer_of(connect: Connect, job: str, *, whole: bool) -> dict[int, int]:
+    """Position → token, of two stages; with `whole` the last one has no cache."""
+    tokens: dict[int, int] = {}
+    over = asyncio.Event()
+
+    async def hear(message: WaveTokens, _: Envelope) -> None:
+        tokens.update((each.position, each.token) for each in message.tokens)
+        if any(each.ends or each.error for each in message.tokens):
+            over.set()
+
+    async with served(connect, job, 2, last={"cache": not whole}) as runtimes:
+        gateway = await connect("mg", EntityKind.GATEWAY)
+        await gateway.subscribe(WAVE_TOKENS, hear, job=job)
+        path = tuple(runtime.member for runtime in runtimes)
+        order = bound_to(path, job).model_copy(update={"most_tokens": 12, "whole": whole})
+        for member in path:
+            bound = await gateway.request(BIND_SESSION, order, timeout_s=PATIENCE_S, job=job, sid=member.sid)
+            assert bound.outcome == "bound"
+        async with asyncio.timeout(PATIENCE_S):
+            await over.wait()
+        said = ["serve.cached=true" in runtime.tags for runtime in runtimes]
+        assert said == [True, not whole], "each speaks for itself"
+        assert [runtime.machine.limits.whole for runtime in runtimes] == [whole, whole]
+    return tokens
 
 
 def bound_to(path: tuple[Member, ...], job: str) -> BindSession:

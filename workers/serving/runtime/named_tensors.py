@@ -18,17 +18,21 @@ DTYPES = {
 }
 
 
-def samples_of(inputs: Sequence[NamedTensor], names: Sequence[str]) -> list[dict[str, Tensor]]:
+def samples_of(
+    inputs: Sequence[NamedTensor], names: Sequence[str], dtypes: Mapping[str, torch.dtype] = {}
+) -> list[dict[str, Tensor]]:
     """The samples of a request: name → tensor without the dimension of samples.
 
     Args:
         inputs: Of the request; the first dimension of each counts samples.
         names: The model's inputs, in its order.
+        dtypes: Types that it takes, as far as they are known: a list of whole numbers may stand for pixels.
 
     Raises:
-        BadInput: An input is missing, unknown, damaged, or has another number of samples.
+        BadInput: An input is missing, unknown, damaged, has fractions where whole numbers are taken, or has
+            another number of samples.
     """
-    given = {tensor.name: _tensor(tensor) for tensor in inputs}
+    given = {tensor.name: _taken(tensor, dtypes.get(tensor.name)) for tensor in inputs}
     if given.keys() != set(names) or len(given) != len(inputs):
         raise BadInput(f"the model takes {', '.join(names)}; it was given {', '.join(given) or 'nothing'}")
     counts = {name: tensor.shape[0] for name, tensor in given.items()}
@@ -53,6 +57,16 @@ def token_inputs(inputs: Sequence[NamedTensor], names: Sequence[str]) -> tuple[N
         raise BadInput("a vector is made of tokens (1, tokens) int64 alone")
     sample = inputs_of(_tensor(inputs[0])[0], names)
     return tuple(_named(name, tensor[None]) for name, tensor in sample.items())
+
+
+def _taken(named: NamedTensor, dtype: torch.dtype | None) -> Tensor:
+    tensor = _tensor(named)
+    if dtype is None or tensor.dtype is dtype:
+        return tensor
+    if tensor.is_floating_point() and not dtype.is_floating_point:
+        wanted = str(dtype).removeprefix("torch.")
+        raise BadInput(f"{named.name}: the model takes {wanted}; it was given {named.dtype}")
+    return tensor.to(dtype)
 
 
 def _tensor(named: NamedTensor) -> Tensor:

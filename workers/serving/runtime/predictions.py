@@ -53,6 +53,7 @@ class Predictions:
         stage: Its stage.
         model: Its layers.
         unit: What batches are padded to; 0: each sample alone (`batch_unit`).
+        probed: The inputs with which that was found, without the dimension of samples; None: with none.
         serve: The job file's section.
         thread: The thread that computes.
         exchange: Its links.
@@ -68,6 +69,7 @@ class Predictions:
         stage: int,
         model: OneShotModel,
         unit: int,
+        probed: Mapping[str, Tensor] | None,
         serve: ServeSpec,
         thread: ComputeThread,
         exchange: HopExchange,
@@ -80,6 +82,9 @@ class Predictions:
         self._pass_s = pass_s
         self._tried = {tensor.name: tensor for tensor in tried}
         self._most = serve.batch if unit else 1
+        self._probed = None if probed is None else _shapes(probed)
+        self._dtypes = {name: tensor.dtype for name, tensor in (probed or {}).items()}
+        self._only_exact = serve.exact == "required"
         window_s = serve.batch_ms / 1e3
         self._window = BatchWindow(window_s, self._most, lambda asked: len(asked.samples), self._answer)
         self._numbers = count(1)
@@ -100,7 +105,7 @@ class Predictions:
             order = order.model_copy(update={"inputs": token_inputs(order.inputs, self._model.inputs)})
         if len(order.path) <= self._stage or order.path[self._stage] != self._me:
             raise BadInput(f"{self._me.sid} is not the first owner of the path")
-        samples = samples_of(order.inputs, self._model.inputs)
+        samples = samples_of(order.inputs, self._model.inputs, self._dtypes)
         asked = _Asked(samples, order.path, order.embed, asyncio.get_running_loop().create_future())
         self._window.ask(_likeness(asked), asked)
         try:
@@ -109,6 +114,7 @@ class Predictions:
             if unlike := self._unlike(samples[0]):
                 raise BadInput(f"{error.text}; {unlike}") from error
             raise
+        exact = exact and (self._most_of(samples[0]) == 1 or self._is_probed(samples[0]))
         return Predicted(generation=order.generation, outputs=outputs, exact=exact)
 
     def _unlike(self, sample: Mapping[str, Tensor]) -> str:
@@ -126,13 +132,21 @@ class Predictions:
                 )
         return ""
 
+    def _is_probed(self, sample: Mapping[str, Tensor]) -> bool:
+        return self._probed == _shapes(sample)
+
+    def _most_of(self, sample: Mapping[str, Tensor]) -> int:
+        """Samples like this one in a pass. What company does to bits is known of the probed shapes alone."""
+        return 1 if self._only_exact and not self._is_probed(sample) else self._most
+
     async def _answer(self, asked: Sequence[_Asked]) -> None:
         """Answers a batch. Where it fails, each request is tried alone: one must not fail others."""
         samples = [sample for each in asked for sample in each.samples]
         try:
             answers: Answers = []
-            for begin in range(0, len(samples), self._most):
-                part = samples[begin : begin + self._most]
+            most = self._most_of(samples[0])
+            for begin in range(0, len(samples), most):
+                part = samples[begin : begin + most]
                 answers += await self._pass(part, asked[0].path, asked[0].embed)
         except Exception as error:  # the model's own code may raise anything
             if len(asked) > 1 and not isinstance(error, Unavailable):
@@ -234,9 +248,12 @@ PASS = 1
 
 def _likeness(asked: _Asked) -> Hashable:
     """What requests must have in common to be computed together."""
-    sample = asked.samples[0]
-    shapes = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in sample.items())
+    shapes = _shapes(asked.samples[0])
     return (shapes, asked.embed, tuple((member.sid, member.incarnation) for member in asked.path))
+
+
+def _shapes(sample: Mapping[str, Tensor]) -> tuple[Hashable, ...]:
+    return tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in sorted(sample.items()))
 
 
 def _said(error: Exception) -> DmscError:

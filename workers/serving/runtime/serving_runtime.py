@@ -143,6 +143,7 @@ class ServingRuntime:
                 limits.stage,
                 self.loaded.one_shot,
                 self.loaded.unit,
+                self.loaded.probed,
                 self.serve,
                 self._thread,
                 self.exchange,
@@ -236,6 +237,9 @@ class ServingRuntime:
         if self.loaded.model is None:
             raise BadInput("this version answers with tensors, not with tokens: ask it by /v1/predict")
         token_choice(order.sampling)
+        if order.whole and not self.machine.limits.whole:
+            self.machine.follow()
+            self._thread.submit(Priority.FORWARD, self.stage.model.without_cache)
         limits = self.machine.limits
         if limits.is_first and not limits.is_last and order.path:
             await self._feed.listen_to(order.path[-1].sid)

@@ -84,6 +84,15 @@ class SessionMachine:
         return self.limits.blocks - sum(each.blocks for each in self._sessions.values())
 
     # --- orders of the gateway ----------------------------------------------------------------------------
+    def follow(self) -> None:
+        """Has no cache from now on, because another stage has none; see `BindSession.whole`.
+
+        Sessions that it has are forgotten: their gateways bind them again.
+        """
+        self.limits = replace(self.limits, whole=True)
+        for session in list(self._sessions.values()):
+            self._forget(session)
+
     def bind(self, order: BindSession, now: float) -> SessionBound:
         """Works for a session from now on, or on another path. Idempotent.
 

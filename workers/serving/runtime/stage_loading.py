@@ -25,7 +25,7 @@ from workers.graph.model_graph import ModelGraph
 from workers.graph.stage_module import StageModule, slice_stage
 from workers.models.hugging_face_folder import is_adapter, library_names, public_names
 from workers.process.url_rules import open_url
-from workers.serving.cache_check import CacheCheck, check_cache, sample_tokens
+from workers.serving.cache_check import CacheCheck, check_cache
 from workers.serving.exact_arithmetic import Arithmetic
 from workers.serving.fingerprint import arithmetic_fingerprint
 from workers.serving.model_context import model_context
@@ -33,7 +33,8 @@ from workers.serving.one_shot import OneShotModel, batch_unit, probed_batches
 from workers.serving.probe import probe_stage
 from workers.serving.retained_rows import Boundary
 from workers.serving.runtime.session_table import BLOCK_ROWS, ServingLimits
-from workers.serving.stage_model import StageModel, run_layers, stage_layers
+from workers.serving.runtime.whole_model import history_bytes, stage_sample, whole_answer
+from workers.serving.stage_model import StageModel
 from workers.state.initial_weights import load_initial
 
 log = get_logger("serving")
@@ -62,10 +63,13 @@ class LoadedStage:
         kind: What it answers.
         exact: Whether bits are independent of company.
         because: Why not; empty: they are.
+        uncached: Why each token computes a session's whole history; empty: keys and values are kept, or it
+            is one of `predict`.
         fingerprint: Of the arithmetic.
         model: Its layers over rows of sessions; None for `predict`.
         one_shot: Its layers in single passes: those of `predict`, and of vectors of texts.
         unit: Samples of a pass are a multiple of it; 0: each is computed alone.
+        probed: The sample with which that was found; None: with none.
         context: Most tokens of a session.
         vocabulary: Tokens are below this; 0: not known.
         rows: Rows that it has room for.
@@ -75,9 +79,11 @@ class LoadedStage:
     exact: bool
     because: str
     fingerprint: str
+    uncached: str = ""
     model: StageModel | None = None
     one_shot: OneShotModel | None = None
     unit: int = 1
+    probed: Mapping[str, Tensor] | None = None
     context: int = 0
     vocabulary: int = 0
     rows: int = 0
@@ -88,6 +94,8 @@ class LoadedStage:
             "kind": self.kind,
             "exact": str(self.exact).lower(),
             "inexact_because": " ".join(self.because.split())[:300],
+            "cached": "" if self.model is None else str(not self.uncached).lower(),
+            "uncached_because": " ".join(self.uncached.split())[:300],
             "context": self.context,
             "vocabulary": self.vocabulary,
             "fingerprint": self.fingerprint,
@@ -170,6 +178,11 @@ def _tried(start: InstanceStart, serve: ServeSpec, graph: ModelGraph) -> LoadedS
         kv_budget_bytes=_UNLIMITED,  # the machine counts rows
     )
     because = _probed(graph, unit, model, serve, sample)
+    if check.layout is None:
+        log.info("served without a cache", reason=check.because)
+        row_bytes = history_bytes(graph, unit.last_layer, context)
+    else:
+        row_bytes = sum(site.token_bytes for site in model.cache.sites) + _row_bytes(check.boundary)
     return LoadedStage(
         kind="generate",
         model=model,
@@ -177,9 +190,10 @@ def _tried(start: InstanceStart, serve: ServeSpec, graph: ModelGraph) -> LoadedS
         unit=0,
         exact=not because,
         because=because,
+        uncached=check.because,
         context=context,
         vocabulary=vocabulary_of(graph),
-        rows=rows_within(serve.cache_mib << 20, model, check.boundary),
+        rows=rows_within(serve.cache_mib << 20, row_bytes),
         fingerprint=_digest(arithmetic_fingerprint(arithmetic)),
     )
 
@@ -200,11 +214,14 @@ def _checked(
         What it was tried with, and what came of it.
     """
 
+    if not serve.cache:
+        return (), CacheCheck(None, "serve.cache is false", ())
+
     def tried_with(tokens: int) -> tuple[Boundary, CacheCheck]:
         first, last, most_rows = unit.first_layer, unit.last_layer, serve.wave_tokens
-        sample = stage_sample(graph, first, tokens, arithmetic, most_rows)
-        if not sample:
-            return sample, CacheCheck(None, "stages before it have no cache", ())
+        sample, because = stage_sample(graph, first, tokens, arithmetic, most_rows)
+        if because:
+            return sample, CacheCheck(None, because, ())
         check = check_cache(graph, first, last, sample, arithmetic=arithmetic, most_rows=most_rows)
         return sample, check
 
@@ -268,7 +285,7 @@ def _probed(graph: ModelGraph, unit: TaskUnit, model: StageModel, serve: ServeSp
 def _of_single_passes(start: InstanceStart, serve: ServeSpec, graph: ModelGraph) -> LoadedStage:
     unit = start.unit
     one_shot = OneShotModel(graph, unit.first_layer, unit.last_layer)
-    size, because = 1, ""
+    size, because, sample = 1, "", _sample(start, graph)
     if serve.exact == "off":
         because = "serve.exact is off"
     elif start.stages > 1 and any(weight.is_meta for weight in graph.model.parameters()):
@@ -276,7 +293,7 @@ def _of_single_passes(start: InstanceStart, serve: ServeSpec, graph: ModelGraph)
             size = 0  # alone, a sample has no company that its bits could depend on
         else:
             because = "a large model's stages are not probed together; serve.exact: required has them exact"
-    elif (sample := _sample(start, graph)) is None:
+    elif sample is None:
         because = "no example of its input is known"
     else:
         # A batch goes through all stages as it is: each of them must find the same unit for all layers.
@@ -288,6 +305,7 @@ def _of_single_passes(start: InstanceStart, serve: ServeSpec, graph: ModelGraph)
         kind="predict",
         one_shot=one_shot,
         unit=size,
+        probed=sample,
         exact=not because,
         because=because,
         fingerprint=_digest(arithmetic_fingerprint(Arithmetic(threads=torch.get_num_threads()))),
@@ -316,79 +334,19 @@ def _kind(start: InstanceStart, serve: ServeSpec, graph: ModelGraph) -> Kind:
     taken = {tensor.name: tensor for tensor in start.batch}.get(graph.inputs[0])
     if taken is not None and (taken.dtype != "int64" or len(taken.shape) != 1):
         return "predict"
-    shape = output_shape(graph)
-    if shape is None:  # layers that are elsewhere can't be tried here: tokens alone are mostly a text's
+    answer = whole_answer(graph)
+    if answer.shape is None:  # layers that are elsewhere can't be tried: tokens alone are mostly a text's
         return "generate" if any(weight.is_meta for weight in graph.model.parameters()) else "predict"
-    return "generate" if len(shape) == 3 and shape[:2] == (1, _TRIED) else "predict"
+    return "generate" if answer.is_logits and not answer.looks_ahead else "predict"
 
 
-_TRIED = 6
-
-
-def output_shape(graph: ModelGraph) -> tuple[int, ...] | None:
-    """Shape of what the whole model gives for a few tokens; None: it takes none."""
-    tokens = sample_tokens(graph, _TRIED)
-    try:
-        values = _first_layers(graph, len(graph), tokens[0])
-        named = stage_layers(graph, len(graph) - 1, len(graph))[0].slice.named_outputs(values)
-        found = named.get("logits", next(iter(named.values()), None))
-    except Exception:  # the model's own code may raise anything
-        return None
-    return None if found is None else tuple(found.shape)
-
-
-def _first_layers(graph: ModelGraph, until: int, tokens: Tensor) -> dict[str, Any]:
-    """Runs the layers in front of `until` for one session; on `meta` where their weights are there."""
-    layers = stage_layers(graph, 0, until)
-    known: dict[str, Any] = layers[0].slice.unpacked([tokens[None]])
-    for layer in layers:
-        known = {
-            name: value.to(layer_device(layer)) if isinstance(value, Tensor) else value
-            for name, value in known.items()
-        }
-        known = run_layers([layer], known)
-    return known
-
-
-def layer_device(layer: nn.Module) -> torch.device:
-    """`meta`, if a weight of it is there."""
-    weights = [*layer.parameters(), *layer.buffers()]
-    return torch.device("meta" if any(weight.is_meta for weight in weights) else "cpu")
-
-
-def stage_sample(
-    graph: ModelGraph, first: int, context: int, arithmetic: Arithmetic, most_rows: int
-) -> Boundary:
-    """What a stage is tried with: tokens, or rows of the shapes that the stages before it give.
-
-    Returns:
-        Empty: those before it can't be served with a cache, so that this one can't either.
-    """
-    tokens = sample_tokens(graph, context)
-    if first == 0:
-        return tokens
-    layers = stage_layers(graph, 0, first)
-    if all(layer_device(layer).type == "cpu" for layer in layers):
-        return check_cache(graph, 0, first, tokens, arithmetic=arithmetic, most_rows=most_rows).boundary
-    part = layers[-1].slice
-    tensors = part.packed(_first_layers(graph, first, tokens[0]))
-    generator = torch.Generator().manual_seed(0)
-    rows: list[Tensor] = []
-    for tensor in tensors:
-        if tensor.dim() == 1:  # sizes: one line for each row, −1 for the number of rows
-            rows.append(torch.where(tensor == context, -1, tensor).expand(context, -1))
-        elif tensor.is_floating_point():
-            rows.append(torch.randn(tuple(tensor.shape[1:]), generator=generator).to(tensor.dtype))
-        else:
-            rows.append(torch.zeros(tuple(tensor.shape[1:]), dtype=tensor.dtype))
-    return tuple(rows)
-
-
-def rows_within(budget_bytes: int, model: StageModel, boundary: Boundary) -> int:
+def rows_within(budget_bytes: int, row_bytes: int) -> int:
     """Rows that fit: their keys and values, and what is kept of them for the next stage."""
-    kept = sum(tensor.nbytes // max(1, int(tensor.shape[0])) for tensor in boundary)
-    cached = sum(site.token_bytes for site in model.cache.sites)
-    return max(1, budget_bytes // (BLOCK_ROWS * max(1, kept + cached))) * BLOCK_ROWS
+    return max(1, budget_bytes // (BLOCK_ROWS * max(1, row_bytes))) * BLOCK_ROWS
+
+
+def _row_bytes(boundary: Boundary) -> int:
+    return sum(tensor.nbytes // max(1, int(tensor.shape[0])) for tensor in boundary)
 
 
 def _context(start: InstanceStart, serve: ServeSpec, graph: ModelGraph) -> int:

@@ -1,8 +1,9 @@
 """A version's state, by its job's record and by what its instances say of themselves in the registry. Pure.
 
 An instance's tags say what it serves: `serve.kind=generate`, `serve.exact=true`, `serve.inexact_because=…`,
-`serve.context=2048`, `serve.vocabulary=256`, `serve.fingerprint=…` (of its arithmetic), `serve.unit=4`
-(batches of single passes have a multiple of so many samples).
+`serve.cached=false`, `serve.uncached_because=…`, `serve.context=2048`, `serve.vocabulary=256`,
+`serve.fingerprint=…` (of its arithmetic), `serve.unit=4` (batches of single passes have a multiple of so many
+samples).
 """
 
 from __future__ import annotations
@@ -80,6 +81,10 @@ def _facts(active: Sequence[ServiceRecord], version: ServedVersion) -> dict[str,
         why = _why_inexact(active)
         fingerprints = sorted({each.get("fingerprint", "") for each in told} - {""})
         found |= {"exact": not why, "inexact_because": why, "fingerprint": ",".join(fingerprints)}
+    if any("cached" in each for each in told):  # one stage without a cache has all compute whole histories
+        bare = next((each for each in told if each.get("cached") == "false"), None)
+        found["cached"] = bare is None
+        found["uncached_because"] = "" if bare is None else bare.get("uncached_because", "")
     return found
 
 

@@ -99,7 +99,7 @@ export class ServicesView {
     line.row = row;
     setState(parts.state, row.state);
     text(parts.reason, row.reason);
-    text(parts.about, [row.job, row.sha256, row.exact === false ? `not exact: ${row.inexact_because}` : row.exact && "exact", row.stable && "stable"].filter(Boolean).join(" · "));
+    text(parts.about, [row.job, row.sha256, row.exact === false ? `not exact: ${row.inexact_because}` : row.exact && "exact", row.uncached_because && `without a cache: ${row.uncached_because}`, row.stable && "stable"].filter(Boolean).join(" · "));
     text(parts.traffic, row.shadow ? "shadow" : percent(row.weight));
     text(parts.replicas, row.replicas.join(" · ") || "–");
     text(parts.requests, quantity(row.requests_per_s));

@@ -54,6 +54,7 @@ async def test_a_stage_says_what_it_is(stage: int) -> None:
     assert tags == {
         "kind": "generate",
         "exact": "true",
+        "cached": "true",
         "context": "80",
         "vocabulary": "256",
         "sessions": "5",

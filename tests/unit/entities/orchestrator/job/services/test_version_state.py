@@ -98,3 +98,12 @@ def test_stages_that_need_other_batches_are_not_exact() -> None:
         False,
         "its stages need batches of different sizes: multiples of 4, 8",
     )
+
+
+def test_one_stage_without_a_cache_is_a_version_without_one() -> None:
+    assert observed(BEGUN, served(), [serving(0), serving(1)]).cached is None, "they do not say"
+    kept = observed(BEGUN, served(), [serving(0, cached="true"), serving(1, cached="true")])
+    assert (kept.cached, kept.uncached_because) == (True, "")
+    bare = serving(1, cached="false", uncached_because="attention in 3 is not causal")
+    mixed = observed(kept, served(), [serving(0, cached="true"), bare])
+    assert (mixed.cached, mixed.uncached_because) == (False, "attention in 3 is not causal")
