@@ -1,6 +1,6 @@
 """Model services beside their bars: same bits under kills, gaps, cost of the mesh, start from zero, peers.
 
-    python -m benchmarks.serving [--only exactness,gap,door,zero,arithmetic,peers] [--seed 0]
+    python -m benchmarks.serving [--only exactness,gap,door,zero,arithmetic,peers,predict] [--seed 0]
 
 Each section has a mesh of its own on this machine, real processes and real signals through `dmsc.chaos`, or
 compares computing in one process (`serving_sections/`, a module for each):
@@ -15,6 +15,7 @@ compares computing in one process (`serving_sections/`, a module for each):
     arithmetic  exact and plain arithmetic, and transformers' `generate_batch` and `generate`, in one process
     peers       the same twelve prompts over HTTP beside LitServe with `generate` behind it; two stages on two
                 cores beside one process on one
+    predict     digits, ViT and U-Net of examples/ by /v1/predict beside LitServe: same window, plain arithmetic
 
 Shorter, for instance:
 
@@ -38,10 +39,11 @@ from benchmarks.serving_sections.door import door
 from benchmarks.serving_sections.exactness import exactness
 from benchmarks.serving_sections.gap import gap
 from benchmarks.serving_sections.peers import peers
+from benchmarks.serving_sections.predict import predict
 from benchmarks.serving_sections.zero import zero
 
 SECTIONS: dict[str, Section] = {
-    section.__name__: section for section in (exactness, gap, door, zero, arithmetic, peers)
+    section.__name__: section for section in (exactness, gap, door, zero, arithmetic, peers, predict)
 }
 
 
@@ -57,7 +59,7 @@ def main() -> None:
         kills=(30, "in `exactness`"),
         every=(3.0, "seconds between two of those, on the average", 0.1),
         replica_kills=(12, "in `gap`"),
-        rounds=(3, "of `door`, `zero`, `arithmetic` and `peers`, in turn"),
+        rounds=(3, "of `door`, `zero`, `arithmetic`, `peers` and `predict`, in turn"),
         layers=(8, "of the Llama in `arithmetic` and `peers`"),
         width=(512, "of it", 64),
         tokens=(30, "of each of its answers"),

@@ -9,5 +9,7 @@ door.py         section: what door and mesh add per token
 zero.py         section: the first token of a version that had given its slots back
 arithmetic.py   section: exact and plain arithmetic, and transformers, in one process
 peers.py        section: a served model beside LitServe (`lit_server.py`), and two cores beside one
+predict.py      section: tensors by /v1/predict beside LitServe
+pinned.py       processes on cores of their own, and a LitServe server that is ready
 in_process.py   a model as an instance serves it, in the benchmark's own process
 """

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.util
-import json
 import os
-import socket
 import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
 
 import httpx
 import psutil
 
 from benchmarks.fault_figures import FaultSheet, Plan
 from benchmarks.harness.command import say
-from benchmarks.harness.emptiness import NothingMeasured
-from benchmarks.harness.processes import child, turns
+from benchmarks.harness.emptiness import NothingMeasured, some
+from benchmarks.harness.figures import Rates
+from benchmarks.harness.processes import turns
 from benchmarks.serving_sections.arithmetic import FACTORY, Prompts, config, prompts_of
+from benchmarks.serving_sections.pinned import MISSING, STARTED_S, lit_is_installed, lit_server, pin
 from benchmarks.serving_sections.versions import ServingMesh, serving_mesh, version
 from dmsc.client.async_client import AsyncClient
 from schemas.job import JobSpec
@@ -29,36 +27,18 @@ from schemas.job_file.model import ModelSpec
 
 SECTION = "peers"
 CONTEXT = 256
-STARTED_S = 90.0
 LIT = {"LitServe": 1, "LitServe, padded batches": 12}
 """Name → requests of one pass."""
 BARS = {"LitServe": 1.5, "LitServe, padded batches": 1.5}
 STAGES_BAR = 1.4
+UNIT = "tokens/s"
 
 Side = Callable[[Prompts, int], Awaitable[None]]
 
 
-@dataclass
-class Rates:
-    """Tokens of answers per second, of each round."""
-
-    found: dict[str, list[float]] = field(default_factory=dict)
-
-    def ratio(self, one: str, other: str) -> float:
-        """The median over rounds."""
-        return statistics.median(
-            mine / its for mine, its in zip(self.found[one], self.found[other], strict=True)
-        )
-
-    def note(self, one: str, other: str) -> str:
-        mine, its = (statistics.median(self.found[name]) for name in (one, other))
-        return f"{mine:.1f} and {its:.1f} tokens/s"
-
-
 async def peers(options: argparse.Namespace, sheet: FaultSheet) -> None:
     """Twelve mixed prompts over HTTP, exact: beside LitServe, and on two cores beside one; pinned, in turn."""
-    if (cores := sorted(os.sched_getaffinity(0))) and len(cores) < 2:
-        raise NothingMeasured("one core: two are needed", SECTION)
+    cores = some(sorted(os.sched_getaffinity(0)), "cores", SECTION, least=2)
     prompts, rates = prompts_of()["mixed"], Rates()
     spent: dict[str, list[float]] = {"door": [], "client": []}
     async with AsyncExitStack() as stack:
@@ -69,10 +49,10 @@ async def peers(options: argparse.Namespace, sheet: FaultSheet) -> None:
             for record in await serving.active(served):
                 pin(record.endpoint.pid, cores[(record.stage or 0) % 2])
         sides: dict[str, Side] = {service: asker(client, service) for service in ("one", "two")}
-        for name, batch in LIT.items() if importlib.util.find_spec("litserve") else ():
+        for name, batch in LIT.items() if lit_is_installed() else ():
             sides[name] = await stack.enter_async_context(lit(options, batch, cores[0]))
         if len(sides) == 2:
-            say("LitServe is not installed: pip install 'dmsc[bench-serving]'; the section goes on without it")
+            say(f"{MISSING}; the section goes on without it")
         for run in sides.values():
             await run(prompts, 2)  # whatever the first request pays
         for _, name in turns(list(sides), options.rounds):
@@ -80,18 +60,18 @@ async def peers(options: argparse.Namespace, sheet: FaultSheet) -> None:
             began = time.perf_counter()
             await sides[name](prompts, options.tokens)
             seconds = time.perf_counter() - began
-            rates.found.setdefault(name, []).append(len(prompts) * options.tokens / seconds)
+            rates.add(name, len(prompts) * options.tokens / seconds)
             if name == "two":
                 spent["door"].append((door_cpu(serving) - door_s) / seconds)
                 spent["client"].append((time.process_time() - client_s) / seconds)
     plan = Plan(section=SECTION)
     for name, bar in BARS.items():
-        if name in rates.found:
-            sheet.add(plan.at_least(f"exact ÷ {name}", rates.ratio("one", name), "×", bar, rates.note("one", name)))
+        if name in rates:
+            sheet.add(plan.at_least(f"exact ÷ {name}", rates.ratio("one", name), "×", bar, rates.note("one", name, UNIT)))
         else:
             sheet.add(plan.figure(f"exact ÷ {name}", None, "×", "LitServe is not installed"))
     shares = ", ".join(f"{name} {statistics.median(values):.2f}" for name, values in spent.items())
-    note = f"{rates.note('two', 'one')}; of a core: {shares}"
+    note = f"{rates.note('two', 'one', UNIT)}; of a core: {shares}"
     sheet.add(plan.at_least("two stages on two cores ÷ one", rates.ratio("two", "one"), "×", STAGES_BAR, note))
 
 
@@ -100,12 +80,6 @@ def llama(service: str, stages: int, options: argparse.Namespace) -> JobSpec:
     spec = version(service, stages=stages, layers=1, width=64, context=CONTEXT)
     model = ModelSpec(factory=FACTORY, args={"config": config(options)})
     return JobSpec.model_validate({**spec.model_dump(mode="json"), "model": model.model_dump(mode="json")})
-
-
-def pin(pid: int, core: int) -> None:
-    """Keep all threads of a process on one core."""
-    for thread in psutil.Process(pid).threads():
-        os.sched_setaffinity(thread.id, {core})
 
 
 def door_cpu(serving: ServingMesh) -> float:
@@ -133,35 +107,19 @@ def asker(client: AsyncClient, service: str) -> Side:
 @asynccontextmanager
 async def lit(options: argparse.Namespace, batch: int, core: int) -> AsyncIterator[Side]:
     """A LitServe server, and asking it all prompts at once. `batch`: requests of one pass."""
-    port = free_port()
-    settings = json.dumps({"config": config(options), "batch": batch})
+    settings = {"kind": "generate", "config": config(options), "batch": batch}
     async with (
-        child("-m", "benchmarks.serving_sections.lit_server", str(port), settings),
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=STARTED_S, trust_env=False) as http,
+        lit_server(settings, {"prompt": [5, 6, 7], "tokens": 1}, core) as url,
+        httpx.AsyncClient(timeout=STARTED_S, trust_env=False) as http,
     ):
 
-        async def one(prompt: list[int], tokens: int) -> int:
-            response = await http.post("/predict", json={"prompt": prompt, "tokens": tokens})
+        async def one(prompt: list[int], tokens: int) -> None:
+            response = await http.post(f"{url}/predict", json={"prompt": prompt, "tokens": tokens})
             response.raise_for_status()
-            found = response.json()
-            if len(found["tokens"]) != tokens:
-                raise NothingMeasured(f"LitServe gave {len(found['tokens'])} tokens", SECTION)
-            return int(found["pid"])
+            if (count := len(response.json()["tokens"])) != tokens:
+                raise NothingMeasured(f"LitServe gave {count} of {tokens} tokens", SECTION)
 
         async def ask(prompts: Prompts, tokens: int) -> None:
             await asyncio.gather(*(one(prompt, tokens) for prompt in prompts))
 
-        async with asyncio.timeout(STARTED_S):
-            while True:
-                try:
-                    pin(await one([5, 6, 7], 1), core)
-                    break
-                except (httpx.TransportError, httpx.HTTPStatusError):
-                    await asyncio.sleep(0.2)
         yield ask
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
