@@ -54,25 +54,32 @@ async def _all(options: argparse.Namespace, sections: Mapping[str, Section], she
     mark = os.environ[MARK] = uuid.uuid4().hex
     whole = True
     with interrupts():
-        for name in options.only:
-            began = time.monotonic()
-            say(f"{name}: {str(sections[name].__doc__).splitlines()[0]}")
-            try:
-                async with asyncio.timeout(60 * options.limit) as limit:
-                    await sections[name](options, sheet)
-            except Exception as error:
-                whole = False
-                if told(error) is None:
-                    traceback.print_exc()
-                why = f"ended early: {told(error) or str(error) or type(error).__name__}"
-                if limit.expired():
-                    why = f"ended early: not done within {options.limit:g} minutes (--limit)"
-                sheet.add(
-                    FaultFigure(section=name, name="the section itself", value=None, kept=False, note=why)
-                )
-            if left := await asyncio.to_thread(_left_behind, mark):
-                sheet.add(Plan(section=name).at_most("processes left behind", len(left), "", 0))
-            say(f"{name}: {time.monotonic() - began:.0f} s")
+        try:
+            for name in options.only:
+                whole = await _section(name, options, sections[name], sheet) and whole
+                if left := await asyncio.to_thread(_left_behind, mark):
+                    sheet.add(Plan(section=name).at_most("processes left behind", len(left), "", 0))
+        finally:
+            await asyncio.to_thread(_left_behind, mark)  # also after an interrupt
+    return whole
+
+
+async def _section(name: str, options: argparse.Namespace, section: Section, sheet: FaultSheet) -> bool:
+    """Whether the section came to its end."""
+    began, whole = time.monotonic(), True
+    say(f"{name}: {str(section.__doc__).splitlines()[0]}")
+    try:
+        async with asyncio.timeout(60 * options.limit) as limit:
+            await section(options, sheet)
+    except Exception as error:
+        whole = False
+        if told(error) is None:
+            traceback.print_exc()
+        why = f"ended early: {told(error) or str(error) or type(error).__name__}"
+        if limit.expired():
+            why = f"ended early: not done within {options.limit:g} minutes (--limit)"
+        sheet.add(FaultFigure(section=name, name="the section itself", value=None, kept=False, note=why))
+    say(f"{name}: {time.monotonic() - began:.0f} s")
     return whole
 
 
