@@ -1,4 +1,4 @@
-"""Figures of benchmarks of sections (`fault_runs.py`) beside their bars: a line each as soon as it is known."""
+"""Figures of benchmarks of sections (`fault_runs.py`) beside their bars, each told as soon as it is known."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ Each section has a mesh of its own on this machine, real processes and real sign
 compares computing in one process (`serving_sections/`, a module for each):
 
     exactness   64 mixed requests, greedy and drawn, on 1 × 1, 2 × 1, 2 × 2 and with other parts of prompts,
-                and under 30 kills of instances, gateways, orchestrators and the server, each answer beside that
-                of its request alone: tokens, digests of logits, what was lost or doubled at the client
+                and under 30 kills of instances, gateways, orchestrators and the server, each answer beside
+                its request's alone: tokens, digests of logits, what was lost or doubled at the client
     gap         a replica killed while ten sessions of 1,000 tokens decode, 12 times: the longest wait; what a
                 rebuild computes, of a full prefill
     door        milliseconds that door and mesh add per token of a padded model, on one stage and on two
@@ -15,7 +15,7 @@ compares computing in one process (`serving_sections/`, a module for each):
     arithmetic  exact and plain arithmetic, and transformers' `generate_batch` and `generate`, in one process
     peers       the same twelve prompts over HTTP beside LitServe with `generate` behind it; two stages on two
                 cores beside one process on one
-    predict     digits, ViT and U-Net of examples/ by /v1/predict beside LitServe: same window, plain arithmetic
+    predict     digits, ViT and U-Net of examples/ by /v1/predict beside LitServe: same window, plain
 
 Shorter, for instance:
 

@@ -26,7 +26,7 @@ BAR_MS = 5.0
 
 
 async def door(options: argparse.Namespace, sheet: FaultSheet) -> None:
-    """Milliseconds that door and mesh add per token, p50: a padded model on one and two stages, and by itself."""
+    """Milliseconds that door and mesh add per token of a padded model, on one stage and on two."""
     specs = {stages: version(f"door{stages}", stages=stages, **SIZES) for stages in STAGES}
     torch.set_num_threads(1)
     spec = specs[STAGES[0]]

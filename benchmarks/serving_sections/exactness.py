@@ -47,7 +47,7 @@ CUTS = (
 
 
 async def exactness(options: argparse.Namespace, sheet: FaultSheet) -> None:
-    """Mixed requests, greedy and drawn: cut, in company, in other parts, and under kills, beside each alone."""
+    """Mixed requests, greedy and drawn: cut, together, in parts, and under kills, beside each alone."""
     requests = mixed_requests(options.requests, CONTEXT, options.seed)
     alone: list[LoadAnswer] = []
     async with serving_mesh(separate=True, orchestrators=2) as serving:

@@ -40,9 +40,15 @@ WITHIN = 0.05
 
 
 async def gap(options: argparse.Namespace, sheet: FaultSheet) -> None:
-    """A stage's replica is killed while ten sessions of a thousand tokens decode: waits, and what is computed."""
+    """A replica is killed while ten sessions of a thousand tokens decode: waits, and the rebuild."""
     spec = version(
-        SERVICE, stages=STAGES, replicas=REPLICAS, layers=8, width=128, context=CONTEXT, serve={"sessions": 32}
+        SERVICE,
+        stages=STAGES,
+        replicas=REPLICAS,
+        layers=8,
+        width=128,
+        context=CONTEXT,
+        serve={"sessions": 32},
     )
     answers: list[LoadAnswer] = []
     over = asyncio.Event()
@@ -83,7 +89,7 @@ async def gap(options: argparse.Namespace, sheet: FaultSheet) -> None:
 async def kill(
     serving: ServingMesh, served: ServedVersion, options: argparse.Namespace
 ) -> list[InjectedFault]:
-    """Kills one replica after another, each when all are back; raises `NothingMeasured` if one was not hit."""
+    """Kills one replica after another, each when all are back. Raises `NothingMeasured`: one was missed."""
     chance, faults = random.Random(options.seed), list[InjectedFault]()
     planned = plan(options.seed, Every(seconds=1.0), (FaultKind.INSTANCE,))
     async with Holding(serving.chaos.client, [], say) as holding:
@@ -124,10 +130,11 @@ def tell(
         longest.append(max(waits))
         sessions.append(len(waits))
     usual = [end - begin for answer in answers for begin, end in answer.waits]
+    usual_note = f"usual wait {percentile(usual, 0.5):.3f} s"
     note = f"the longest wait of {min(sessions)} to {max(sessions)} sessions at each kill"
     sheet.add(
         plan.at_most("a killed replica, gap p50", percentile(longest, 0.5), "s", 1.0, note),
-        plan.at_most("… p95", percentile(longest, 0.95), "s", 2.5, f"usual wait {percentile(usual, 0.5):.3f} s"),
+        plan.at_most("… p95", percentile(longest, 0.95), "s", 2.5, usual_note),
     )
     lost = some(watch.lost, "sessions that got another owner", SECTION)
     recomputed = watch.recomputed(STAGES)
@@ -140,7 +147,7 @@ def tell(
             done,
             "×",
             round(own + WITHIN, 3),
-            f"{recomputed} rows by stage for {rows} lost ones of {len(lost)} sessions, {several} of which lost"
-            f" both stages; the lost stages' own part {own:.3f}",
+            f"{recomputed} rows by stage for {rows} lost ones of {len(lost)} sessions, {several} of which"
+            f" lost both stages; the lost stages' own part {own:.3f}",
         )
     )

@@ -24,7 +24,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 class Generate(litserve.LitAPI):  # type: ignore[misc]  # litserve is not installed everywhere
-    """`{prompt, tokens}` → `{tokens, pid}`; several at a time are padded on the left, as transformers wants."""
+    """`{prompt, tokens}` → `{tokens, pid}`; several are padded on the left, as transformers wants."""
 
     def __init__(self, settings: dict[str, Any], **batching: Any) -> None:
         super().__init__(**batching)

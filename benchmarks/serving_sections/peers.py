@@ -1,4 +1,4 @@
-"""The section `peers`: served over HTTP beside LitServe, and two stages on two cores beside one process on one."""
+"""The section `peers`: a served model beside LitServe, and two cores beside one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Side = Callable[[Prompts, int], Awaitable[None]]
 
 
 async def peers(options: argparse.Namespace, sheet: FaultSheet) -> None:
-    """Twelve mixed prompts over HTTP, exact: beside LitServe, and on two cores beside one; pinned, in turn."""
+    """Twelve mixed prompts over HTTP, exact: beside LitServe, and two cores beside one; pinned, in turn."""
     cores = some(sorted(os.sched_getaffinity(0)), "cores", SECTION, least=2)
     prompts, rates = prompts_of()["mixed"], Rates()
     spent: dict[str, list[float]] = {"door": [], "client": []}
@@ -45,7 +45,8 @@ async def peers(options: argparse.Namespace, sheet: FaultSheet) -> None:
         serving = await stack.enter_async_context(serving_mesh(separate=True))
         (client,) = await serving.clients(1)
         for service, stages in (("one", 1), ("two", 2)):
-            served = await stack.enter_async_context(serving.deployed(llama(service, stages, options), stages))
+            spec = llama(service, stages, options)
+            served = await stack.enter_async_context(serving.deployed(spec, stages))
             for record in await serving.active(served):
                 pin(record.endpoint.pid, cores[(record.stage or 0) % 2])
         sides: dict[str, Side] = {service: asker(client, service) for service in ("one", "two")}
@@ -67,12 +68,14 @@ async def peers(options: argparse.Namespace, sheet: FaultSheet) -> None:
     plan = Plan(section=SECTION)
     for name, bar in BARS.items():
         if name in rates:
-            sheet.add(plan.at_least(f"exact ÷ {name}", rates.ratio("one", name), "×", bar, rates.note("one", name, UNIT)))
+            note = rates.note("one", name, UNIT)
+            sheet.add(plan.at_least(f"exact ÷ {name}", rates.ratio("one", name), "×", bar, note))
         else:
             sheet.add(plan.figure(f"exact ÷ {name}", None, "×", "LitServe is not installed"))
     shares = ", ".join(f"{name} {statistics.median(values):.2f}" for name, values in spent.items())
     note = f"{rates.note('two', 'one', UNIT)}; of a core: {shares}"
-    sheet.add(plan.at_least("two stages on two cores ÷ one", rates.ratio("two", "one"), "×", STAGES_BAR, note))
+    ratio = rates.ratio("two", "one")
+    sheet.add(plan.at_least("two stages on two cores ÷ one", ratio, "×", STAGES_BAR, note))
 
 
 def llama(service: str, stages: int, options: argparse.Namespace) -> JobSpec:

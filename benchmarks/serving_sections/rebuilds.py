@@ -86,7 +86,7 @@ async def watched_rebuilds(bus: Bus, job: str) -> AsyncIterator[RebuildWatch]:
 def share_of_prefill(
     recomputed: Sequence[int], lost: Sequence[LostRows], stage_work: Sequence[float]
 ) -> tuple[float, float]:
-    """What was computed anew, and the lost stages' own part, as shares of computing the sessions from nothing.
+    """What was computed anew, and the lost stages' own part, as shares of a prefill from nothing.
 
     Args:
         recomputed: Rows that each stage computed anew.

@@ -92,7 +92,7 @@ async def until_idle(serving: ServingMesh) -> None:
 
 
 async def loaded_alone(bus: Bus, record: JobRecord) -> float:
-    """Seconds in which this process, which has all libraries, builds, loads and tries what an instance does."""
+    """Seconds in which this process, which has all libraries, builds, loads and tries the model."""
     graph, spec = record.graph, record.spec
     assert graph is not None
     assert spec.serve is not None
