@@ -164,9 +164,12 @@ bench-build: setup ## MB/s from JSON lines to packed windows: units of a build, 
 bench-sums: setup ## nanoseconds per parameter of exact sums: by the kernel, by torch, beside float sums
 	@$(VENV)/python -m benchmarks.exact_sums $(ARGS)
 
-.PHONY: bench-serving-arithmetic
-bench-serving-arithmetic: setup ## tokens/s of exact arithmetic in serving, beside plain arithmetic and transformers
-	@$(VENV)/python -m benchmarks.serving_arithmetic $(ARGS)
+.PHONY: bench-serving
+bench-serving: setup ## model services under kills, gaps, what door and mesh add, from zero, beside transformers; ARGS="--only gap"
+	@$(VENV)/python -c 'import litserve' 2>/dev/null \
+		|| $(VENV)/python -m pip install --quiet --retries 0 --editable '.[bench-serving]' 2>/dev/null \
+		|| echo 'LitServe can not be installed here: the comparison with it is skipped'
+	@$(VENV)/python -m benchmarks.serving $(ARGS)
 
 .PHONY: bench-step-cost
 bench-step-cost: setup ## CPU milliseconds, page faults and wake-ups per training step, by process

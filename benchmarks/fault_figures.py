@@ -1,4 +1,4 @@
-"""Figures of `faults.py` beside their bars: a line each as soon as it is known."""
+"""Figures of benchmarks of sections (`fault_runs.py`) beside their bars, each told as soon as it is known."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FaultFigure(Figure):
         plan += [f"{self.fired} faults fired"] if self.fired is not None else []
         notes = "; ".join([*plan, *([self.note] if self.note else [])])
         return (
-            f"{self.verdict:6} {self.section:9} {self.name:38} {value:>7} {self.unit:6} {self.bar:7} {notes}"
+            f"{self.verdict:6} {self.section:10} {self.name:38} {value:>7} {self.unit:6} {self.bar:7} {notes}"
         ).rstrip()
 
 

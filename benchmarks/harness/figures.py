@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,6 +33,32 @@ def percentile(values: Sequence[float], part: float) -> float:
     """
     some(values, "values")
     return sorted(values)[min(len(values) - 1, int(part * len(values)))]
+
+
+class Rates:
+    """Rates of sides that had their turns in rounds: ratios by round, so that a machine's mood cancels."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, list[float]] = defaultdict(list)
+
+    def __contains__(self, side: str) -> bool:
+        return bool(self._found.get(side))
+
+    def add(self, side: str, rate: float) -> None:
+        self._found[side].append(rate)
+
+    def ratio(self, one: str, other: str) -> float:
+        """The median over rounds of one ÷ the other.
+
+        Raises:
+            NothingMeasured: One of them had no turn.
+        """
+        pairs = list(zip(some(self._found[one], one), some(self._found[other], other), strict=True))
+        return statistics.median(mine / its for mine, its in pairs)
+
+    def note(self, one: str, other: str, unit: str) -> str:
+        mine, its = (statistics.median(self._found[side]) for side in (one, other))
+        return f"{mine:.1f} and {its:.1f} {unit}"
 
 
 @dataclass(frozen=True, kw_only=True)

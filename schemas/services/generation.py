@@ -118,6 +118,7 @@ class SessionLoad(Part):
     wave_ms: float = Field(0.0, description="milliseconds of a wave, smoothed")
     busy_s: float = Field(0.0, ge=0, description="seconds that it computed what was new, since it serves")
     recomputed_s: float = Field(0.0, ge=0, description="likewise, of rows that another one had computed")
+    recomputed_rows: int = Field(0, ge=0, description="how many rows those were, since it serves")
 
 
 class SessionBound(Message, wire="serve.bound"):

@@ -113,7 +113,7 @@ class ServingRuntime:
         self._predictions: Predictions | None = None
         self._news, self._bound = asyncio.Event(), asyncio.Event()
         self._waves, self._tokens, self._wave_ms = 0, 0, 0.0
-        self._busy_before_s, self._again_s = 0.0, 0.0
+        self._busy_before_s, self._again_s, self._again_rows = 0.0, 0.0, 0
         self.exchange = HopExchange(
             self.bus,
             member=self.member,
@@ -263,7 +263,11 @@ class ServingRuntime:
 
     def _load(self) -> SessionLoad:
         worked_s = self._thread.busy_s - self._busy_before_s
-        worked = {"busy_s": max(0.0, worked_s - self._again_s), "recomputed_s": self._again_s}
+        worked = {
+            "busy_s": max(0.0, worked_s - self._again_s),
+            "recomputed_s": self._again_s,
+            "recomputed_rows": self._again_rows,
+        }
         return self.machine.load(self._wave_ms).model_copy(update=worked)
 
     # --- hops ---------------------------------------------------------------------------------------------
@@ -372,7 +376,9 @@ class ServingRuntime:
             self._waves += 1
             rows = sum(item.rows for item in wave)
             self._tokens += rows
-            self._again_s += wave_ms / 1e3 * sum(item.recomputed for item in wave) / max(1, rows)
+            again = sum(item.recomputed for item in wave)
+            self._again_rows += again
+            self._again_s += wave_ms / 1e3 * again / max(1, rows)
             tokens = self._absorb(found)
             self._carry_on()
             await self._publish(tokens)

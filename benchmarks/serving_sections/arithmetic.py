@@ -1,44 +1,48 @@
-"""What exact arithmetic costs in serving, beside plain arithmetic and transformers.
-
-    python -m benchmarks.serving_arithmetic [--layers 8] [--width 512] [--tokens 30] [--rounds 3] [--json]
+"""The section `arithmetic`: what exact arithmetic costs, beside plain arithmetic and transformers.
 
 One process, one thread, a Llama with random weights; all sides in turn in each round, the best round counts,
 because on a busy machine that one is disturbed least. Tokens of answers per second of CPU, prompts included.
 
     mixed     twelve prompts of 10 to 150 tokens: exact, plain, `generate_batch`, `generate` one by one
     equal     sixteen prompts of 128 tokens: exact, plain, `generate` of all at once
-
-Bars: mixed, exact ≥ 0.75 × plain and ≥ 1.5 × generate_batch; equal, exact ≥ 0.55 × generate.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from benchmarks.harness.command import bench, command, say
+from benchmarks.fault_figures import FaultSheet, Plan
+from benchmarks.harness.command import say
+from benchmarks.serving_sections.in_process import GREEDY, served
 from schemas.job_file.model import ModelSpec
 from workers.compute.model import build
-from workers.graph.model_graph import ModelGraph
-from workers.serving.cache_check import check_cache, sample_tokens
 from workers.serving.exact_arithmetic import Arithmetic
-from workers.serving.sampler import TokenChoice, sample
+from workers.serving.sampler import sample
 from workers.serving.stage_model import StageItem, StageModel
 
+SECTION = "arithmetic"
 CONTEXT, VOCABULARY, ROWS = 256, 8192, 256
+FACTORY = "workers.models.hugging_face:causal_lm"
 BARS = (
     ("mixed", "exact", "plain", 0.75),
     ("mixed", "exact", "generate_batch", 1.5),
+    ("mixed", "exact", "one_by_one", 0.0),
     ("equal", "exact", "generate", 0.55),
 )
-GREEDY = TokenChoice(temperature=0.0)
+"""Of tokens per second, one ÷ the other; 0: no bar."""
+
+Prompts = Sequence[list[int]]
+Side = Callable[[Prompts, int], None]
 
 
 def config(options: argparse.Namespace) -> dict[str, Any]:
+    """A Llama's configuration."""
     return {
         "model_type": "llama",
         "vocab_size": VOCABULARY,
@@ -51,17 +55,17 @@ def config(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def served(graph: ModelGraph, arithmetic: Arithmetic) -> StageModel:
-    tokens = sample_tokens(graph, CONTEXT)
-    check = check_cache(graph, 0, len(graph), tokens, arithmetic=arithmetic, most_rows=ROWS)
-    if check.layout is None:
-        raise SystemExit(f"no cache: {check.because}")
-    return StageModel(
-        graph, 0, len(graph), arithmetic=arithmetic, layout=check.layout, kv_budget_bytes=1 << 30
-    )
+def prompts_of() -> dict[str, list[list[int]]]:
+    """The same prompts in every run."""
+    chance = torch.Generator().manual_seed(0)
+    lengths = torch.randint(10, 150, (12,), generator=chance).tolist()
+    return {
+        name: [torch.randint(3, VOCABULARY, (length,), generator=chance).tolist() for length in chosen]
+        for name, chosen in (("mixed", lengths), ("equal", [128] * 16))
+    }
 
 
-def answer(model: StageModel, prompts: Sequence[list[int]], tokens: int) -> None:
+def answer(model: StageModel, prompts: Prompts, tokens: int) -> None:
     """All answers, greedily: prompts in chunks beside those that answer already."""
     sessions = {str(number): list(prompt) for number, prompt in enumerate(prompts)}
     computed = dict.fromkeys(sessions, 0)
@@ -87,11 +91,12 @@ def answer(model: StageModel, prompts: Sequence[list[int]], tokens: int) -> None
                     model.cache.drop(item.session)
 
 
-def peers(options: argparse.Namespace) -> dict[str, Callable[[Sequence[list[int]], int], None]]:
+def peers(options: argparse.Namespace) -> dict[str, Side]:
     """transformers' own ways, as far as it is installed."""
     try:
         import transformers as installed
     except ImportError:
+        say("transformers is not installed: pip install 'dmsc[hf]'; the sections go on without it")
         return {}
     transformers: Any = installed
     settings = {name: value for name, value in config(options).items() if name != "model_type"}
@@ -99,43 +104,44 @@ def peers(options: argparse.Namespace) -> dict[str, Callable[[Sequence[list[int]
     model: Any = transformers.LlamaForCausalLM(parsed).float().eval()
     model.generation_config.eos_token_id = None
 
-    def one_by_one(prompts: Sequence[list[int]], tokens: int) -> None:
+    def one_by_one(prompts: Prompts, tokens: int) -> None:
         for prompt in prompts:
             at_once([prompt], tokens)
 
-    def at_once(prompts: Sequence[list[int]], tokens: int) -> None:
+    def at_once(prompts: Prompts, tokens: int) -> None:
         ids = torch.tensor(prompts)
         model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False)
 
-    def batch(prompts: Sequence[list[int]], tokens: int) -> None:
+    def batch(prompts: Prompts, tokens: int) -> None:
         chosen = transformers.GenerationConfig(max_new_tokens=tokens, do_sample=False, eos_token_id=-1)
         model.generate_batch(inputs=list(prompts), generation_config=chosen, progress_bar=False)
 
     return {"generate_batch": batch, "one_by_one": one_by_one, "generate": at_once}
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    torch.set_num_threads(1)
-    factory = "workers.models.hugging_face:causal_lm"
-    graph = build(ModelSpec(factory=factory, args={"config": config(options)}), 0)
-    chance = torch.Generator().manual_seed(0)
-    lengths = torch.randint(10, 150, (12,), generator=chance).tolist()
-    prompts = {
-        name: [torch.randint(3, VOCABULARY, (length,), generator=chance).tolist() for length in chosen]
-        for name, chosen in (("mixed", lengths), ("equal", [128] * 16))
-    }
-    exact, plain = served(graph, Arithmetic()), served(graph, Arithmetic(exact=False))
+def sides_of(options: argparse.Namespace) -> dict[str, dict[str, Side]]:
+    """Who answers which prompts."""
+    graph = build(ModelSpec(factory=FACTORY, args={"config": config(options)}), 0)
+    exact, plain = (served(graph, Arithmetic(exact=mode), CONTEXT, ROWS) for mode in (True, False))
     theirs = peers(options)
-    sides: dict[str, dict[str, Callable[[Sequence[list[int]], int], None]]] = {}
+    found: dict[str, dict[str, Side]] = {}
     for name, others in (("mixed", ("generate_batch", "one_by_one")), ("equal", ("generate",))):
-        sides[name] = {
+        found[name] = {
             "exact": lambda given, tokens: answer(exact, given, tokens),
             "plain": lambda given, tokens: answer(plain, given, tokens),
         } | {other: theirs[other] for other in others if other in theirs}
+    return found
+
+
+async def arithmetic(options: argparse.Namespace, sheet: FaultSheet) -> None:
+    """Tokens per second of CPU in one process: exact, plain, and transformers' own ways, in turn."""
+    torch.set_num_threads(1)
+    prompts, sides = prompts_of(), sides_of(options)
     best: dict[str, dict[str, float]] = {name: {} for name in sides}
     for number in range(options.rounds):
-        for name, ways in list(sides.items()):
+        for name, ways in sides.items():
             for way, run in list(ways.items()):
+                await asyncio.sleep(0)  # an interrupt is heard here
                 began = time.process_time()
                 try:
                     with torch.inference_mode():
@@ -147,22 +153,17 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                     del ways[way]
                     continue
                 rate = len(prompts[name]) * options.tokens / (time.process_time() - began)
-                best[name][way] = max(best[name].get(way, 0.0), round(rate, 1))
+                best[name][way] = max(best[name].get(way, 0.0), rate)
         say(f"round {number + 1} of {options.rounds}")
-    return {"tokens_per_cpu_s": best}
-
-
-def lines(found: dict[str, Any]) -> Iterator[str]:
-    best = found["tokens_per_cpu_s"]
-    for name, ways in best.items():
-        yield (
-            f"{name:6}" + "".join(f"  {way} {rate:.1f}" for way, rate in ways.items()) + "  tokens per CPU s"
-        )
+    plan = Plan(section=SECTION)
     for name, ours, other, bar in BARS:
-        if other in best[name]:
-            ratio = best[name][ours] / best[name][other]
-            yield f"  {name}: {ours} ÷ {other} {ratio:.2f} (bar {bar}{'' if ratio >= bar else ', missed'})"
-
-
-if __name__ == "__main__":
-    bench(command(__doc__, layers=8, width=512, tokens=30, rounds=3), measure, lines)
+        if other not in best[name]:
+            sheet.add(plan.figure(f"{name}: {ours} ÷ {other}", None, "×", f"{other} does not run here"))
+            continue
+        mine, its = best[name][ours], best[name][other]
+        note = f"{mine:.1f} and {its:.1f} tokens per CPU s"
+        label = f"{name}: {ours} ÷ {other}"
+        if bar:
+            sheet.add(plan.at_least(label, mine / its, "×", bar, note))
+        else:
+            sheet.add(plan.figure(label, mine / its, "×", note))

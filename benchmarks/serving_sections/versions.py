@@ -1,0 +1,137 @@
+"""Versions that the sections serve, and the mesh that they are served on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.harness.command import say
+from benchmarks.harness.jobs import job
+from benchmarks.harness.meshes import BenchMesh, open_mesh
+from bus import subjects
+from dmsc.chaos.patience import persistently
+from dmsc.chaos.run import Chaos, open_chaos
+from dmsc.client.async_client import AsyncClient
+from dmsc.state.settings import find_gateway
+from schemas.envelope import EntityKind
+from schemas.job import JobSpec
+from schemas.registry import InstanceState, ServiceRecord
+from schemas.services.model_service import ServedVersion, VersionState
+
+VOCABULARY = 128
+"""Of the small models: each token is one character, so that an answer's text is its tokens."""
+READY_S = 120.0
+LOOK_S = 0.05
+
+
+def version(
+    service: str,
+    *,
+    stages: int = 1,
+    replicas: int | Mapping[str, int] = 1,
+    serve: Mapping[str, Any] | None = None,
+    training: Mapping[str, Any] | None = None,
+    **sizes: Any,
+) -> JobSpec:
+    """A version of a byte GPT with random weights, the same ones for the same sizes.
+
+    Args:
+        service: The service's name.
+        stages: How many stages it is cut into.
+        replicas: Of each stage.
+        serve: More of the section `serve`.
+        training: More of the section `training`: threads.
+        sizes: `layers`, `width`, `context`, `pad_ms`, `model`: as `benchmarks.harness.jobs.job` takes them.
+    """
+    body = job(
+        f"bench-{service}",
+        steps=1,
+        stages=stages,
+        replicas=replicas,
+        training={"seed": 5, **(training or {})},
+        serve={"service": service, "exact": "required", **(serve or {})},
+        **{"model": {"vocabulary": VOCABULARY}, **sizes},
+    )
+    return JobSpec.model_validate(body)
+
+
+@dataclass(frozen=True)
+class ServingMesh:
+    """A mesh, the means to hurt it, and its gateways in turn."""
+
+    mesh: BenchMesh
+    chaos: Chaos
+    stack: AsyncExitStack
+
+    async def clients(self, count: int) -> list[AsyncClient]:
+        """Clients that ask one gateway first, the next one the other, and go on where that one dies."""
+        address = find_gateway(state=self.chaos.folder)
+        found = []
+        for number in range(count):
+            turn = number % len(address.urls)
+            urls = (*address.urls[turn:], *address.urls[:turn])
+            client = AsyncClient(urls, token=address.token, patience_s=self.chaos.times.patience_s)
+            found.append(await self.stack.enter_async_context(client))
+        return found
+
+    async def active(self, served: ServedVersion) -> list[ServiceRecord]:
+        """The instances of a version that answer at this moment."""
+        entries = await persistently(lambda: self.mesh.bus.bucket(subjects.REGISTRY_RECORD).entries())
+        records = [entry.message for entry in entries]
+        return [
+            record
+            for record in records
+            if isinstance(record, ServiceRecord)
+            and record.job == served.job
+            and record.state is InstanceState.ACTIVE
+        ]
+
+    async def until_active(self, served: ServedVersion, count: int) -> None:
+        """Waits until so many of its instances answer.
+
+        Raises:
+            TimeoutError: Not within `READY_S`.
+        """
+        async with asyncio.timeout(READY_S):
+            while len(await self.active(served)) < count:
+                await asyncio.sleep(LOOK_S)
+
+    @asynccontextmanager
+    async def deployed(self, spec: JobSpec, instances: int) -> AsyncIterator[ServedVersion]:
+        """The version, once so many instances of it answer; stopped after a block that ends well."""
+        assert spec.serve is not None
+        service = spec.serve.service
+        await self.chaos.client.deploy(spec)
+        served = await self._ready(service)
+        await self.until_active(served, instances)
+        yield served
+        await persistently(lambda: self.chaos.client.stop_service(service))
+
+    async def _ready(self, service: str) -> ServedVersion:
+        said = ""
+        async with asyncio.timeout(READY_S):
+            while True:
+                found = await persistently(lambda: self.chaos.client.service(service))
+                (served,) = found.versions
+                if served.state is VersionState.READY:
+                    return served
+                if served.state in (VersionState.REFUSED, VersionState.RETIRED):
+                    raise RuntimeError(f"{service} is {served.state}: {served.reason}")
+                if served.reason != said:
+                    said = served.reason
+                    say(f"{service}: {said}")
+                await asyncio.sleep(LOOK_S)
+
+
+@asynccontextmanager
+async def serving_mesh(*, slots: int = 4, **options: Any) -> AsyncIterator[ServingMesh]:
+    """A mesh of two clusters on free ports, gone afterwards; `options`: of `open_mesh`."""
+    async with (
+        open_mesh(slots=slots, kind=EntityKind.TAP, tell=say, **options) as mesh,
+        open_chaos(mesh.running.folder, say) as chaos,
+        AsyncExitStack() as stack,
+    ):
+        yield ServingMesh(mesh, chaos, stack)
