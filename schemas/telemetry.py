@@ -8,7 +8,6 @@ from pydantic import Field
 
 from schemas.base import Message, Part, Token
 from schemas.marks import HOLDS_USER_VALUES
-from schemas.services.generation import SessionLoad
 
 Trend = Literal["slower", "faster", "steady", ""]
 """The trend of a link's transfers from one window to the next; empty if there are too few."""
@@ -31,6 +30,19 @@ ThrottleReason = Literal[
     "display",
 ]
 """Why a device's clocks are below its best, in NVML's order of bits."""
+
+
+class SessionLoad(Part):
+    """How much an instance has to do, and room for how much more."""
+
+    sessions: int = 0
+    most_sessions: int = 0
+    free_rows: int = Field(0, description="tokens that its cache has room for")
+    rows: int = Field(0, description="tokens that its cache has room for in all")
+    wave_ms: float = Field(0.0, description="milliseconds of a wave, smoothed")
+    busy_s: float = Field(0.0, ge=0, description="seconds that it computed what was new, since it serves")
+    recomputed_s: float = Field(0.0, ge=0, description="likewise, of rows that another one had computed")
+    recomputed_rows: int = Field(0, ge=0, description="how many rows those were, since it serves")
 
 
 class DeviceDetail(Part):

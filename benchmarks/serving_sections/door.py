@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
+from typing import Any
 
 import torch
 
@@ -19,7 +20,7 @@ from workers.compute.model import build
 from workers.serving.exact_arithmetic import Arithmetic
 
 SECTION = "door"
-SIZES = {"layers": 4, "width": 64, "context": 128, "pad_ms": 5.0}
+SIZES: dict[str, Any] = {"layers": 4, "width": 64, "context": 128, "pad_ms": 5.0}
 PROMPT, TOKENS = "def parse(argument", 100
 STAGES = (1, 2)
 BAR_MS = 5.0

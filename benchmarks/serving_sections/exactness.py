@@ -7,6 +7,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from typing import Any
 
 from benchmarks.fault_figures import FaultSheet, Plan
 from benchmarks.harness.command import say
@@ -33,7 +34,7 @@ TRIES = 3
 
 def cut(name: str, stages: int, replicas: int, chunk: int, wave: int) -> tuple[str, JobSpec, int]:
     serve = {"chunk_tokens": chunk, "wave_tokens": wave}
-    sizes = {"layers": 4, "width": 64, "context": CONTEXT}
+    sizes: dict[str, Any] = {"layers": 4, "width": 64, "context": CONTEXT}
     service = name.replace(" ", "").replace(",", "-").replace("×", "x")
     return name, version(service, stages=stages, replicas=replicas, serve=serve, **sizes), stages * replicas
 

@@ -36,7 +36,8 @@ class Generate(litserve.LitAPI):  # type: ignore[misc]  # litserve is not instal
         torch.set_num_threads(1)
         settings = {name: value for name, value in self._config.items() if name != "model_type"}
         parsed = transformers.LlamaConfig(**settings, pad_token_id=0, bos_token_id=1, eos_token_id=2)
-        self._model: Any = transformers.LlamaForCausalLM(parsed).float().eval()
+        made: Any = transformers.LlamaForCausalLM(parsed)
+        self._model = made.float().eval()
         self._model.generation_config.eos_token_id = None
 
     def decode_request(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -78,9 +78,11 @@ async def watched_rebuilds(bus: Bus, job: str) -> AsyncIterator[RebuildWatch]:
                 elif isinstance(tapped.message, InstanceSample):
                     watch.take_sample(tapped.message)
 
-    async with Tap(bus, [f"serve.bind.{job}.>", f"telemetry.instance.{job}.>"]) as tap:
-        async with background(look(tap), name="rebuilds"):
-            yield watch
+    async with (
+        Tap(bus, [f"serve.bind.{job}.>", f"telemetry.instance.{job}.>"]) as tap,
+        background(look(tap), name="rebuilds"),
+    ):
+        yield watch
 
 
 def share_of_prefill(

@@ -7,6 +7,7 @@ import asyncio
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -29,7 +30,7 @@ from workers.compute.model import build
 from workers.serving.runtime.stage_loading import load_stage
 
 SECTION = SERVICE = "zero"
-SIZES = {"layers": 12, "width": 768, "context": 256}
+SIZES: dict[str, Any] = {"layers": 12, "width": 768, "context": 256}
 """85 million parameters: 340 MB of weights."""
 IDLE_S = 1.0
 BAR = 1.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from schemas.base import Message, Part, Time, Token
-from schemas.services.generation import SessionLoad
+from schemas.telemetry import SessionLoad
 
 FIRST_TOKEN_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 120.0)
 """Upper bounds of the histogram of times to the first token, in seconds; one more bin has what is later."""

@@ -14,6 +14,7 @@ from pydantic import Field
 from schemas.base import Message, Part, Time, Token
 from schemas.marks import PRIVATE
 from schemas.step import Member
+from schemas.telemetry import SessionLoad
 
 MOST_STOPS = 16
 
@@ -106,19 +107,6 @@ class BindSession(Message, wire="serve.bind"):
         False, description="some stage has no cache: all compute, and are sent, a session's whole history"
     )
     sampling: Sampling
-
-
-class SessionLoad(Part):
-    """How much an instance has to do, and room for how much more."""
-
-    sessions: int = 0
-    most_sessions: int = 0
-    free_rows: int = Field(0, description="tokens that its cache has room for")
-    rows: int = Field(0, description="tokens that its cache has room for in all")
-    wave_ms: float = Field(0.0, description="milliseconds of a wave, smoothed")
-    busy_s: float = Field(0.0, ge=0, description="seconds that it computed what was new, since it serves")
-    recomputed_s: float = Field(0.0, ge=0, description="likewise, of rows that another one had computed")
-    recomputed_rows: int = Field(0, ge=0, description="how many rows those were, since it serves")
 
 
 class SessionBound(Message, wire="serve.bound"):

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from schemas.base import Message, Part, Token
 from schemas.marks import PRIVATE
-from schemas.services.generation import SessionLoad
 from schemas.step import Member
+from schemas.telemetry import SessionLoad
 
 MOST_TENSORS = 64
 MOST_PREDICT_BYTES = 4 << 20

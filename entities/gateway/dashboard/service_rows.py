@@ -14,8 +14,8 @@ from entities.gateway.dashboard.rows import LastReport, Row, rounded, significan
 from schemas.envelope import EntityKind
 from schemas.registry import ServiceRecord
 from schemas.services.figures import FIRST_TOKEN_S, ServiceFigures, VersionFigures
-from schemas.services.generation import SessionLoad
 from schemas.services.model_service import WHOLE, ModelService, ServedVersion, TrafficChange, VersionState
+from schemas.telemetry import SessionLoad
 
 SERVICES = 200
 """Services with a row, by name; the others are counted."""

@@ -13,7 +13,8 @@ from entities.gateway.generation.session import GenerationSession
 from entities.gateway.generation.session_machine import SessionState
 from schemas.errors import DmscError
 from schemas.services.figures import FIRST_TOKEN_S, MOST_VERSIONS, VersionFigures
-from schemas.services.generation import Generation, SessionLoad
+from schemas.services.generation import Generation
+from schemas.telemetry import SessionLoad
 
 REFUSED = frozenset({"full", "unavailable", "service_full"})
 """Outcomes of requests for which there was no room, or nobody."""

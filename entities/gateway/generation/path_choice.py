@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from entities.gateway.generation.session_machine import ChoosePath, Path
-from schemas.services.generation import SessionLoad
 from schemas.step import Member
+from schemas.telemetry import SessionLoad
 
 UNKNOWN = SessionLoad()
 

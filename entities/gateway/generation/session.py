@@ -39,9 +39,9 @@ from schemas.services.generation import (
     GeneratedToken,
     Generation,
     SessionBound,
-    SessionLoad,
 )
 from schemas.step import Member
+from schemas.telemetry import SessionLoad
 
 log = get_logger("generation")
 

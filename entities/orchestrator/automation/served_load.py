@@ -10,7 +10,7 @@ from statistics import fmean
 from entities.orchestrator.automation.version_load import VersionLoad
 from schemas.serve_spec import ServeSpec
 from schemas.services.figures import ServiceFigures, VersionFigures
-from schemas.services.generation import SessionLoad
+from schemas.telemetry import SessionLoad
 
 
 @dataclass(slots=True)

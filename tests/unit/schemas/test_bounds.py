@@ -63,6 +63,7 @@ ALLOWED: dict[str, set[str]] = {
     "serve.batch_ms": {"zero"},
     **{f"serve.keep.{name}": set() for name in ("days", "most", "share")},
     "serve.worse_nll": {"zero"},
+    **{f"serve.aggregation.{name}": set() for name in ("min_voters", "wait_s", "temperature")},
     **{f"serve.scale.{limit}": set() for limit in ("fill", "token_ms", "idle_s")},
     **{f"serve.scale.{delay}": {"zero"} for delay in ("up_s", "down_s")},
     "training.steps": set(),

@@ -31,12 +31,11 @@ from schemas.services.generation import (
     GeneratedToken,
     RowsNeeded,
     SessionBound,
-    SessionLoad,
     WaveTokens,
 )
 from schemas.services.prediction import Predict, Predicted
 from schemas.step import Member
-from schemas.telemetry import LinkSample
+from schemas.telemetry import LinkSample, SessionLoad
 from workers.compute.compute_thread import ComputeThread, Priority
 from workers.links.hop_exchange import HopExchange
 from workers.links.offers import TensorTransfer

@@ -82,7 +82,7 @@ def values_behind(
 
 
 @dataclass(frozen=True, slots=True)
-class WholeAnswer:
+class TriedAnswer:
     """What a model gives for some tokens.
 
     Attributes:
@@ -99,26 +99,26 @@ class WholeAnswer:
         return self.shape is not None and len(self.shape) == 3 and self.shape[:2] == (1, _TRIED)
 
 
-def whole_answer(graph: ModelGraph) -> WholeAnswer:
+def whole_answer(graph: ModelGraph) -> TriedAnswer:
     """Tries the whole model with a few tokens, and with another last one."""
     tokens = sample_tokens(graph, _TRIED)[0]
     shapes = _Shapes()
     try:
         found = _output(graph, tokens, shapes)
         if found is None:
-            return WholeAnswer(None)
+            return TriedAnswer(None)
         shape = tuple(found.shape)
         if found.is_meta:
-            return WholeAnswer(shape, shapes.unmasked)
+            return TriedAnswer(shape, shapes.unmasked)
         tokens[-1] = tokens[:-1].min() if tokens[-1] > tokens[:-1].min() else tokens[-1] + 1
         other = _output(graph, tokens, shapes)
     except Exception as error:  # the model's own code may raise anything
         log.info("the model takes no tokens alone", reason=describe(error))
-        return WholeAnswer(None)
-    answer = WholeAnswer(shape)
+        return TriedAnswer(None)
+    answer = TriedAnswer(shape)
     if not answer.is_logits or other is None:
         return answer
-    return WholeAnswer(shape, differing_row(found[0, :-1], other[0, :-1]) is not None)
+    return TriedAnswer(shape, differing_row(found[0, :-1], other[0, :-1]) is not None)
 
 
 def _output(graph: ModelGraph, tokens: Tensor, shapes: _Shapes) -> Tensor | None:

@@ -9,8 +9,7 @@ import pytest
 
 from entities import metrics as m
 from entities.router.samples import InstanceSamples
-from schemas.services.generation import SessionLoad
-from schemas.telemetry import DataFigures, DeviceSample, InstanceSample, LinkFigures, LinkSample
+from schemas.telemetry import DataFigures, DeviceSample, InstanceSample, LinkFigures, LinkSample, SessionLoad
 from tests.builders import telemetry
 
 

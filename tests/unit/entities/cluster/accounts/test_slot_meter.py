@@ -10,8 +10,7 @@ from entities.cluster.accounts.slot_meter import SlotMeter
 from entities.cluster.capabilities.slots import offer_slots
 from entities.cluster.core import LocalIncarnation
 from schemas.accounts import TOLD_AGAIN_S, SlotStretch
-from schemas.services.generation import SessionLoad
-from schemas.telemetry import DeviceSample, InstanceSample, LinkSample
+from schemas.telemetry import DeviceSample, InstanceSample, LinkSample, SessionLoad
 from tests.builders.graphs import unit
 
 SLOTS = offer_slots((), 2, 2, 1 << 30, None, {"price": "0.5"})

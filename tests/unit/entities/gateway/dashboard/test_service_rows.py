@@ -15,8 +15,8 @@ from entities.gateway.dashboard.service_rows import (
 from entities.gateway.dashboard.view_model import MeshViewModel
 from schemas.envelope import EntityKind
 from schemas.services.figures import FIRST_TOKEN_S, ServiceFigures, VersionFigures
-from schemas.services.generation import SessionLoad
 from schemas.services.model_service import ModelService, ServedVersion, TrafficChange, VersionState
+from schemas.telemetry import SessionLoad
 from tests.builders.records import instance, service
 from tests.builders.telemetry import sample
 

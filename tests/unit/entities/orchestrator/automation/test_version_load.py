@@ -17,7 +17,7 @@ from entities.orchestrator.automation.version_load import (
 from schemas.job_file.parallel import ReplicaRange
 from schemas.serve_spec import ScaleSpec, ServeSpec
 from schemas.services.figures import ServiceFigures, VersionFigures
-from schemas.services.generation import SessionLoad
+from schemas.telemetry import SessionLoad
 
 RANGE = ReplicaRange(min=1, want=1, max=4)
 RULES = ScaleSpec(fill=0.5, up_s=3, down_s=60, idle_s=300)
