@@ -20,9 +20,9 @@ from schemas.services.generation import (
     GeneratedToken,
     RowsNeeded,
     SessionBound,
-    SessionLoad,
 )
 from schemas.step import Member
+from schemas.telemetry import SessionLoad
 from workers.serving.runtime.session_table import (
     BLOCK_ROWS,
     AskForRows,
