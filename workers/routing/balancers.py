@@ -42,7 +42,8 @@ class Candidate:
     each microbatch occupies the link. `outstanding` counts this sender's open microbatches there, `elsewhere`
     other senders' by the receiver's last report. `free_at` (seconds on the sender's clock) is when all of
     them should be done. `used` is the turn of the last choice, so that equals are taken in turn, and
-    `used_at` its time. `version` rises with each change.
+    `used_at` its time; `rank` is the same, dealt anew for each step (`Binder`). `version` rises with each
+    change.
     """
 
     sid: str
@@ -57,6 +58,7 @@ class Candidate:
     elsewhere: int = 0
     free_at: float = 0.0
     used: int = 0
+    rank: int = 0
     used_at: float = 0.0
     version: int = 0
     member: Member = field(init=False)

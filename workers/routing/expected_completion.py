@@ -37,7 +37,7 @@ share finds a recovery sooner."""
 
 
 class ExpectedCompletion:
-    """The algorithm of this module. Idle candidates are taken fastest first, equals in turn."""
+    """The algorithm of this module. Idle candidates are taken fastest first, equals by rank."""
 
     def __init__(self, seed: int = 0) -> None:
         self._idle = LazyHeap()
@@ -120,7 +120,7 @@ class ExpectedCompletion:
                 heap.compact(4 * len(counted) + 64)
 
     def _first(self, now: float) -> tuple[LazyHeap, Candidate | None]:
-        """The candidate that can begin first, and its heap; among idle ones the fastest, equals in turn."""
+        """The candidate that can begin first, and its heap; among idle ones the fastest, equals by rank."""
         busy = self._busy.top()
         while busy is not None and busy.free_at <= now:
             self._busy.pop()
@@ -136,9 +136,9 @@ class ExpectedCompletion:
     def _put(self, candidate: Candidate, now: float) -> None:
         free_at = candidate.free_at
         if free_at <= now:
-            self._idle.push(candidate, candidate.takes_ms + candidate.far_ms, candidate.used)
+            self._idle.push(candidate, candidate.takes_ms + candidate.far_ms, candidate.rank)
         else:
-            self._busy.push(candidate, free_at + candidate.far_ms / 1e3, candidate.used)
+            self._busy.push(candidate, free_at + candidate.far_ms / 1e3, candidate.rank)
 
     def _late_ms(self, candidate: Candidate, now: float, remaining: int) -> float:
         """How much later it would be done than the others with all remaining work, less a trial's share."""

@@ -31,6 +31,9 @@ log = get_logger("routing")
 MOST_OPEN = 4096
 """Most microbatches that one instance can have open: the most that a step can have."""
 
+MOST_DEALT = 64
+"""Most candidates that are ranked anew for each step, which costs a sort of them."""
+
 GOLDEN = 0.6180339887498949
 
 
@@ -64,6 +67,7 @@ class _Stage:
         self.best_router_ms = math.inf
         self.linked: set[str] = set()  # SIDs whose links are reviewed
         self.reviewed_at = -math.inf
+        self.dealt = -1  # the step for which the candidates were ranked
 
     def effective_ms(self, sid: str) -> float:
         """The service time used for a candidate: the median, if its own is near that or unknown."""
@@ -122,6 +126,7 @@ class Binder:
         self._fenced: set[tuple[str, str]] = set()
         self._paces: dict[int, AdmissionPace] = {}  # of the stages whose rate is limited
         self._turn = 0
+        self._step = 0
         self._highest = -1
 
     # --- route tables -----------------------------------------------------------------------------------
@@ -202,8 +207,24 @@ class Binder:
         new.sort(key=lambda candidate: candidate.sid)
         begin, now = int(math.modf(self._place * GOLDEN)[0] * len(new)), self._clock()
         for index, candidate in enumerate(new):
-            candidate.used = (index - begin) % len(new) - len(new)
+            candidate.used = candidate.rank = (index - begin) % len(new) - len(new)
             candidate.used_at = now
+
+    def _deal(self, stage: _Stage, microbatch: int) -> None:
+        """Ranks equals before this sender's first microbatch of a step.
+
+        Senders see one another's microbatches only in the reports of those whom they sent to. If each took
+        its own turns, several would take the same turns, and one of three equals would get half of a step,
+        step after step. All of them count from the microbatch's number instead, which no two share.
+        """
+        stage.dealt, count = self._step, len(stage.candidates)
+        if count > MOST_DEALT:
+            return
+        begin = self._step * self._microbatches + microbatch
+        for index, sid in enumerate(sorted(stage.candidates)):
+            candidate = stage.candidates[sid]
+            candidate.rank = (index - begin) % count - count
+            stage.balancer.changed(candidate)
 
     # --- binding and return -----------------------------------------------------------------------------
     def bind(self, stage: int, microbatch: int | None = None, waiting: int = 1) -> Member | None:
@@ -231,6 +252,8 @@ class Binder:
             if microbatch > self._highest:
                 self._highest = microbatch
             remaining = waiting + max(0, self._microbatches - 1 - self._highest)
+            if state.dealt != self._step:
+                self._deal(state, microbatch)
         if now - state.reviewed_at >= self._config.review_s:
             self._review(state, now)
         chosen = state.balancer.choose(now, remaining)
@@ -240,7 +263,8 @@ class Binder:
             pace.admit(now)
         self._outstanding[chosen.sid] += 1
         self._turn += 1
-        chosen.used, chosen.used_at = self._turn, now
+        chosen.used = chosen.rank = self._turn
+        chosen.used_at = now
         chosen.outstanding += 1
         begins_at = chosen.free_at if chosen.free_at > now else now
         chosen.free_at = begins_at + chosen.paced_ms / 1e3
@@ -369,9 +393,12 @@ class Binder:
         stage.linked.add(candidate.sid)
 
     # --- boundaries -----------------------------------------------------------------------------------------
-    def next_step(self) -> None:
-        """Forgets how far the ended step was. Open counts are zero by then, or the step was aborted."""
-        self._highest = -1
+    def next_step(self, step: int) -> None:
+        """Begins a step: forgets how far the ended one was.
+
+        Open counts are zero by then, or the step was aborted.
+        """
+        self._step, self._highest = step, -1
 
     def reset(self) -> None:
         """After an abort: no microbatch of this sender is open anywhere any more."""

@@ -64,7 +64,7 @@ class DataMachine:
         if step <= self.step:
             return
         self.step = step
-        self.binder.next_step()
+        self.binder.next_step(step)
         self._queue = deque(work for work in self._queue if work[0] >= step)
         self._bound = {work: to for work, to in self._bound.items() if work[0] >= step}
         for work in [work for work in self._open if work[0] < step]:

@@ -325,7 +325,7 @@ class StageMachine:
         if self._unbound:
             self._unbound = deque(hop for hop in self._unbound if hop.step >= version)
         self._count_open()
-        self.binder.next_step()
+        self.binder.next_step(version)
         early, self._early = self._early, []
         effects: list[Effect] = []
         for notice, tensors in early:

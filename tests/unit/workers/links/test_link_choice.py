@@ -35,6 +35,7 @@ class World:
     now: float = 0.0
 
     def __post_init__(self) -> None:
+        self.done = 0
         self.binder = Binder(
             "a",
             microbatches=self.microbatches,
@@ -68,7 +69,8 @@ class World:
             back.sort()
             self.now, sid = back.pop(0)
             self.binder.returned(sid, HopLoad(open=0, service_ms=SERVICE_MS))
-        self.binder.next_step()
+        self.done += 1
+        self.binder.next_step(self.done)
         return shares
 
     def steps(self, count: int) -> Counter[str]:

@@ -21,7 +21,7 @@ class Sender:
         self.balancer: Balancer = balancer(algorithm, 1)
         self.candidates = list(candidates)
         for turn, candidate in enumerate(candidates):
-            candidate.used = turn - len(candidates)
+            candidate.used = candidate.rank = turn - len(candidates)
         self.balancer.reset(self.candidates)
         self.now = 0.0
         self.turn = 0
@@ -30,7 +30,7 @@ class Sender:
         chosen = self.balancer.choose(self.now, remaining)
         if chosen is not None:
             self.turn += 1
-            chosen.used = self.turn
+            chosen.used = chosen.rank = self.turn
             chosen.outstanding += 1
             chosen.free_at = max(self.now, chosen.free_at) + chosen.takes_ms / 1e3
             self.balancer.changed(chosen)

@@ -40,6 +40,49 @@ def talked_to(binder: Binder, *sids: str) -> Binder:
     return binder
 
 
+@pytest.mark.parametrize("steps", [1, 12])
+@pytest.mark.parametrize(
+    ("senders", "candidates", "each"), [(3, 3, 2), (2, 3, 3), (4, 3, 3), (3, 5, 5), (2, 2, 4)]
+)
+def test_senders_that_hear_nothing_of_one_another_use_equals_equally_often(
+    senders: int, candidates: int, each: int, steps: int
+) -> None:
+    """Each binds its first microbatch at once, and its later ones before any has come back."""
+    names = [f"r{number}" for number in range(candidates)]
+    count = senders * each
+    binders = [Binder("a", place=place, microbatches=count, clock=Clock()) for place in range(senders)]
+    for binder in binders:
+        binder.update(table(*(entry(name, window=9, service_ms=10) for name in names)))
+    for step in range(steps):
+        chosen: Counter[str] = Counter()
+        for turn in range(each):
+            at_once: Counter[str] = Counter()
+            for place, binder in enumerate(binders):
+                at_once.update(bind(binder, 1, microbatch=turn * senders + place))
+            assert max(at_once.values()) == -(-senders // candidates)
+            chosen += at_once
+        assert max(chosen.values()) == -(-count // candidates)
+        for binder in binders:
+            for name in names:
+                for _ in range(each):
+                    binder.returned(name, load(10.0))
+            binder.next_step(step + 1)
+
+
+def test_a_lone_sender_with_few_microbatches_uses_all_equals_within_some_steps() -> None:
+    binder = Binder("a", microbatches=2, clock=Clock())
+    binder.update(table(*(entry(f"r{number}", window=9, service_ms=10) for number in range(8))))
+    chosen: Counter[str] = Counter()
+    for step in range(4):
+        for microbatch in range(2):
+            (sid,) = bind(binder, 1, microbatch=microbatch)
+            chosen[sid] += 1
+            binder.returned(sid)
+        binder.next_step(step + 1)
+    assert set(chosen.values()) == {1}
+    assert len(chosen) == 8
+
+
 def test_a_standby_and_a_full_window_are_never_chosen() -> None:
     binder = Binder("a")
     binder.update(table(entry("standby", weight=0.0), entry("only", window=1)))
