@@ -47,6 +47,8 @@ _ONLY_READS = ("STREAM.MSG.GET.", "STREAM.INFO.", "CONSUMER.CREATE.")
 WRONG_LAST_SEQUENCE = (10071, 10164)
 NAME_IN_USE = (10058,)
 BAD_CONFIGURATION = (10052,)
+NO_PEERS = (10005,)
+"""A cluster whose servers have not found one another yet, or that has fewer than there are to be copies."""
 NO_SPACE = (10023, 10047, 10077)
 
 
@@ -352,6 +354,9 @@ def _translated(code: int, number: int, text: str, what: str) -> DmscError:
         return Unavailable(
             f"{what}: the bus's store is full ({text}); free space or raise its limits", number=number
         )
+    if number in NO_PEERS:
+        text = f"{what}: {text}: too few servers of the cluster are there; start the others"
+        return Unavailable(text, number=number)
     if code in (408, 429, 503):
         return BusUnreachable(f"{what}: {text}", number=number)
     kind_of = BadInput if code == 400 or number in BAD_CONFIGURATION else Unavailable
