@@ -66,7 +66,11 @@ def _taken(named: NamedTensor, dtype: torch.dtype | None) -> Tensor:
     if tensor.is_floating_point() and not dtype.is_floating_point:
         wanted = str(dtype).removeprefix("torch.")
         raise BadInput(f"{named.name}: the model takes {wanted}; it was given {named.dtype}")
-    return tensor.to(dtype)
+    found = tensor.to(dtype)
+    if not dtype.is_floating_point and not torch.equal(found.to(tensor.dtype), tensor):
+        wanted = str(dtype).removeprefix("torch.")
+        raise BadInput(f"{named.name}: the model takes {wanted}, and a number of it does not fit")
+    return found
 
 
 def _tensor(named: NamedTensor) -> Tensor:

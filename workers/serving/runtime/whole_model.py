@@ -26,6 +26,7 @@ from workers.user_code import describe
 
 log = get_logger("serving")
 
+_META = torch.device("meta")
 _TRIED = 6
 _PLACES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
@@ -47,11 +48,24 @@ class _Shapes(TorchFunctionMode):
         kwargs = kwargs or {}
         if tree_any(_is_shape, (args, kwargs)):
             args, kwargs = tree_map_only(Tensor, _shape, (args, kwargs))
+            args, kwargs = _without_places(function, args, kwargs)
         if function is functional.scaled_dot_product_attention:
             given = dict(zip(_PLACES, args, strict=False)) | kwargs
             masked = given.get("attn_mask") is not None or given.get("is_causal")
             self.unmasked |= not masked and given["query"].shape[-2] > 1
         return function(*args, **kwargs)
+
+
+def _without_places(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Devices that a call names are `meta`: `a.to(b.device)`, where b has numbers and a has none."""
+    args, kwargs = tree_map_only(torch.device, lambda _: _META, (args, kwargs))
+    if kwargs.get("device") is not None:
+        kwargs = kwargs | {"device": _META}
+    if function is Tensor.to and len(args) > 1 and isinstance(args[1], str | int):
+        args = (args[0], _META, *args[2:])
+    return args, kwargs
 
 
 def _is_shape(value: object) -> bool:

@@ -116,8 +116,9 @@ async def test_one_stage_without_a_cache_leaves_the_tokens_as_they_are(
         request.getfixturevalue("large")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "users_mixture_of_layers.py").write_text(MIXED)
-    model = {"factory": "users_mixture_of_layers:mixed"}
+    module = f"users_mixture_of_layers_{is_large}".lower()  # a module is imported once, from one folder
+    (tmp_path / f"{module}.py").write_text(MIXED)
+    model = {"factory": f"{module}:mixed"}
     given = order(model=model)
     whole = build(given.spec.model, given.spec.training.seed)
     with compute_threads(1):
