@@ -298,8 +298,8 @@ async def gather(tap: Tap, seeds: dict[Subject, list[bytes]]) -> None:
 
 def heard(found: Found) -> dict[str, int]:
     """Dead letters of each row that somebody listens to and that was sent what its schema refuses."""
-    # Of a bucket's key only the last value is kept, and may be all that who watches it sees. Samples are heard of
-    # instances that are registered, which an invented record is for a while.
+    # Of a bucket's key only the last value is kept, and may be all that who watches it sees. Samples are
+    # heard of instances that are registered, which an invented record is for a while.
     keys = {row.name for row in SUBJECTS if row.bucket or row is subjects.INSTANCE_SAMPLE}
     return {row: count for row, count in found.buried.items() if row in found.refusable.keys() - keys}
 
