@@ -158,7 +158,8 @@ def test_what_a_module_sets_is_measured_and_no_bit_depends_on_it(mesh: Mesh, tmp
     )
     with running("policy", "run", "words.py", "--state", str(mesh.state), cwd=tmp_path) as module:
         module.until("module ready")
-        name = mesh.client.submit(padded(job, 12.0)).job
+        # 2 microbatches of an instance take less than the rate leaves them, 3 of them surely more
+        name = mesh.client.submit(padded(job, 22.0)).job
         module.until(f"declined: automation of job {name} is off: nothing is adopted (`dmsc policy auto")
         mesh.printed("policy", "automation", name, "act")
         changes: list[JobChange] = []
