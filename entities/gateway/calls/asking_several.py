@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from schemas.errors import DmscError, Unavailable
@@ -18,7 +19,8 @@ async def hedged(
     """Which of the asks answered first, and its answer.
 
     The first one is asked at once. Each time `after_s` seconds pass, or one fails that another may not fail
-    at, the next one is asked beside it. `drop` gets answers that came too late.
+    at, the next one is asked beside it. `drop` gets answers that came too late, or that nobody waits for any
+    more.
 
     Raises:
         DmscError: what fails everywhere (a wrong request), or the first failure once all have failed.
@@ -26,6 +28,7 @@ async def hedged(
     waiting = list(enumerate(asks))
     running: dict[asyncio.Task[T], int] = {}
     failed: DmscError | None = None
+    won: list[T] = []
     try:
         while waiting or running:
             if waiting:
@@ -35,15 +38,22 @@ async def hedged(
             done, _ = await asyncio.wait(running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             for task in sorted(done, key=lambda each: running[each]):
                 if (error := task.exception()) is None:
-                    return running.pop(task), task.result()
+                    won.append(task.result())
+                    return running.pop(task), won[0]
                 del running[task]
                 if not isinstance(error, DmscError) or not error.retryable:
                     raise error
                 failed = failed or error
         raise failed or Unavailable("there is nobody to ask")
     finally:
-        for late in await _cancelled(running):
-            drop(late)
+        for task in running:
+            task.add_done_callback(partial(_give_back, drop))
+        try:
+            await _cancelled(running)
+        except asyncio.CancelledError:  # whoever asked left meanwhile
+            for answer in won:
+                drop(answer)
+            raise
 
 
 async def gathered(asks: Mapping[str, Ask[T]], wait_s: float) -> tuple[dict[str, T], dict[str, DmscError]]:
@@ -71,9 +81,13 @@ async def _asked(ask: Ask[T]) -> T:
     return await ask()
 
 
-async def _cancelled(running: Mapping[asyncio.Task[T], object]) -> list[T]:
-    """Cancels the tasks; returns the answers of those that had one all the same."""
+def _give_back(drop: Callable[[T], None], task: asyncio.Task[T]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        drop(task.result())
+
+
+async def _cancelled(running: Mapping[asyncio.Task[T], object]) -> None:
+    """Cancels the tasks, and waits until they have ended."""
     for task in running:
         task.cancel()
-    found = await asyncio.gather(*running, return_exceptions=True)
-    return [each for each in found if not isinstance(each, BaseException)]
+    await asyncio.gather(*running, return_exceptions=True)

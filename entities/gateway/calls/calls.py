@@ -68,13 +68,16 @@ class WholeCalls:
         how = body.aggregation or self._usual(body.model)
         if body.aggregation is None and how is not None and how.how != "first" and no_vote(body, how):
             how = None  # what the version's file says does not fit this request: one version answers
-        if how is not None and how.how == "first":
-            return await self._several.first(body, access, key, how, said)
-        if how is not None:
+        if how is not None and how.how != "first":
             return await self._several.vote(body, access, key, how)
-        if isinstance(body, ChatBody):
-            return await self.operations.chat(body, access, key, said)
-        return await self.operations.complete(body, access, key, said)
+        if how is not None:
+            begun = await self._several.first(body, access, key, how, said)
+        elif isinstance(body, ChatBody):
+            begun = await self.operations.chat(body, access, key, said)
+        else:
+            begun = await self.operations.complete(body, access, key, said)
+        self.operations.keep(begun)
+        return begun
 
     # --- tensors --------------------------------------------------------------------------------------------
     async def predict(self, text: bytes, allow: Allow, key: str | None) -> Prediction:

@@ -146,7 +146,7 @@ class GenerationOperations:
         said: Said = "",
         avoid: frozenset[Member] = frozenset(),
     ) -> Answering:
-        """Begins the answers to a completion.
+        """Begins the answers to a completion. They are kept, if at all, once `keep` is called.
 
         Args:
             key: The request's idempotency key.
@@ -215,8 +215,19 @@ class GenerationOperations:
             session.cancel()
             raise NotFound(f"{generation.service}@{generation.version} is no longer there")
         tokenizer = await self._prompts.tokenizer(version)
-        self._keep_answers((session,), tokenizer)
-        return Answering(service, version, tokenizer, (session,))
+        answering = Answering(service, version, tokenizer, (session,))
+        self.keep(answering)
+        return answering
+
+    def keep(self, answering: Answering) -> None:
+        """Has answers stored once they are whole, as far as the request's terms say so.
+
+        It is called for the answer that the client gets: of those that work beside it nothing is kept.
+        """
+        keeping = self.keeping
+        for session in answering.sessions:
+            if keeping is not None and session.generation.keep is not None:
+                session.on_end(partial(_keep_answer, keeping, session, answering.tokenizer))
 
     async def predict(
         self, model: str, inputs: Sequence[NamedTensor], access: AccessDecision, key: str | None
@@ -410,7 +421,6 @@ class GenerationOperations:
             answering.cancel()
             raise
         self._shadows.mirror(draw, sessions[::choices])
-        self._keep_answers(sessions, tokenizer)
         for session in sessions:
             session.on_end(lambda tokens: self._rates.charge(template.user, tokens, time.monotonic()))
         return answering
@@ -426,19 +436,15 @@ class GenerationOperations:
         terms = None if self.keeping is None else await self.keeping.terms(template, said, subject)
         return () if terms is None else tuple(with_messages(terms, messages) for messages in asked())
 
-    def _keep_answers(self, sessions: Sequence[GenerationSession], tokenizer: Tokenizer) -> None:
-        """Has answers that are to be kept stored once they are whole."""
-        keeping = self.keeping
-        for session in sessions:
-            if keeping is not None and session.generation.keep is not None:
-                session.on_end(partial(_keep_answer, keeping, session, tokenizer))
-
 
 def _keep_answer(
     keeping: RequestKeeping, session: GenerationSession, tokenizer: Tokenizer, tokens: int
 ) -> None:
-    """An answer that failed, or that its client left, is not kept: nobody has seen it as it is."""
-    if session.finished is not None and session.finished.ended in ("stop", "length"):
+    """An answer that failed, or that its client left, is not kept: nobody has seen it as it is.
+
+    One whose client left becomes whole all the same where its version is judged by it.
+    """
+    if session.finished is not None and session.finished.ended in ("stop", "length") and not session.is_left:
         generation = session.generation
         keeping.take(generation, partial(text_of, session.tokens, tokenizer, generation.stop))
 

@@ -136,7 +136,8 @@ class GenerationSession:
         """Its client is gone. What is measured does not depend on that: else who knows which version answers
         could leave one version's slow answers alone.
         """
-        self._left = True
+        if not self.machine.over:
+            self._left = True
         self._end_if_left()
 
     def _end_if_left(self) -> None:
@@ -162,6 +163,11 @@ class GenerationSession:
             self._on_over.append(callback)
 
     # --- what readers see ---------------------------------------------------------------------------------
+    @property
+    def is_left(self) -> bool:
+        """Whether its client left before it was over."""
+        return self._left
+
     @property
     def tokens(self) -> tuple[GeneratedToken, ...]:
         """The answer's tokens so far."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
@@ -13,12 +14,13 @@ import pytest
 from bus import subjects
 from bus.connection import Bus
 from entities.gateway import Gateway
+from entities.gateway.generation.session import GenerationSession
 from schemas.envelope import EntityKind
 from schemas.serve_spec import KeepSpec
 from schemas.services.keeping import KeptCollection, KeptItem
 from tests.builders.jobs import job, spec
 from tests.integration.entities.conftest import Dial, bearer
-from tests.integration.entities.serving_stand_in import StandInInstance, answer_to, deploy
+from tests.integration.entities.serving_stand_in import Gate, StandInInstance, answer_to, deploy
 from tests.waiting import eventually
 
 PROMPT = "I am ann@example.com"
@@ -28,9 +30,10 @@ ALL = KeepSpec(days=2, share=1.0, hide=("bluebird",))
 class Keeping:
     """A service `letters` that keeps, one `plain` that does not, both answered by one instance each."""
 
-    def __init__(self, bus: Bus, http: httpx.AsyncClient) -> None:
+    def __init__(self, bus: Bus, http: httpx.AsyncClient, instances: list[StandInInstance]) -> None:
         self.bus = bus
         self.http = http
+        self.instances = instances
 
     async def ask(
         self, by: str = "ruth", prompt: str = PROMPT, model: str = "letters", said: str = "", **more: Any
@@ -71,7 +74,7 @@ async def keeping(dial: Dial, gateway: Gateway, http: httpx.AsyncClient) -> Asyn
         )
     )
     await eventually(lambda: book.get("letters") is not None and book.get("plain") is not None)
-    yield Keeping(bus, http)
+    yield Keeping(bus, http, instances)
     for each in instances:
         await each.kill()
 
@@ -140,6 +143,118 @@ async def test_a_chat_and_a_stream_are_kept_whole(keeping: Keeping) -> None:
         ("user", "call [PHONE]"),
     ]
     assert (item.messages[2].role, len(item.messages[2].text)) == ("assistant", 4)
+
+
+@pytest.fixture
+async def letters(keeping: Keeping, gateway: Gateway, dial: Dial) -> AsyncIterator[list[StandInInstance]]:
+    """`letters` has two versions of two instances each, which share its traffic: these three come to it."""
+    beside = []
+    for sid in ("serve1-s0-r1", "serve3-s0-r0", "serve3-s0-r1"):
+        beside.append(StandInInstance(await dial(sid, EntityKind.INSTANCE), sid, 1))
+        await beside[-1].start()
+    book, view = gateway.generations.book, gateway.follower.view
+    former = book.get("letters")
+    assert former is not None
+    second = await deploy(keeping.bus, "letters", job="serve3", version="v2", stages=1, keep=ALL)
+    versions, shares = (*former.versions, *second.versions), {"v1": 5_000, "v2": 5_000}
+    both = second.model_copy(update={"versions": versions, "weights": shares, "stable": "v1"})
+    await keeping.bus.bucket(subjects.MODEL_SERVICE).put(both, service="letters")
+    await eventually(lambda: book.get("letters") == both and gateway.jobs.cache.get("serve3") is not None)
+    await eventually(lambda: all(len(view.active(job=name, stage=0)) == 2 for name in ("serve1", "serve3")))
+    yield [keeping.instances[0], *beside]
+    for each in beside:
+        await each.kill()
+
+
+async def test_nothing_is_kept_of_votes_of_calls_within_a_request_or_of_batches(
+    keeping: Keeping, gateway: Gateway, letters: list[StandInInstance]
+) -> None:
+    await keeping.post("/v1/consents/letters/give", "ruth")
+    headers = bearer("ruth") | {"dmsc-consent": "train"}
+    voted = await keeping.ask(said="train", aggregation="vote")
+    assert voted.headers["dmsc-answered-by"] == "letters@v1, letters@v2"
+    assert "dmsc-kept-until" not in voted.headers
+
+    text = {"model": "letters", "prompt": PROMPT, "max_tokens": 6, "temperature": 0}
+    chat = {"model": "letters", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 6}
+    calls = [
+        {"path": "/v1/completions", "body": text},
+        {"path": "/v1/completions", "body": text | {"aggregation": "first"}},
+        {"path": "/v1/chat/completions", "body": chat},
+    ]
+    called = await keeping.http.post("/v1/aggregate", json={"calls": calls}, headers=headers)
+    assert [each["status"] for each in called.json()["answers"]] == [200] * 3
+    assert "dmsc-kept-until" not in called.headers
+
+    lines = {"files": {"file": ("in.jsonl", json.dumps(text).encode())}, "data": {"purpose": "batch"}}
+    file = (await keeping.http.post("/v1/files", headers=headers, **lines)).json()["id"]  # type: ignore[arg-type]  # of httpx
+    asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+    batch = (await keeping.http.post("/v1/batches", json=asked, headers=headers)).json()["id"]
+
+    async def is_over() -> bool:
+        view = (await keeping.http.get(f"/v1/batches/{batch}", headers=headers)).json()
+        counts = {"total": 1, "completed": 1, "failed": 0}
+        return bool(view["status"] == "completed" and view["request_counts"] == counts)
+
+    await eventually(is_over)
+    await settled(gateway)
+    assert await keeping.items() == []
+    await keeping.ask()  # the consent is there: what is asked by itself is kept
+    await keeping.until(1)
+
+
+async def test_of_two_answers_beside_each_other_the_one_that_was_given_is_kept(
+    keeping: Keeping, gateway: Gateway, letters: list[StandInInstance]
+) -> None:
+    sessions: list[GenerationSession] = []
+    gateway.generations.keeper.observers.append(sessions.append)
+    go = asyncio.Event()
+    held: list[StandInInstance] = []
+
+    def hold_first(instance: StandInInstance) -> Gate:
+        async def gate(number: int) -> None:
+            if not held:
+                held.append(instance)
+            if held[0] is instance:
+                await go.wait()
+
+        return gate
+
+    for each in letters:
+        each.gate = hold_first(each)
+    asked = await keeping.ask(said="train", aggregation="first")
+    assert "dmsc-kept-until" in asked.headers
+    assert len(sessions) == 2
+    go.set()
+    for session in sessions:
+        await session.ended.wait()
+    # Versions are compared by the late one, too: it has become whole, though nobody got it.
+    assert [each.finished and each.finished.ended for each in sessions] == ["length"] * 2
+    await settled(gateway)
+    (item,) = await keeping.items()
+    assert item.item == asked.headers["dmsc-generation"]
+
+    # Nor is one kept that becomes whole for that alone, once its client has left.
+    go.clear()
+
+    async def gate(number: int) -> None:
+        if number == 2:
+            await go.wait()
+
+    for each in letters:
+        each.gate = gate
+    body = {"model": "letters", "prompt": PROMPT, "max_tokens": 6, "temperature": 0, "stream": True}
+    headers = bearer("ruth") | {"dmsc-consent": "train"}
+    async with keeping.http.stream("POST", "/v1/completions", json=body, headers=headers) as response:
+        assert "dmsc-kept-until" in response.headers
+    left = sessions[-1]
+    await eventually(lambda: left.is_left)
+    go.set()
+    await left.ended.wait()
+    assert left.finished is not None
+    assert left.finished.ended == "length"
+    await settled(gateway)
+    assert [each.item for each in await keeping.items()] == [item.item]
 
 
 async def test_feedback_is_the_askers_own(keeping: Keeping) -> None:

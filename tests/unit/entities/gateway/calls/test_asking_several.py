@@ -69,6 +69,26 @@ async def test_an_answer_that_comes_too_late_is_given_back() -> None:
     assert dropped == ["late"]
 
 
+async def test_answers_that_nobody_waits_for_any_more_are_given_back() -> None:
+    dropped: list[str] = []
+    ending, end = asyncio.Event(), asyncio.Event()
+
+    async def slow_to_end() -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ending.set()
+            await end.wait()
+        return "late"
+
+    asking = asyncio.create_task(hedged([slow_to_end, Asked("b")], 0.0, dropped.append))
+    await ending.wait()  # the second one has answered, and the first is being cancelled
+    asking.cancel()
+    await asyncio.wait({asking})
+    assert asking.cancelled()
+    assert dropped == ["b"]
+
+
 async def test_those_who_answer_in_time_count() -> None:
     frozen = Asked("c", asyncio.Event())
     answers, errors = await gathered({"a": Asked("a"), "b": Asked(Unavailable("away")), "c": frozen}, 0.05)
