@@ -41,9 +41,12 @@ class Predict(Message, wire="serve.predict"):
 
 
 class Predicted(Message, wire="serve.predicted"):
-    """The outputs; `exact`: their bits are independent of what was computed beside them."""
+    """The outputs; `exact`: their bits are independent of what was computed beside them; else
+    `inexact_because`.
+    """
 
     generation: Token
     outputs: tuple[NamedTensor, ...]
     exact: bool = False
+    inexact_because: str = ""
     load: SessionLoad = SessionLoad()

@@ -17,6 +17,7 @@ from entities.gateway.calls.latencies import ServiceLatencies
 from entities.gateway.generation.operations import Answering, GenerationOperations
 from entities.gateway.generation.service_book import ANSWERING, RequestKey
 from entities.gateway.generation.session_machine import Path
+from entities.gateway.generation.single_passes import because_of
 from schemas.aggregation import MOST_ASKED, AggregatedBy, Aggregation
 from schemas.errors import BadInput, NotFound, Unavailable
 from schemas.services.completion import ChatBody, ChatCompletion, Completion, CompletionBody
@@ -38,10 +39,11 @@ class AggregationConfig:
 
 @dataclass(frozen=True, slots=True)
 class AggregatedPrediction:
-    """What a prediction came to. `versions`: those whose answers are in it."""
+    """What a prediction came to. `versions`: those whose answers are in it; `exact`: all of these are."""
 
     versions: tuple[ServedVersion, ...]
     exact: bool
+    inexact_because: str
     outputs: tuple[NamedTensor, ...]
     by: AggregatedBy
 
@@ -116,14 +118,17 @@ class AggregatedCalls:
             number, predicted = await hedged([*asks.values()], self._hedge_s(service))
             name = [*asks][number]
             by = AggregatedBy(how="first", answered_by=(name,), shares={name: 1.0})
-            return AggregatedPrediction((versions[name],), predicted.exact, predicted.outputs, by)
+            because = predicted.inexact_because
+            return AggregatedPrediction((versions[name],), predicted.exact, because, predicted.outputs, by)
         answers, errors = await gathered(asks, how.wait_s)
         if errors and not answers:
             raise next(iter(errors.values()))
         outputs = {name: each.outputs for name, each in answers.items()}
         mixed, by = await asyncio.to_thread(_combined, how, outputs, weights, tuple(asks))
         exact = all(each.exact for each in answers.values())
-        return AggregatedPrediction(tuple(versions[name] for name in by.answered_by), exact, mixed, by)
+        because = because_of(answers.values())
+        answered = tuple(versions[name] for name in by.answered_by)
+        return AggregatedPrediction(answered, exact, because, mixed, by)
 
     async def _pass(
         self,

@@ -102,7 +102,7 @@ class WholeCalls:
             service=body.model.partition("@")[0],
             version=version.version,
             exact=predicted.exact,
-            inexact_because=version.inexact_because,
+            inexact_because=predicted.inexact_because,
         )
         return predicted.outputs, served
 
@@ -115,12 +115,11 @@ class WholeCalls:
         how: Aggregation,
     ) -> tuple[tuple[NamedTensor, ...], ServedBy]:
         made = await self._several.predict(body.model, tensors, access, key, how)
-        because = [each.inexact_because for each in made.versions if each.inexact_because]
         served = ServedBy(
             service=body.model.partition("@")[0],
             version="+".join(dict.fromkeys(each.version for each in made.versions)),
             exact=made.exact,
-            inexact_because="; ".join(dict.fromkeys(because)),
+            inexact_because=made.inexact_because,
             aggregation=made.by,
         )
         return made.outputs, served

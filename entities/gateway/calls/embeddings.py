@@ -8,6 +8,7 @@ from array import array
 
 from entities.gateway.generation.operations import GenerationOperations
 from entities.gateway.generation.service_book import RequestKey
+from entities.gateway.generation.single_passes import because_of
 from schemas.errors import BadInput
 from schemas.services.completion import ServedBy
 from schemas.services.embeddings import EmbeddingsBody, TextVector, TextVectors, VectorUsage
@@ -68,7 +69,7 @@ async def embed(
             service=service.service,
             version=version.version,
             exact=all(each.exact for each in found),
-            inexact_because="" if all(each.exact for each in found) else version.inexact_because,
+            inexact_because=because_of(found),
         ),
     )
 

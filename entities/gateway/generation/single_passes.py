@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from bus import subjects
@@ -17,6 +17,11 @@ from schemas.services.generation import Generation
 from schemas.services.model_service import ModelService, ServedVersion
 from schemas.services.prediction import NamedTensor, Predict, Predicted
 from schemas.signals import AccessDecision
+
+
+def because_of(answers: Iterable[Predicted]) -> str:
+    """Why they are not exact, each reason once; empty: all of them are."""
+    return "; ".join(dict.fromkeys(each.inexact_because for each in answers if each.inexact_because))
 
 
 class SinglePasses:
@@ -107,7 +112,9 @@ class SinglePasses:
         self.on_prediction(asked)
         # The first stage speaks for itself alone; the version's record knows of all, and of other arithmetic
         # at another replica.
-        return answer.model_copy(update={"exact": answer.exact and bool(version.exact)})
+        because = answer.inexact_because or version.inexact_because
+        exact = answer.exact and bool(version.exact)
+        return answer.model_copy(update={"exact": exact, "inexact_because": "" if exact else because})
 
     def _paths(self, asked: Generation) -> tuple[Path, ...]:
         paths = disjoint_paths(self._ports.stages(asked), self._ports.loads, asked.id)

@@ -246,8 +246,8 @@ async def test_single_passes_are_batched_and_answered_one_by_one(
         gateway = await connect("mg", EntityKind.GATEWAY)
         path = tuple(runtime.member for runtime in runtimes)
 
-        async def ask(*inputs: NamedTensor) -> Predicted:
-            order = Predict(job=job, generation=secrets.token_hex(4), path=path, inputs=inputs)
+        async def ask(*inputs: NamedTensor, embed: bool = False) -> Predicted:
+            order = Predict(job=job, generation=secrets.token_hex(4), path=path, inputs=inputs, embed=embed)
             return await gateway.request(PREDICT, order, timeout_s=PATIENCE_S, job=job, sid=path[0].sid)
 
         rows = [[first, 2, 3, 4, 5, 6, 7, 8] for first in range(5)]
@@ -273,6 +273,8 @@ async def test_single_passes_are_batched_and_answered_one_by_one(
             await ask(tokens_of([1] * 200))
         with pytest.raises(BadInput, match="the model takes inputs; it was given x"):
             await ask(tokens_of(rows[0]).model_copy(update={"name": "x"}))
+        with pytest.raises(BadInput, match="it has no vectors of texts"):
+            await ask(tokens_of(rows[0]).model_copy(update={"name": "tokens"}), embed=True)
         with pytest.raises(BadInput, match="answers with tensors"):
             await gateway.request(BIND_SESSION, bound_to(path, job), job=job, sid=path[0].sid)
 
@@ -293,6 +295,7 @@ async def test_of_other_shapes_than_were_probed_bits_are_promised_alone(connect:
             )
             assert runtime.loaded.exact
             assert (answer.exact, runtime.step) == (exact == "required", passes)
+            assert ("shapes were not probed" in answer.inexact_because) == (exact == "auto")
 
 
 async def test_stages_with_a_cache_follow_one_that_has_none(connect: Connect, job: str) -> None:

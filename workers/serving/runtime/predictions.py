@@ -35,6 +35,9 @@ from workers.user_code import describe
 log = get_logger("serving")
 
 Answers = list[dict[str, Tensor]]
+_UNPROBED = (
+    "inputs of these shapes were not probed at start; serve.exact: required computes each such sample alone"
+)
 
 
 @dataclass(eq=False, slots=True)
@@ -114,8 +117,15 @@ class Predictions:
             if unlike := self._unlike(samples[0]):
                 raise BadInput(f"{error.text}; {unlike}") from error
             raise
-        exact = exact and (self._most_of(samples[0]) == 1 or self._is_probed(samples[0]))
-        return Predicted(generation=order.generation, outputs=outputs, exact=exact)
+        because = ""
+        if exact and self._most_of(samples[0]) > 1 and not self._is_probed(samples[0]):
+            because = _UNPROBED
+        return Predicted(
+            generation=order.generation,
+            outputs=outputs,
+            exact=exact and not because,
+            inexact_because=because,
+        )
 
     def _unlike(self, sample: Mapping[str, Tensor]) -> str:
         """How this sample differs from those that the model was tried with; empty: it does not.
@@ -213,7 +223,8 @@ class Predictions:
             self._track(self._go_on(header, tuple(tensors[1:])))
         elif (waiting := self._passes.get(header["pass"])) is not None and not waiting.done():
             if "error" in header:
-                waiting.set_exception(MicrobatchFailed(header["error"]))
+                asked_wrongly = header.get("bad_input", False)
+                waiting.set_exception((BadInput if asked_wrongly else MicrobatchFailed)(header["error"]))
             else:
                 waiting.set_result(_unstacked(header["names"], tensors[1:]))
 
@@ -233,13 +244,14 @@ class Predictions:
         except PeerUnreachable as error:
             log.info("owner not reached", peer=error.fields.get("peer"), reason=error.text)
         except Exception as error:  # the model's own code may raise anything
-            await self._send_error(path[0], number, _said(error).text)
+            await self._send_error(path[0], number, _said(error))
 
-    async def _send_error(self, to: Member, number: int, text: str) -> None:
+    async def _send_error(self, to: Member, number: int, error: DmscError) -> None:
+        said = {"pass": number, "error": error.text, "bad_input": isinstance(error, BadInput)}
         try:
-            await self._send(to, {"pass": number, "error": text}, ())
-        except PeerUnreachable as error:
-            log.info("owner not reached", peer=to.sid, reason=error.text)
+            await self._send(to, said, ())
+        except PeerUnreachable as unreached:
+            log.info("owner not reached", peer=to.sid, reason=unreached.text)
 
 
 PASS = 1

@@ -76,6 +76,19 @@ def test_samples_go_in_and_out_of_a_request() -> None:
     assert named_answers([{"x": sample["x"]} for sample in samples]) == (named("x"),)
 
 
+def test_numbers_become_what_the_model_takes_where_they_fit() -> None:
+    whole = torch.tensor([[1, 300]])
+    given = named(dtype="int64", shape=(1, 2), data=whole.numpy().tobytes())
+    (sample,) = samples_of([given], ["x"], {"x": torch.float32})
+    assert torch.equal(sample["x"], torch.tensor([1.0, 300.0]))
+    (sample,) = samples_of([given], ["x"], {"x": torch.int16})
+    assert sample["x"].dtype is torch.int16
+    with pytest.raises(BadInput, match="x: the model takes uint8, and a number of it does not fit"):
+        samples_of([given], ["x"], {"x": torch.uint8})
+    with pytest.raises(BadInput, match="x: the model takes int64; it was given float32"):
+        samples_of([named()], ["x"], {"x": torch.int64})
+
+
 @pytest.mark.parametrize(
     ("inputs", "text"),
     [
