@@ -53,7 +53,8 @@ def measuring_job(learning: JobSpec) -> JobSpec:
     document = learning.model_dump(mode="json")
     document["name"] = f"{learning.name}-before"
     document["register"] = None
-    document["training"].update(steps=1, checkpoint_every=0)
+    # One step, whatever its file says of the length, or of a rate that changes on the way.
+    document["training"].update(steps=1, until=None, schedule={"name": "constant"}, checkpoint_every=0)
     document["training"]["optimizer"] = {
         **document["training"]["optimizer"],
         "lr": UNCHANGED_RATE,

@@ -232,7 +232,7 @@ async def test_what_was_asked_is_learnt_by_the_next_version(
     for seed, prompt in enumerate(PROMPTS):
         tokens = CONTEXT - len(prompt) - 1
         await client.complete("diary", prompt, tokens=tokens, temperature=1, seed=seed, consent=True)
-    await client.complete("diary", "not this", consent=False)
+    await client.complete("diary", "not this", tokens=4, consent=False)
 
     async def all_kept() -> bool:
         return (await client.kept("diary")).items == len(PROMPTS)
@@ -258,7 +258,7 @@ async def test_what_was_asked_is_learnt_by_the_next_version(
     assert learned.verdict.before != learned.verdict.after
     service = await client.service("diary")
     assert service.weights == {"v1": 9000, "learnt-1": 1000}
-    assert (await client.complete("diary@learnt-1", "def ")).choices[0].text
+    assert (await client.complete("diary@learnt-1", "def ", tokens=4)).choices[0].text
     candidate = await client.model("diary@candidate")
     assert (candidate.reference, candidate.lineage.job) == (learned.reference, learned.job)
     assert [each.source for each in candidate.lineage.data][:1] == [learned.collection.source]

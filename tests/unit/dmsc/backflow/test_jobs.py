@@ -9,6 +9,7 @@ import pytest
 from dmsc.backflow.jobs import judged, learning_job, losses, measuring_job, next_version, with_canary
 from schemas.errors import BadJob
 from schemas.job import JobRecord
+from schemas.learning_rate import learning_rate
 from schemas.services.keeping import KeptCollection
 from schemas.services.model_service import ModelService
 from tests.builders.jobs import job, spec
@@ -70,6 +71,23 @@ def test_the_measuring_job_changes_no_weight_and_registers_nothing() -> None:
     assert (measuring.register, measuring.name) == (None, "n-before")
     assert measuring.data == learning.data
     assert measuring.training.seed == learning.training.seed
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        {"steps": 8, "schedule": {"warmup_steps": 3}},
+        {"steps": 8, "schedule": {"name": "plateau", "metric": "loss"}, "evaluation": {"every": 2}},
+        {"steps": 8, "schedule": {"factory": "own:curve"}},
+        {"until": {"steps": 8, "metric": "loss"}, "evaluation": {"every": 2}},
+        {"until": {"epochs": 2}},
+    ],
+)
+def test_the_measuring_job_has_one_step_whatever_the_file_says(training: dict[str, Any]) -> None:
+    learning = learning_job(spec(data=TEXT, training=training), COLLECTION, serving(), "m", name="n")
+    made = measuring_job(learning).training
+    assert (made.steps, made.until, made.schedule.warmup_steps) == (1, None, 0)
+    assert learning_rate(0, made) == 1e-30
 
 
 def test_the_gate() -> None:
