@@ -14,7 +14,7 @@ from schemas.job_file.model import ModelSpec
 from schemas.registry import TensorSchema
 from workers.compute.batch_schema import empty_batch
 from workers.graph.model_graph import ModelGraph
-from workers.graph.recording import check_sizes
+from workers.graph.recording import differing_layer
 from workers.user_code import load
 
 _OTHERWISE_FROM = (
@@ -77,22 +77,25 @@ def recorded_context(
     for tokens in sorted(lengths, reverse=True):
         if 1 < tokens < context and not _otherwise(graph, spec, batch, tokens):
             return tokens, because
-    raise BadModel(because)
+    raise BadModel(f"{because}: say a smaller serve.context, or make that part a module of its own")
 
 
 def _otherwise(graph: ModelGraph, spec: ModelSpec, batch: Sequence[TensorSchema], tokens: int) -> str:
     """What it computes otherwise for so many tokens; empty: nothing."""
     alike = [tensor.shape for tensor in batch if tensor.name in graph.inputs]
+    name = type(graph.model).__name__
     longer = [
         tensor.model_copy(update={"shape": (tokens,)}) if tensor.shape in alike else tensor
         for tensor in batch
     ]
     try:
         with torch.inference_mode(False):
-            check_sizes(graph, empty_batch(longer, 1), spec.inputs)
+            where = differing_layer(graph, empty_batch(longer, 1), spec.inputs)
     except BadModel as error:
         return error.text
-    return ""
+    recorded = ", ".join(str(size) for size, *_ in alike)
+    told = f"{name} computes something else for {tokens} tokens than for the {recorded} that it was recorded"
+    return f"{told} with, from layer {where} on" if where else ""
 
 
 def _told(config: Any, name: str) -> Any:

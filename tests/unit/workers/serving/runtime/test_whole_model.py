@@ -116,14 +116,15 @@ async def test_a_recorded_window_is_served_as_far_as_it_is_not_reached() -> None
     given = order(model=model)
     whole = build(given.spec.model, given.spec.training.seed, {"inputs": torch.zeros(1, 6, dtype=torch.long)})
     found = await loaded(order(model=model, layers=len(whole)))
-    assert (found.context, found.uncached) == (48, "")
+    assert (found.context, found.uncached) == (47, "")
     prompt = list(range(2, 40))
     assert greedy([found], prompt, 8) == plain_greedy(whole.model.eval(), prompt, 8)
     with pytest.raises(BadModel) as raised:
         await loaded(order(model=model, layers=len(whole), context=CONTEXT))
-    text = raised.value.text
-    assert text.startswith("serve.context is 160, but MistralForCausalLM computes something else for ")
-    assert text.endswith("; with serve.context: 48 it is served")
+    assert raised.value.text == (
+        "serve.context is 160, but MistralForCausalLM computes something else for 160 tokens than for the 6 "
+        "that it was recorded with, from layer model.embed_tokens on; with serve.context: 47 it is served"
+    )
 
 
 @pytest.mark.parametrize("is_large", [False, True])
