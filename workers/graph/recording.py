@@ -108,9 +108,7 @@ def _numbers(model: nn.Module) -> dict[str, float]:
     }
 
 
-def differing_layer(
-    graph: ModelGraph, batch: Mapping[str, Tensor], inputs: Mapping[str, str] = {}
-) -> str:
+def differing_layer(graph: ModelGraph, batch: Mapping[str, Tensor], inputs: Mapping[str, str] = {}) -> str:
     """The first layer in which a recorded model computes something else for a batch of these sizes; empty:
     none does."""
     other = record(graph.model, converted(batch, graph.dtype), inputs=inputs)
