@@ -108,19 +108,25 @@ def _numbers(model: nn.Module) -> dict[str, float]:
     }
 
 
+def differing_layer(graph: ModelGraph, batch: Mapping[str, Tensor], inputs: Mapping[str, str] = {}) -> str:
+    """The first layer in which a recorded model computes something else for a batch of these sizes; empty:
+    none does."""
+    other = record(graph.model, converted(batch, graph.dtype), inputs=inputs)
+    if other.fingerprint() == graph.fingerprint():
+        return ""
+    pairs = zip(graph.layers, other.layers, strict=False)
+    return next((a.name for a, b in pairs if a.words != b.words), graph.layers[-1].name)
+
+
 def check_sizes(graph: ModelGraph, batch: Mapping[str, Tensor], inputs: Mapping[str, str] = {}) -> None:
     """Checks that a recorded model computes the same for a batch of these sizes.
 
     Raises:
         BadModel: Its own code goes by the sizes: a loop over one, or a number made of one.
     """
-    other = record(graph.model, converted(batch, graph.dtype), inputs=inputs)
-    if other.fingerprint() == graph.fingerprint():
+    where = differing_layer(graph, batch, inputs)
+    if not where:
         return
-    names = [layer.name for layer in graph.layers]
-    where = next(
-        (a.name for a, b in zip(graph.layers, other.layers, strict=False) if a.words != b.words), names[-1]
-    )
     sizes = ", ".join(f"{name} {list(batch[name].shape)}" for name in graph.taken if name in batch)
     raise BadModel(
         f"{type(graph.model).__name__} computes something else for {sizes} than for the batch that it "

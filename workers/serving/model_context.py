@@ -1,14 +1,29 @@
-"""How many tokens a model takes, as far as it says so itself."""
+"""How many tokens a model takes: as it says itself, and as far as what was recorded of it holds."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from schemas.callables import MODELS
+from schemas.errors import BadModel
 from schemas.job_file.model import ModelSpec
+from schemas.registry import TensorSchema
+from workers.compute.batch_schema import empty_batch
+from workers.graph.model_graph import ModelGraph
+from workers.graph.recording import differing_layer
 from workers.user_code import load
+
+_OTHERWISE_FROM = (
+    "sliding_window",
+    "attention_window",
+    "window_size",
+    "attention_chunk_size",
+    "original_max_position_embeddings",
+)
 
 
 def model_context(spec: ModelSpec, model: object = None) -> int | None:
@@ -25,6 +40,66 @@ def model_context(spec: ModelSpec, model: object = None) -> int | None:
         *(arguments.get(name) for name in ("context", "max_position_embeddings", "n_positions")),
     ]
     return min((each for each in told if isinstance(each, int) and each > 1), default=None)
+
+
+def otherwise_from(model: object) -> list[int]:
+    """Lengths of sessions at which a model's own config says that it computes otherwise: windows, scaled
+    positions."""
+    config = getattr(model, "config", None)
+    parts = (config, *(getattr(config, name, None) for name in ("rope_scaling", "rope_parameters")))
+    told = [_told(part, name) for part in parts for name in _OTHERWISE_FROM]
+    return [each for each in told if isinstance(each, int) and each > 0]
+
+
+def recorded_context(
+    graph: ModelGraph, spec: ModelSpec, batch: Sequence[TensorSchema], context: int
+) -> tuple[int, str]:
+    """Most tokens for which a recorded model computes what its own code does.
+
+    A model was recorded with a short sample; its code may go by the length: families with a window leave it
+    out where a text is shorter.
+
+    Args:
+        graph: The whole model; its weights are not read.
+        spec: What it was made of.
+        batch: The tensors that it was recorded with.
+        context: As many as are asked for.
+
+    Returns:
+        Tokens, and why they are fewer than `context`; empty: they are not.
+
+    Raises:
+        BadModel: It computes otherwise, and its config does not say from which length on.
+    """
+    if not graph.recorded or not (because := _otherwise(graph, spec, batch, context)):
+        return context, ""
+    lengths = {each - less for each in otherwise_from(graph.model) for less in (0, 1)}
+    for tokens in sorted(lengths, reverse=True):
+        if 1 < tokens < context and not _otherwise(graph, spec, batch, tokens):
+            return tokens, because
+    raise BadModel(f"{because}: say a smaller serve.context, or make that part a module of its own")
+
+
+def _otherwise(graph: ModelGraph, spec: ModelSpec, batch: Sequence[TensorSchema], tokens: int) -> str:
+    """What it computes otherwise for so many tokens; empty: nothing."""
+    alike = [tensor.shape for tensor in batch if tensor.name in graph.inputs]
+    name = type(graph.model).__name__
+    longer = [
+        tensor.model_copy(update={"shape": (tokens,)}) if tensor.shape in alike else tensor
+        for tensor in batch
+    ]
+    try:
+        with torch.inference_mode(False):
+            where = differing_layer(graph, empty_batch(longer, 1), spec.inputs)
+    except BadModel as error:
+        return error.text
+    recorded = ", ".join(str(size) for size, *_ in alike)
+    told = f"{name} computes something else for {tokens} tokens than for the {recorded} that it was recorded"
+    return f"{told} with, from layer {where} on" if where else ""
+
+
+def _told(config: Any, name: str) -> Any:
+    return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
 
 
 def _defaults(factory: str) -> dict[str, Any]:

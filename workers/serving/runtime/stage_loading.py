@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from workers.process.url_rules import open_url
 from workers.serving.cache_check import CacheCheck, check_cache
 from workers.serving.exact_arithmetic import Arithmetic
 from workers.serving.fingerprint import arithmetic_fingerprint
-from workers.serving.model_context import model_context
+from workers.serving.model_context import model_context, otherwise_from, recorded_context
 from workers.serving.one_shot import OneShotModel, batch_unit, probed_batches
 from workers.serving.probe import probe_stage
 from workers.serving.retained_rows import Boundary
@@ -45,13 +45,6 @@ MOST_CONTEXT = 4096
 """Most tokens of a session where neither the job file nor the model says less."""
 MOST_TRIED = 512
 """Tokens with which a large model is tried first at start: thousands may take longer than loading it."""
-_OTHERWISE_FROM = (
-    "sliding_window",
-    "attention_window",
-    "window_size",
-    "attention_chunk_size",
-    "original_max_position_embeddings",
-)
 _UNLIMITED = 1 << 62
 
 
@@ -243,18 +236,10 @@ def _checked(
 def tried_tokens(graph: ModelGraph, context: int) -> int:
     """With how many tokens a large model is tried first.
 
-    They reach beyond each length at which its own config says that it computes otherwise: windows, scaled
-    positions.
+    They reach beyond each length at which its own config says that it computes otherwise.
     """
-    config = getattr(graph.model, "config", None)
-    parts = (config, *(getattr(config, name, None) for name in ("rope_scaling", "rope_parameters")))
-    told = [_told(part, name) for part in parts for name in _OTHERWISE_FROM]
-    lengths = [each for each in told if isinstance(each, int) and 0 < each < context]
+    lengths = [each for each in otherwise_from(graph.model) if each < context]
     return min(context, max(MOST_TRIED, *(each + BLOCK_ROWS for each in lengths), 0))
-
-
-def _told(config: Any, name: str) -> Any:
-    return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
 
 
 def _probed(graph: ModelGraph, unit: TaskUnit, model: StageModel, serve: ServeSpec, sample: Boundary) -> str:
@@ -353,12 +338,20 @@ def _context(start: InstanceStart, serve: ServeSpec, graph: ModelGraph) -> int:
     """Most tokens of a session.
 
     Raises:
-        BadModel: The job file says more than the model takes.
+        BadModel: The job file says more than the model takes, or than it was recorded for.
     """
     own = model_context(start.spec.model, graph.model)
     if own is not None and serve.context is not None and serve.context > own:
         raise BadModel(f"serve.context is {serve.context}, but {start.spec.model.factory} takes {own} tokens")
-    return serve.context or min(own or MOST_CONTEXT, MOST_CONTEXT)
+    context = serve.context or min(own or MOST_CONTEXT, MOST_CONTEXT)
+    if start.unit.stage:  # the version's is the least of all stages
+        return context
+    known, because = recorded_context(graph, start.spec.model, start.batch, context)
+    if because and serve.context is not None:
+        raise BadModel(f"serve.context is {context}, but {because}; with serve.context: {known} it is served")
+    if because:
+        log.info("sessions are shorter than the model's own context", tokens=known, reason=because)
+    return known
 
 
 def vocabulary_of(graph: ModelGraph) -> int:

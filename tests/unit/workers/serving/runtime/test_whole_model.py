@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from schemas.errors import BadModel
 from schemas.registry import TensorSchema
 from tests.builders.served_models import CONTEXT, GPT2, LLAMA, compute_threads
 from tests.unit.workers.serving.runtime.test_stage_loading import loaded, order
@@ -106,6 +107,24 @@ async def test_a_large_recorded_model_of_two_stages_keeps_its_cache(config: dict
         assert [(stage.kind, stage.exact, stage.uncached) for stage in stages] == [("generate", True, "")] * 2
         prompt = list(range(2, 72))
         assert greedy(stages, prompt, 8) == plain_greedy(whole.model.eval(), prompt, 8)
+
+
+async def test_a_recorded_window_is_served_as_far_as_it_is_not_reached() -> None:
+    pytest.importorskip("transformers", reason="the extra `hf` is not installed")
+    config = LLAMA | {"model_type": "mistral", "sliding_window": 48}
+    model = {"factory": ANY, "args": {"config": config, "task": "causal-lm"}}
+    given = order(model=model)
+    whole = build(given.spec.model, given.spec.training.seed, {"inputs": torch.zeros(1, 6, dtype=torch.long)})
+    found = await loaded(order(model=model, layers=len(whole)))
+    assert (found.context, found.uncached) == (47, "")
+    prompt = list(range(2, 40))
+    assert greedy([found], prompt, 8) == plain_greedy(whole.model.eval(), prompt, 8)
+    with pytest.raises(BadModel) as raised:
+        await loaded(order(model=model, layers=len(whole), context=CONTEXT))
+    assert raised.value.text == (
+        "serve.context is 160, but MistralForCausalLM computes something else for 160 tokens than for the 6 "
+        "that it was recorded with, from layer model.embed_tokens on; with serve.context: 47 it is served"
+    )
 
 
 @pytest.mark.parametrize("is_large", [False, True])
