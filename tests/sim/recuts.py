@@ -425,7 +425,7 @@ class RecutWorld:
                     self.recutting.decided([], 0.1)
                 if asked < recuts and self.step < STEPS and not self.recutting.under_way:
                     asked += self._ask()
-                is_late = recuts - asked > STEPS - self.step - 3
+                is_late = recuts - asked > STEPS - self.step - 4
                 for _ in range(2000 if is_late and recuts > 1 else self.chance.randrange(400)):
                     if is_late and self.recutting.needs_rest:
                         break
