@@ -136,21 +136,23 @@ def move_to_meta(model: Any, chosen: Callable[[str], bool], trace: BuildTrace | 
 
 
 def give_memory(model: Any, names: Collection[str]) -> None:
-    """Gives those of these tensors that are on `meta` memory, shared ones one."""
+    """Gives those of these tensors that are on `meta` memory; shared ones one, under all of their names."""
+    named, wanted = named_tensors(model), set(names)  # while this runs, no address is used again
+    chosen = {id(tensor) for name, tensor in named.items() if name in wanted and tensor.is_meta}
     made: dict[int, Tensor] = {}
-    kept: list[Tensor] = []  # while this runs, so that no address is used again
-    for prefix, root in _roots(model):
-        for path, module in root.named_modules(prefix=prefix, remove_duplicate=False):
+
+    def with_memory(tensor: Tensor) -> Tensor:
+        if id(tensor) not in made:
+            own = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            made[id(tensor)] = nn.Parameter(own, tensor.requires_grad) if is_parameter else own
+        return made[id(tensor)]
+
+    for _, root in _roots(model):
+        for module in root.modules():
             for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-                if tensor is None or (f"{path}.{name}" if path else name) not in names:
-                    continue
-                if tensor.is_meta:
-                    kept.append(tensor)
-                    if id(tensor) not in made:
-                        own = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
-                        parameter = isinstance(tensor, nn.Parameter)
-                        made[id(tensor)] = nn.Parameter(own, tensor.requires_grad) if parameter else own
-                    setattr(module, name, made[id(tensor)])
+                if tensor is not None and id(tensor) in chosen:
+                    setattr(module, name, with_memory(tensor))
 
 
 def _replaced(value: Any, change: Callable[[Tensor], Tensor], depth: int = _DEEP) -> Any:

@@ -15,8 +15,10 @@ from schemas.registry import TensorSchema
 from workers.compute.batch_schema import empty_batch
 from workers.graph.model_graph import ModelGraph
 from workers.graph.recording import differing_layer
+from workers.models.hugging_face import read_config
 from workers.user_code import load
 
+_LENGTHS = ("context", "max_position_embeddings", "n_positions")
 _OTHERWISE_FROM = (
     "sliding_window",
     "attention_window",
@@ -32,13 +34,16 @@ def model_context(spec: ModelSpec, model: object = None) -> int | None:
     Args:
         spec: Factory and arguments.
         model: What the factory made, where it is at hand; its `config` is read.
+
+    Raises:
+        BadModel: An argument `config` names a file that can't be read.
     """
-    config = getattr(model, "config", None)
     arguments = {**_defaults(spec.factory), **spec.args}
-    told: Sequence[Any] = [
-        *(getattr(config, name, None) for name in ("max_position_embeddings", "n_positions")),
-        *(arguments.get(name) for name in ("context", "max_position_embeddings", "n_positions")),
-    ]
+    named = arguments.get("config")
+    if isinstance(named, str) and spec.factory in MODELS:  # of other factories it may be any text
+        named = read_config(named)
+    parts = (getattr(model, "config", None), named, arguments)
+    told = [_told(part, name) for part in parts for name in _LENGTHS]
     return min((each for each in told if isinstance(each, int) and each > 1), default=None)
 
 

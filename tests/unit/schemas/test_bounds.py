@@ -157,6 +157,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "sets[0]": {"name": "validation"},
     "constraints[0]": {"kind": "memory"},
     "serve": {"service": "x"},
+    "aggregation": {"how": "vote"},
     "until": {"metric": "loss"},
     "replicas": {"want": 1, "max": 200},
 }

@@ -60,3 +60,18 @@ def test_each_stage_has_the_bits_of_the_whole_build(name: str, monkeypatch: pyte
         assert not any(tensor.is_meta for tensor in slots.values())
     assert seen == set(expected)
     assert torch.equal(torch.get_rng_state(), state), "the caller keeps its generator"
+
+
+@pytest.mark.parametrize("given", [None, lambda name: True], ids=["built", "filled"])
+def test_a_tied_weight_of_the_last_stage_is_one_under_both_of_its_names(given: Any) -> None:
+    pytest.importorskip("transformers", reason="the extra `hf` is not installed")
+    args = {"config": LLAMA, "tie_weights": True}
+    model = ModelSpec(factory="workers.models.hugging_face:causal_lm", args=args)
+    whole = build(model, 5)
+    last = len(whole) - 1
+    expected = slice_stage(whole, last, last + 1)
+    graph = build_layers(model, 5, TOKENS, last, last + 1, given=given, whole_bytes=0)
+    found = slice_stage(graph, last, last + 1)
+    assert found.by_name().keys() == expected.by_name().keys()
+    assert found.aliases == expected.aliases != {}
+    assert not any(weight.is_meta for weight in found.parameters())
