@@ -186,8 +186,13 @@ async def test_nothing_is_kept_of_votes_of_calls_within_a_request_or_of_batches(
     assert [each["status"] for each in called.json()["answers"]] == [200] * 3
     assert "dmsc-kept-until" not in called.headers
 
-    lines = {"files": {"file": ("in.jsonl", json.dumps(text).encode())}, "data": {"purpose": "batch"}}
-    file = (await keeping.http.post("/v1/files", headers=headers, **lines)).json()["id"]  # type: ignore[arg-type]  # of httpx
+    made = await keeping.http.post(
+        "/v1/files",
+        files={"file": ("in.jsonl", json.dumps(text).encode())},
+        data={"purpose": "batch"},
+        headers=headers,
+    )
+    file = made.json()["id"]
     asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
     batch = (await keeping.http.post("/v1/batches", json=asked, headers=headers)).json()["id"]
 
