@@ -65,7 +65,7 @@ async def predict(options: argparse.Namespace, sheet: FaultSheet) -> None:
         raise NothingMeasured(MISSING, SECTION)
     core = min(os.sched_getaffinity(0))
     async with AsyncExitStack() as stack:
-        serving = await stack.enter_async_context(serving_mesh(separate=True))
+        serving = await stack.enter_async_context(serving_mesh("--separate"))
         address = find_gateway(state=serving.chaos.folder)
         for name, model in MODELS.items():
             await asyncio.to_thread(make_data, name)
