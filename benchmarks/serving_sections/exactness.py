@@ -51,7 +51,7 @@ async def exactness(options: argparse.Namespace, sheet: FaultSheet) -> None:
     """Mixed requests, greedy and drawn: cut, together, in parts, and under kills, beside each alone."""
     requests = mixed_requests(options.requests, CONTEXT, options.seed)
     alone: list[LoadAnswer] = []
-    async with serving_mesh(separate=True, orchestrators=2) as serving:
+    async with serving_mesh("--separate", "--orchestrators", "2") as serving:
         clients = await serving.clients(CLIENTS)
         for name, spec, instances in CUTS:
             assert spec.serve is not None

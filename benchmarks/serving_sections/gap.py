@@ -71,7 +71,7 @@ async def gap(options: argparse.Namespace, sheet: FaultSheet) -> None:
 
         async with (
             serving.deployed(spec, STAGES * REPLICAS) as served,
-            watched_rebuilds(serving.mesh.bus, served.job) as watch,
+            watched_rebuilds(serving.bus, served.job) as watch,
         ):
             async with asyncio.TaskGroup() as asking:
                 for number in range(SESSIONS):

@@ -42,7 +42,7 @@ async def peers(options: argparse.Namespace, sheet: FaultSheet) -> None:
     prompts, rates = prompts_of()["mixed"], Rates()
     spent: dict[str, list[float]] = {"door": [], "client": []}
     async with AsyncExitStack() as stack:
-        serving = await stack.enter_async_context(serving_mesh(separate=True))
+        serving = await stack.enter_async_context(serving_mesh("--separate"))
         (client,) = await serving.clients(1)
         for service, stages in (("one", 1), ("two", 2)):
             spec = llama(service, stages, options)
@@ -87,7 +87,7 @@ def llama(service: str, stages: int, options: argparse.Namespace) -> JobSpec:
 
 def door_cpu(serving: ServingMesh) -> float:
     """Seconds of the processor that the gateways have had."""
-    file = serving.mesh.running.folder.mesh()
+    file = serving.folder.mesh()
     pids: Iterable[int] = () if file is None else file.children.values()
     names = {} if file is None else {pid: name for name, pid in file.children.items()}
     gateways = [psutil.Process(pid) for pid in pids if names[pid].startswith("gateway")]

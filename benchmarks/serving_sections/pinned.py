@@ -7,13 +7,15 @@ import importlib.util
 import json
 import os
 import socket
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import httpx
 import psutil
 
+from benchmarks.harness.emptiness import NothingMeasured
 from benchmarks.harness.processes import child
 
 STARTED_S = 90.0
@@ -41,14 +43,33 @@ async def lit_server(settings: Mapping[str, Any], body: Any, core: int) -> Async
         port = int(probe.getsockname()[1])
     url = f"http://127.0.0.1:{port}"
     command = ("-m", "benchmarks.serving_sections.lit_server", str(port), json.dumps(settings))
-    async with child(*command), httpx.AsyncClient(timeout=STARTED_S, trust_env=False) as http:
+    async with child(*command) as server, httpx.AsyncClient(timeout=STARTED_S, trust_env=False) as http:
+        try:
+            pin(await _computing(http, server, url, body), core)
+            yield url
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                for process in psutil.Process(server.pid).children(recursive=True):
+                    process.kill()  # its workers stay where it alone is terminated
+
+
+async def _computing(http: httpx.AsyncClient, server: Process, url: str, body: Any) -> int:
+    """The pid of the process that computes, once it answers.
+
+    Raises:
+        NothingMeasured: It does not, within `STARTED_S`.
+    """
+    said = "no connection"
+    try:
         async with asyncio.timeout(STARTED_S):
-            while True:
+            while server.returncode is None:
                 try:
                     answer = await http.post(f"{url}/predict", json=body)
                     answer.raise_for_status()
-                    break
-                except (httpx.TransportError, httpx.HTTPStatusError):
+                    return int(answer.json()["pid"])
+                except (httpx.TransportError, httpx.HTTPStatusError) as error:
+                    said = str(error) or type(error).__name__
                     await asyncio.sleep(0.2)
-        pin(int(answer.json()["pid"]), core)
-        yield url
+    except TimeoutError:
+        raise NothingMeasured(f"LitServe does not answer within {STARTED_S:g} s: {said}") from None
+    raise NothingMeasured(f"LitServe ended with {server.returncode} while starting: {said}")

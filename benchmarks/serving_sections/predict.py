@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.examples import jobs, make_data
+from benchmarks.examples import ROOT, jobs, make_data
 from benchmarks.fault_figures import FaultSheet, Plan
 from benchmarks.harness.command import say
 from benchmarks.harness.emptiness import NothingMeasured
@@ -65,7 +65,7 @@ async def predict(options: argparse.Namespace, sheet: FaultSheet) -> None:
         raise NothingMeasured(MISSING, SECTION)
     core = min(os.sched_getaffinity(0))
     async with AsyncExitStack() as stack:
-        serving = await stack.enter_async_context(serving_mesh(separate=True))
+        serving = await stack.enter_async_context(serving_mesh("--separate"))
         address = find_gateway(state=serving.chaos.folder)
         for name, model in MODELS.items():
             await asyncio.to_thread(make_data, name)
@@ -96,6 +96,8 @@ async def predict(options: argparse.Namespace, sheet: FaultSheet) -> None:
 def served(name: str) -> JobSpec:
     """The example as a version of one stage, with new weights."""
     spec = jobs((name,), ())[name]
+    source = ROOT / str(spec.data.source)
+    data = spec.data.model_dump(mode="json") | ({"source": str(source)} if source.exists() else {})
     serve = {
         "service": name,
         "kind": "predict",
@@ -104,7 +106,12 @@ def served(name: str) -> JobSpec:
         "batch_ms": WINDOW_MS,
     }
     return JobSpec.model_validate(
-        {**spec.model_dump(mode="json"), "serve": serve, "parallel": {"stages": 1, "replicas": 1}}
+        {
+            **spec.model_dump(mode="json"),
+            "data": data,
+            "serve": serve,
+            "parallel": {"stages": 1, "replicas": 1},
+        }
     )
 
 

@@ -10,12 +10,14 @@ from typing import Any
 
 from benchmarks.harness.command import say
 from benchmarks.harness.jobs import job
-from benchmarks.harness.meshes import BenchMesh, open_mesh
+from benchmarks.harness.meshes import mesh
 from bus import subjects
+from bus.connection import Bus
 from dmsc.chaos.patience import persistently
 from dmsc.chaos.run import Chaos, open_chaos
 from dmsc.client.async_client import AsyncClient
-from dmsc.state.settings import find_gateway
+from dmsc.state.settings import find_bus, find_gateway
+from dmsc.state.state_folder import StateFolder
 from schemas.envelope import EntityKind
 from schemas.job import JobSpec
 from schemas.registry import InstanceState, ServiceRecord
@@ -62,7 +64,8 @@ def version(
 class ServingMesh:
     """A mesh, the means to hurt it, and its gateways in turn."""
 
-    mesh: BenchMesh
+    folder: StateFolder
+    bus: Bus
     chaos: Chaos
     stack: AsyncExitStack
 
@@ -79,7 +82,7 @@ class ServingMesh:
 
     async def active(self, served: ServedVersion) -> list[ServiceRecord]:
         """The instances of a version that answer at this moment."""
-        entries = await persistently(lambda: self.mesh.bus.bucket(subjects.REGISTRY_RECORD).entries())
+        entries = await persistently(lambda: self.bus.bucket(subjects.REGISTRY_RECORD).entries())
         records = [entry.message for entry in entries]
         return [
             record
@@ -127,11 +130,21 @@ class ServingMesh:
 
 
 @asynccontextmanager
-async def serving_mesh(*, slots: int = 4, **options: Any) -> AsyncIterator[ServingMesh]:
-    """A mesh of two clusters on free ports, gone afterwards; `options`: of `open_mesh`."""
-    async with (
-        open_mesh(slots=slots, kind=EntityKind.TAP, tell=say, **options) as mesh,
-        open_chaos(mesh.running.folder, say) as chaos,
-        AsyncExitStack() as stack,
-    ):
-        yield ServingMesh(mesh, chaos, stack)
+async def serving_mesh(*options: str, slots: int = 4) -> AsyncIterator[ServingMesh]:
+    """A mesh of two clusters on free ports, gone afterwards, without modules.
+
+    It is one of `dmsc up`, whose children are forked: on a busy machine a dozen new interpreters take longer
+    than a mesh may take to be ready, and each one that is killed comes back as slowly.
+
+    Args:
+        options: More options of `dmsc up`.
+        slots: The slots of each of its nodes.
+    """
+    async with AsyncExitStack() as stack:
+        started = mesh(None, "--policy", "none", "--automation", "act", *options, slots=slots)
+        folder = StateFolder(await asyncio.to_thread(stack.enter_context, started))
+        address = find_bus(state=folder.path)
+        connected = Bus.connect(address.servers, name="bench", kind=EntityKind.TAP, token=address.token)
+        bus = await stack.enter_async_context(connected)
+        chaos = await stack.enter_async_context(open_chaos(folder, say))
+        yield ServingMesh(folder, bus, chaos, stack)

@@ -29,6 +29,7 @@ from entities.cluster.prefork_client import fork_from
 from workers.process import prefork
 
 _PR_SET_CHILD_SUBREAPER = 36
+_POOL = "OPENBLAS_NUM_THREADS"
 
 PRELOADED = (
     "dmsc.commands.mesh.run",
@@ -65,8 +66,9 @@ class PreforkServer:
         """Fork the prefork server from this process; return None if that can't be done safely."""
         if sys.platform != "linux" or not hasattr(os, "pidfd_open") or prefork.thread_count() != 1:
             return None
-        for name in PRELOADED:
-            importlib.import_module(name)
+        with _without_pools():
+            for name in PRELOADED:
+                importlib.import_module(name)
         # From here on, descendants whose parent dies become this process's children.
         if prefork.thread_count() != 1 or not prctl(_PR_SET_CHILD_SUBREAPER, 1):
             return None
@@ -177,6 +179,20 @@ def reap_orphan(children: set[int], candidate: int | None) -> int | None:
             os.waitpid(ended.si_pid, os.WNOHANG)
         return None
     return ended.si_pid
+
+
+@contextlib.contextmanager
+def _without_pools() -> Iterator[None]:
+    """numpy's library starts threads as it is imported, unless it is told not to: no fork after that."""
+    former = os.environ.get(_POOL)
+    os.environ[_POOL] = "1"
+    try:
+        yield
+    finally:
+        if former is None:
+            del os.environ[_POOL]
+        else:
+            os.environ[_POOL] = former
 
 
 # --- in the prefork server -------------------------------------------------------------------------------
