@@ -142,7 +142,7 @@ async def serving_mesh(*options: str, slots: int = 4) -> AsyncIterator[ServingMe
     """
     async with AsyncExitStack() as stack:
         started = mesh(None, "--policy", "none", "--automation", "act", *options, slots=slots)
-        folder = StateFolder(await asyncio.to_thread(stack.enter_context, started))
+        folder = StateFolder(await asyncio.to_thread(lambda: stack.enter_context(started)))
         address = find_bus(state=folder.path)
         connected = Bus.connect(address.servers, name="bench", kind=EntityKind.TAP, token=address.token)
         bus = await stack.enter_async_context(connected)
