@@ -29,7 +29,7 @@ def shape(name: str) -> JobSpec:
         training={"steps": STEPS, "microbatches": MICROBATCHES, "seed": 5},
         parallel={"stages": 2, "replicas": (3, 1), "segmentation": "uniform"},
     )
-    return padded(job, 12.0)
+    return padded(job, 24.0)
 
 
 def test_an_instance_moves_to_the_stage_that_holds_the_others_up(mesh: Mesh, tmp_path: Path) -> None:
