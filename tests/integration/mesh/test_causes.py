@@ -8,7 +8,6 @@ from collections import Counter
 from bus import subjects
 from bus.subject_row import Subject
 from bus.tap.causal_tree import CausalTree, TreeNode
-from bus.tap.decoder import INBOXES
 from bus.tap.live_tap import Tap
 from bus.tap.message import TappedMessage
 from schemas.envelope import EntityKind
@@ -67,7 +66,8 @@ async def run_tapped(mesh: Mesh, job: object) -> tuple[JobRecord, list[TappedMes
     ended = asyncio.Event()
     async with (
         mesh.bus("witness", EntityKind.TAP) as bus,
-        Tap(bus, (">", "$KV.>", INBOXES), replies=True, limit=1_000_000) as tap,
+        # were inboxes among the patterns, an answer that overtook its request would be shown without it
+        Tap(bus, (">", "$KV.>"), replies=True, limit=1_000_000) as tap,
     ):
         client = mesh.client
 
