@@ -44,6 +44,7 @@ class LineConfig:
     share: float = (
         0.5  # a request begins while an instance of each stage has less than this of its room taken
     )
+    fresh_s: float = 3.0  # for which what an instance said of its room is believed
     pause_s: float = 0.1  # between two looks for room, and the shortest pause before a request is made again
     longest_pause_s: float = 5.0
     line_s: float = 900.0  # for which one request is tried while its service is away or full
@@ -180,7 +181,7 @@ class UnitWork:
         config, passes = self._config, self._calls.operations.passes
         while True:
             async with self._room:
-                if passes.has_room(model, drawn_by, config.share, self._begun[model]):
+                if passes.has_room(model, drawn_by, config.share, self._begun[model], config.fresh_s):
                     self._begun[model] += 1
                     try:
                         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -15,10 +16,15 @@ UNKNOWN = SessionLoad()
 
 @dataclass(frozen=True, slots=True)
 class KnownLoad:
-    """What an instance said last, and how many sessions this gateway has bound to it since."""
+    """What an instance said last, and when, and how many sessions this gateway has bound to it since.
+
+    `at`: seconds on the gateway's monotonic clock. An instance speaks to gateways that have sessions
+    there, and to no others.
+    """
 
     said: SessionLoad = UNKNOWN
     own: int = 0
+    at: float = -math.inf
 
 
 def choose_path(
@@ -67,26 +73,36 @@ def _rank(member: Member, load: KnownLoad | None, key: str) -> tuple[float, floa
 
 
 def has_room(
-    stages: Sequence[Sequence[Member]], loads: Mapping[str, KnownLoad], share: float, mine: int
+    stages: Sequence[Sequence[Member]], loads: Mapping[str, KnownLoad], share: float, mine: int, since: float
 ) -> bool:
     """Whether each stage has an instance of which less than `share` is taken, by sessions and by rows.
 
-    Instances without sessions, and those that have said nothing yet, have room. `mine`: requests of the asker
-    that were begun; they may be so new that no load has them, and take no more than `share` of all either.
+    Instances without sessions have room, and those that have said nothing since then: the sessions of
+    which they spoke before may have been another gateway's, whose end nobody tells this one. The next
+    request's answer says how it is.
+
+    Args:
+        mine: Requests of the asker that were begun; they may be so new that no load has them, and take no
+            more than `share` of all either.
+        since: What was said before then, on the clock of `KnownLoad.at`, is too old.
     """
-    return all(_stage_has_room([loads.get(each.sid) for each in members], share, mine) for members in stages)
+    return all(
+        _stage_has_room([loads.get(each.sid) for each in members], share, mine, since) for members in stages
+    )
 
 
-def _stage_has_room(loads: Sequence[KnownLoad | None], share: float, mine: int) -> bool:
+def _stage_has_room(loads: Sequence[KnownLoad | None], share: float, mine: int, since: float) -> bool:
     most = sum(load.said.most_sessions for load in loads if load is not None)
     if most and mine >= share * most:
         return False
-    return not loads or any(_taken(load) < share for load in loads)
+    return not loads or any(_taken(load, since) < share for load in loads)
 
 
-def _taken(load: KnownLoad | None) -> float:
+def _taken(load: KnownLoad | None, since: float) -> float:
     if load is None:
         return 0.0
     said = load.said
+    if load.at < since:
+        return load.own / said.most_sessions if said.most_sessions else 0.0
     taken = max(said.sessions, load.own) / said.most_sessions if said.most_sessions else 0.0
     return max(taken, 1.0 - said.free_rows / said.rows if said.rows else 0.0)

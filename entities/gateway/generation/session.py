@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bus import subjects
 from bus.connection import Bus
@@ -68,13 +69,13 @@ class SessionPorts:
 
     def said(self, sid: str, load: SessionLoad) -> None:
         known = self.loads.get(sid)
-        self.loads[sid] = KnownLoad(load, known.own if known is not None else 0)
+        self.loads[sid] = KnownLoad(load, known.own if known is not None else 0, time.monotonic())
 
     def count(self, path: Path, by: int) -> None:
         """`by` more sessions of this gateway are bound to these owners."""
         for member in path:
             known = self.loads.get(member.sid, KnownLoad())
-            self.loads[member.sid] = KnownLoad(known.said, max(0, known.own + by))
+            self.loads[member.sid] = replace(known, own=max(0, known.own + by))
 
 
 class GenerationSession:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -48,16 +49,22 @@ class SinglePasses:
         """
         return self._paths(self._asked(service, version, access.user))
 
-    def has_room(self, model: str, key: str, share: float, mine: int = 0) -> bool:
+    def has_room(self, model: str, key: str, share: float, mine: int, fresh_s: float) -> bool:
         """Whether the instances that would answer this request have less than `share` to do; also if none
-        would. `mine`: requests of the asker that were begun.
+        would.
+
+        Args:
+            key: By which the version is drawn.
+            mine: Requests of the asker that were begun.
+            fresh_s: For how long what instances said counts, seconds.
         """
         try:
             service, version = self._book.version(model, key)
         except DmscError:
             return True  # who asks is told why
         ports = self._ports
-        return has_room(ports.stages(self._asked(service, version, "")), ports.loads, share, mine)
+        stages = ports.stages(self._asked(service, version, ""))
+        return has_room(stages, ports.loads, share, mine, time.monotonic() - fresh_s)
 
     async def anywhere(
         self,
