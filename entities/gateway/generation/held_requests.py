@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from bus import subjects
@@ -13,6 +14,7 @@ from bus.logs import get_logger
 from bus.tasks import TaskSet
 from entities.gateway.generation.service_book import ANSWERING, ASKABLE, ServiceBook
 from schemas.errors import DmscError, Unavailable
+from schemas.services.generation import Generation
 from schemas.services.model_service import ModelService, OrderService, ServedVersion, VersionState
 
 log = get_logger("generation")
@@ -93,6 +95,19 @@ class HeldRequests:
         if found is None or found[1].state not in ANSWERING:
             raise self._not_yet(service, version)
         return found
+
+    def needed(self, generation: Generation) -> None:
+        """Has a version start again that went to rest as this request began: it had not been told of yet."""
+        found = self._find(generation.service, generation.version)
+        if found is None or found[1].state is not VersionState.IDLE:
+            return
+        start = self._starts.get((generation.service, generation.version))
+        if start is None or start.done():
+            self._tasks.create(self._until_awake(*found, generation.user), name=f"start for {generation.id}")
+
+    async def _until_awake(self, service: ModelService, version: ServedVersion, user: str) -> None:
+        with suppress(Unavailable):  # the session itself waits, and says so
+            await self.until_awake(service, version, user)
 
     def _not_yet(self, service: ModelService, version: ServedVersion) -> Unavailable:
         found = self._find(service.service, version.version)

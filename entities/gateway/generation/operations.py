@@ -110,6 +110,7 @@ class GenerationOperations:
         self._config = config
         self.held = HeldRequests(bus, book, keeper.is_staffed, config.hold)
         """Requests that wait for a version to start."""
+        keeper.needed = self.held.needed
         self.passes = SinglePasses(bus, gateway, book, keeper, config.predict_s)
         self._rates = TokenBuckets(config.rate)
         self.outcomes = OutcomeReports(bus, gateway, self.book.living)

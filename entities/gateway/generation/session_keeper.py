@@ -59,6 +59,8 @@ class SessionKeeper:
         self._ends: set[asyncio.Task[None]] = set()
         self.observers: list[Callable[[GenerationSession], None]] = []
         """Are called with each session that begins here, or goes on here, before anything happens in it."""
+        self.needed: Callable[[Generation], None] = lambda _: None
+        """Is called with what is open here, again and again: its version must not rest."""
 
     async def run(self) -> None:
         """Until cancelled. Sessions that are open then stay with their owners: another gateway goes on."""
@@ -67,6 +69,7 @@ class SessionKeeper:
                 await asyncio.sleep(self._config.tick_s)
                 for session in list(self._sessions.values()):
                     session.tick()
+                    self.needed(session.generation)
         finally:
             for task in self._subscriptions.values():
                 with suppress(DmscError, asyncio.CancelledError):

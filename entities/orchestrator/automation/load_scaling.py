@@ -35,6 +35,8 @@ class ScalingTimes:
 
     every_s: float = 1.0
     """Between looks; gateways tell what has changed as often."""
+    told_s: float = 2.0
+    """Within which gateways have told what a version is asked that has just started, by whoever woke it."""
 
 
 class LoadScaling:
@@ -99,7 +101,7 @@ class LoadScaling:
             return
         memory = self._memory.get(run.name)
         if memory is None:  # it has just started, or another orchestrator led before
-            memory = ScaleMemory(begun_at=now)
+            memory = ScaleMemory(begun_at=now + self._times.told_s)
         present = run.holding.preferred or max(within.want, run.holding.replicas)
         stages = {unit.sid: unit.stage for unit in run.job.instances.graph.units}
         load = self._load.of(run.name, stages, serve, now)
@@ -131,6 +133,7 @@ class LoadScaling:
         wanted, reason = decision.replicas, decision.reason
         if not wanted:
             if await run.parking.rest(reason):
+                self._memory.pop(run.name, None)  # it may be woken before the next look
                 log.info("version rests", job=run.name, reason=reason)
             return
         holding = run.holding
