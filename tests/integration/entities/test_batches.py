@@ -289,7 +289,7 @@ async def test_requests_of_people_go_before_those_of_batches(
     batch = (await create(http, file)).json()["id"]
     await eventually(lambda: sum(len(each.bound) for each in served.last) >= 8)
     # Half of the room of 16 is taken, and stays so: somebody who asks gets an answer at once.
-    assert not gateway.generations.passes.has_room("letters", "any", 0.5)
+    assert not gateway.generations.passes.has_room("letters", "any", 0.5, 0, fresh_s=60.0)
     asked = asyncio.create_task(
         http.post("/v1/completions", json=request(0)["body"] | {"prompt": "person"}, headers=RUTH)
     )
