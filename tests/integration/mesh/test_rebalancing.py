@@ -28,6 +28,8 @@ def shape(name: str) -> JobSpec:
         model={"args": {"layers": 3, "width": 32, "heads": 2, "context": 32, "dropout": 0.1}},
         training={"steps": STEPS, "microbatches": MICROBATCHES, "seed": 5},
         parallel={"stages": 2, "replicas": (3, 1), "segmentation": "uniform"},
+        # else the orchestrator would cut it anew first: those three blocks for three replicas
+        plan={"shared": [["block_1", "block_2", "head"]]},
     )
     return padded(job, 24.0)
 
