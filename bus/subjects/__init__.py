@@ -17,6 +17,7 @@ from bus.subjects import (
     data_sets,
     faults,
     jobs,
+    machines,
     mesh,
     models,
     node_agents,
@@ -33,6 +34,7 @@ from bus.subjects.accounts import *  # noqa: F403
 from bus.subjects.data_sets import *  # noqa: F403
 from bus.subjects.faults import *  # noqa: F403
 from bus.subjects.jobs import *  # noqa: F403
+from bus.subjects.machines import *  # noqa: F403
 from bus.subjects.mesh import *  # noqa: F403
 from bus.subjects.models import *  # noqa: F403
 from bus.subjects.node_agents import *  # noqa: F403
@@ -48,6 +50,7 @@ __all__ += accounts.__all__
 __all__ += data_sets.__all__
 __all__ += faults.__all__
 __all__ += jobs.__all__
+__all__ += machines.__all__
 __all__ += mesh.__all__
 __all__ += models.__all__
 __all__ += node_agents.__all__
@@ -74,6 +77,7 @@ SUBJECTS: list[Subject] = [
         services,
         accounts,
         models,
+        machines,
     )
     for row in _rows(domain)
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bus.subject_row import Names, Subject
-from bus.subjects.table import FM, MG, MI, MIC, SMO, SR, SRD
+from bus.subjects.table import FM, MG, MI, MIC, PROVISIONER, SMO, SR, SRD
 from schemas import cluster, data_plane, leadership, signals
 from schemas.errors import Ack
 
@@ -59,9 +59,9 @@ LEADERSHIP = Subject(
     "leadership",
     "{role}",
     leadership.Leadership,
-    SMO | SRD,
-    SMO | SRD,
-    "which of several orchestrators, or registries, leads, and its term; by compare-and-set",
+    SMO | SRD | PROVISIONER,
+    SMO | SRD | PROVISIONER,
+    "which of several orchestrators, registries or provisioners leads, and its term; by compare-and-set",
     bucket="leadership",
 )
 LEADER = Subject(

@@ -7,6 +7,7 @@ import asyncio
 from bus import subjects
 from entities.orchestrator.queue.capacity_signal import CapacitySignal, CapacitySignalConfig
 from schemas.envelope import EntityKind, Envelope
+from schemas.machines.demand import MachineDemand
 from schemas.queue import QueueCapacity
 from tests.integration.entities.conftest import Dial
 from tests.patience import PATIENCE_S
@@ -26,8 +27,8 @@ async def test_what_lacks_is_told_at_once_on_change_and_by_a_new_leader(dial: Di
     listener = await dial("autoscaler", EntityKind.CLIENT)
     subscription = await listener.subscribe(subjects.QUEUE_CAPACITY, hear)
 
-    async def present() -> QueueCapacity:
-        return QueueCapacity(slots=2, free=0, waiting=1, lacking=lacking)
+    async def present() -> tuple[QueueCapacity, MachineDemand]:
+        return QueueCapacity(slots=2, free=0, waiting=1, lacking=lacking), MachineDemand(more=lacking)
 
     orchestrator = await dial("orchestrator", EntityKind.ORCHESTRATOR)
     signal = CapacitySignal(orchestrator, present, looked, CapacitySignalConfig(least_s=0.1))

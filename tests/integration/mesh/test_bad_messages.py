@@ -51,6 +51,8 @@ UNHEARD = {
     "cordon",
     "leadership",
     "queue capacity",
+    "machine demand",
+    "machine pool",
     "observation",
     "job topology",
     "link secret",
