@@ -1,7 +1,7 @@
 """Machines as node agents that run as processes of this machine, for a laptop, a workstation, and tests.
 
 A machine is a file in a folder, which its process holds locked from before its start until its end. So
-whoever orders it again, after a crash or at the same time, finds it taken; no file of pids has to be believed.
+whoever orders it again, after a crash or at the same time, finds it taken, and no pid has to be believed.
 Processes go on when the provisioner ends.
 """
 
@@ -30,7 +30,7 @@ class LocalDriver:
 
     Args:
         folder: where their files are; only of this mesh.
-        command: what is run; a machine's name is added.
+        command: what is run; `{machine}` in it stands for the machine's name.
         environment: of these processes, beside the present one.
         stop_s: how long a process has to end before it is killed.
     """
@@ -59,10 +59,12 @@ class LocalDriver:
         try:
             if not _lock(held):
                 return  # it is there already
+            if not self._is_file_of(held, machine):
+                raise Unavailable(f"{machine}: its file was removed at this moment: order it again")
             os.ftruncate(held, 0)
             with (self._folder / f"{machine}.log").open("ab") as log:
                 subprocess.Popen(  # it outlives this process, and is known by its lock
-                    ("/bin/sh", "-c", SAYS_ITS_PID, str(self._file(machine)), *self._command, machine),
+                    ("/bin/sh", "-c", SAYS_ITS_PID, str(self._file(machine)), *self._words(machine)),
                     env={**os.environ, **self._environment},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -99,32 +101,44 @@ class LocalDriver:
     def _machines(self) -> frozenset[str]:
         found = set()
         for file in self._folder.glob(f"*{LOCK}"):
+            machine = file.name.removesuffix(LOCK)
             if (pid := self._written_pid(file)) is not None:
                 _reap(pid)
-            if self._is_there(file.name.removesuffix(LOCK)):
-                found.add(file.name.removesuffix(LOCK))
-            else:
-                file.unlink(missing_ok=True)
+            if self._is_there(machine, forget=True):
+                found.add(machine)
         return frozenset(found)
+
+    def _words(self, machine: str) -> list[str]:
+        return [word.replace("{machine}", machine) for word in self._command]
+
+    def _is_file_of(self, held: int, machine: str) -> bool:
+        """Whether an open file is still the machine's."""
+        with contextlib.suppress(OSError):
+            return os.path.samestat(os.fstat(held), self._file(machine).stat())
+        return False
 
     def _file(self, machine: str) -> Path:
         if not is_token(machine):
             raise Refused(f"{machine!r} is no machine's name")
         return self._folder / f"{machine}{LOCK}"
 
-    def _is_there(self, machine: str) -> bool:
-        """Whether a process holds the machine's file."""
+    def _is_there(self, machine: str, *, forget: bool = False) -> bool:
+        """Whether a process holds the machine's file; one that nobody holds is removed, with `forget`."""
         try:
             held = os.open(self._file(machine), os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             return False
         try:
-            return not _lock(held)
+            if not _lock(held):
+                return True
+            if forget and self._is_file_of(held, machine):  # held: nobody orders it at this moment
+                self._file(machine).unlink(missing_ok=True)
+            return False
         finally:
             os.close(held)
 
     def _pid(self, machine: str) -> int | None:
-        """The pid of the process that holds the machine's file; None: there is none, or it is not written yet."""
+        """The pid of the process that holds the machine's file; None: none does, or it has not said yet."""
         return self._written_pid(self._file(machine)) if self._is_there(machine) else None
 
     def _written_pid(self, file: Path) -> int | None:
