@@ -1,4 +1,4 @@
-"""Which machines to order, and which to give back: pools, machines and demand in, orders with reasons out. Pure.
+"""Which machines to order and to give back: pools, machines and demand in, orders with reasons out. Pure.
 
 Jobs come in the order of the demand. What a job lacks is indivisible: if the pools can't give all of it, none
 is ordered for it, so that no two jobs hold half of their machines each. Replicas beyond may come one by one.

@@ -1,7 +1,7 @@
 """The provisioner that leads: hears what is lacking, decides, writes, and then asks drivers.
 
-What is to be done is in the records before it is done. So a leader that takes over finds each machine that may
-be there. An order that an earlier leader wrote is placed again where a second order of a name is no second
+What is to be done is in the records before it is done. So a leader that takes over finds each machine that
+may be there. An order that an earlier leader wrote is placed again where a second order of a name is no second
 machine; else the machine is looked for by its name, and its order counts as failed only after a while.
 """
 
@@ -61,7 +61,7 @@ class ProvisionerTimes:
     again_s: float = 3.0
     """Before a driver or the orchestrator is asked again for what has not happened yet."""
     stale_s: float = 30.0
-    """A demand counts for so long; it is told every ten seconds. Without one nothing is ordered or given back."""
+    """A demand counts for so long; it is told every ten seconds. Without one nothing is done about jobs."""
     retry_s: float = 0.5
     """Before the records are read again while the bus is away."""
 
