@@ -1,8 +1,8 @@
 """The provisioner that leads: hears what is lacking, decides, writes, and then asks drivers.
 
 What is to be done is in the records before it is done. So a leader that takes over finds each machine that
-may be there. An order that an earlier leader wrote is placed again where a second order of a name is no second
-machine; else the machine is looked for by its name, and its order counts as failed only after a while.
+may be there. An order that an earlier leader wrote is placed again where a second order of a name is no
+second machine; else the machine is looked for by its name, and its order counts as failed only after a while.
 """
 
 from __future__ import annotations

@@ -31,7 +31,6 @@ class JobDemand(Part):
     """
 
     job: Token
-    name: str = ""
     priority: int = 0
     since: Time = Field(description="since when it waits; of a running job: when it was submitted")
     needs: WantedSlots = WantedSlots()
