@@ -162,12 +162,19 @@ class ProvisionerLeader:
         while True:
             try:
                 await self._book.load()
-                return
+                break
             except NewerRecord:
                 raise
             except DmscError as error:
                 log.info("pools can't be read yet", reason=error.text)
                 await asyncio.sleep(self._config.times.retry_s)
+        for name, pool in self._pools.items():  # the last leader may have ended before it did so
+            for machine in self._book.record(name).ended:
+                self._start(machine.id, self._emptying.forget(pool.cluster, machine.id))
+        with contextlib.suppress(DmscError):
+            for name, count in (await self._book.abandoned()).items():
+                remedy = "put it back with most: 0 until it has none"
+                log.warning("a pool has gone, its machines stay", pool=name, machines=count, remedy=remedy)
 
     async def _hear(self, message: MachineDemand, envelope: Envelope) -> None:
         self._demand, self._heard_at = message, time.time()
@@ -343,6 +350,7 @@ class ProvisionerLeader:
 
     async def _place(self, name: str, machine: str) -> None:
         """Places an order, and writes down how it went."""
+        await self._confirmed()
         try:
             await self._drivers[name].order(machine)
             change = partial(self._placed, machine, MachineState.STARTING, "ordered; its node is awaited")

@@ -36,6 +36,12 @@ class PoolBook:
             for pool in self._records:
                 await self._read(pool)
 
+    async def abandoned(self) -> dict[str, int]:
+        """Pools that are not in the file any more, and how many machines they still have."""
+        found = [entry.message for entry in await self._bucket.entries()]
+        records = [each for each in found if isinstance(each, PoolRecord) and each.pool not in self._records]
+        return {each.pool: len(each.machines) for each in records if each.machines}
+
     async def _read(self, pool: str) -> None:
         entry = await self._bucket.get(leader=True, pool=pool)
         self._revisions[pool] = 0 if entry is None else entry.revision

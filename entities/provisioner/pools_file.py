@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 from schemas.errors import BadInput
 from schemas.explain import explain
 from schemas.machines.pools import PoolsFile
+from schemas.names import misplaced
 
 EXAMPLE = "examples/pools.yaml"
 
@@ -55,6 +57,14 @@ def read_pools(path: Path, *, guarded: bool) -> PoolsFile:
         raise BadInput(f"{path}: {why}: give a file like {EXAMPLE}") from None
     pools = {}
     for name, pool in found.pools.items():
+        if (why := misplaced(pool.cluster, f"{found.name}-{name}-1")) is not None:
+            raise BadInput(f"{path}: pools.{name}: {why}")
+        for what, words in () if pool.commands is None else pool.commands.programs:
+            if shutil.which(words[0]) is None:
+                raise BadInput(
+                    f"{path}: pools.{name}.commands.{what}: there is no program {words[0]!r}: install it, or"
+                    " give its path"
+                )
         place = f"{path}: pools.{name}.credential"
         if not pool.credential:
             if guarded and pool.driver == "local":

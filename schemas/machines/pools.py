@@ -32,6 +32,11 @@ class PoolCommands(Part):
         description="a second order of a name is no second machine: after doubt it is ordered again",
     )
 
+    @property
+    def programs(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Each command by its name."""
+        return (("order", self.order), ("list", self.list), ("release", self.release))
+
 
 class MachinePool(Part):
     """A kind of machine that can be had. All of one pool are alike."""

@@ -386,7 +386,7 @@ class CapacitySignal:
 
     async def run(self) -> None:
         """Publishes, at first at once, until cancelled."""
-        rows = subjects.QUEUE_CAPACITY, subjects.MACHINE_DEMAND
+        rows: tuple[Subject, ...] = (subjects.QUEUE_CAPACITY, subjects.MACHINE_DEMAND)
         said: dict[Subject, Message] = {}
         again_at = 0.0
         while True:
