@@ -13,7 +13,7 @@ from dmsc.console.option_groups import GatewayQuery
 if TYPE_CHECKING:
     from schemas.machines.commands import MachinesStatus, PoolStatus
 
-COLUMNS = ("machine", "pool", "state", "since", "for", "idle", "price/h", "reason")
+COLUMNS = ("machine", "pool", "state", "since", "idle", "price/h", "ordered because", "in this state because")
 PoolArgument = Annotated[str, argument("POOL", "A pool of the provisioner's file.")]
 ReasonOption = Annotated[str, option("--reason TEXT", "Why; shown with the machine.", show_default=False)]
 
@@ -48,9 +48,9 @@ def _rows(status: MachinesStatus, *, ended: bool) -> Iterator[tuple[str, ...]]:
                 pool.pool,
                 machine.state,
                 lasting(now - machine.since),
-                machine.ordered_for,
                 "" if machine.idle_since is None or machine.ended_at else lasting(now - machine.idle_since),
                 f"{machine.price:g}" if machine.price else "",
+                machine.because,
                 machine.reason,
             )
 
