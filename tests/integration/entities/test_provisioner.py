@@ -253,8 +253,8 @@ async def test_one_that_stands_by_takes_over_and_empties_a_machine_before_it_goe
     await world.orchestrator.lack(0)
     await world.until("t-far-1", S.JOINED)
     await end(leading)
+    await world.until("t-far-2", S.JOINED)  # as the other one says, which now hears what is told
     await world.orchestrator.tell()
-    await world.until("t-far-2", S.JOINED)
 
     release = ReleaseMachine(machine="t-far-1", by="olga", reason="its disk is full")
     answer = await world.gateway.command(subjects.RELEASE_MACHINE, release)
