@@ -17,7 +17,6 @@ from bus.subjects import (
     data_sets,
     faults,
     jobs,
-    machines,
     mesh,
     models,
     node_agents,
@@ -34,7 +33,6 @@ from bus.subjects.accounts import *  # noqa: F403
 from bus.subjects.data_sets import *  # noqa: F403
 from bus.subjects.faults import *  # noqa: F403
 from bus.subjects.jobs import *  # noqa: F403
-from bus.subjects.machines import *  # noqa: F403
 from bus.subjects.mesh import *  # noqa: F403
 from bus.subjects.models import *  # noqa: F403
 from bus.subjects.node_agents import *  # noqa: F403
@@ -50,7 +48,6 @@ __all__ += accounts.__all__
 __all__ += data_sets.__all__
 __all__ += faults.__all__
 __all__ += jobs.__all__
-__all__ += machines.__all__
 __all__ += mesh.__all__
 __all__ += models.__all__
 __all__ += node_agents.__all__
@@ -77,7 +74,6 @@ SUBJECTS: list[Subject] = [
         services,
         accounts,
         models,
-        machines,
     )
     for row in _rows(domain)
 ]
