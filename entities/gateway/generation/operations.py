@@ -118,7 +118,8 @@ class GenerationOperations:
         self.keeping: RequestKeeping | None = None  # of whoever makes the gateway; None: nothing is kept
 
     def models(self) -> tuple[ServedModel, ...]:
-        """Each service, and each of its versions."""
+        """Each service, and each of its versions. Raises `Unavailable` until they were read."""
+        self.book.must_be_current()
         found: list[ServedModel] = []
         for service in self.book.living():
             made = int(service.created_at)
@@ -207,7 +208,9 @@ class GenerationOperations:
 
         Raises:
             NotFound: there is none of this user, or not any more.
+            Unavailable: the services were not read yet.
         """
+        self.book.must_be_current()
         session = await self.keeper.take_over(id, lambda generation: generation.user == access.user)
         generation = session.generation
         service = self.book.get(generation.service)
