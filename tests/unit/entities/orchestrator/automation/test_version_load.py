@@ -47,7 +47,7 @@ class Watched:
             2.8,
             "10 sessions and 4 refused for want of room, of 10 per replica",
         ),
-        (VersionLoad(sessions=1, room=10, filled=0.9), 3.6, "90% of the cache in use"),
+        (VersionLoad(sessions=1, room=10, used=0.9), 3.6, "90% of the cache in use"),
         (VersionLoad(sessions=8, room=100, token_ms=75.0), 3.0, "75 ms from token to token, of 50"),
         (VersionLoad(sessions=2, room=100, token_ms=900.0), 2.0, "900 ms from token to token, of 50"),
         (replace(BUSY, room=40), 1.0, "20 sessions, of 40 per replica; 40 tokens/s per replica"),
@@ -115,7 +115,7 @@ def test_what_gateways_say_is_put_together() -> None:
     load.take(told("a", sessions=4, tokens=50, requests={"ok": 3}, refused=2, loads=loads), 102.0)
     found = load.of("j", stages, serve, 103.0)
     assert (found.sessions, found.refused, found.room, found.asked_at) == (6, 2, 8, 103.0)
-    assert (found.filled, found.token_ms, found.tokens_per_s) == (pytest.approx(0.7), 25.0, 20.0)
+    assert (found.used, found.token_ms, found.tokens_per_s) == (pytest.approx(0.7), 25.0, 20.0)
     # The refused have asked again since, or given up; and gateway b, of which nothing was heard, was killed.
     load.take(told("a", sessions=4, tokens=50, requests={"ok": 3}, refused=2), 130.0)
     found = load.of("j", stages, serve, 140.0)
@@ -132,4 +132,4 @@ def test_single_passes_fill_batches() -> None:
     load, serve = ServedLoad(), ServeSpec(service="s", sessions=8, batch=32)
     load.take(told("a", sessions=40, loads={"j-s0-r0": SessionLoad(most_sessions=8)}), 1.0)
     found = load.of("j", {"j-s0-r0": 0}, serve, 1.0)
-    assert (found.sessions, found.room, found.filled) == (40, 32, 0.0)
+    assert (found.sessions, found.room, found.used) == (40, 32, 0.0)
