@@ -35,8 +35,8 @@ class ServedLoad:
 
     Args:
         refused_s: For so long a request that found no room counts as one that still wants some.
-        unheard_s: A gateway that said nothing of a version for so long answers nothing of it, and what it said
-            of instances' loads is too old: it repeats itself each 5 s while an answer is under way.
+        unheard_s: A gateway that said nothing of a version for so long answers nothing of it, and what
+            it said of instances' loads is too old: it repeats itself each 5 s while an answer is under way.
     """
 
     def __init__(self, refused_s: float = 5.0, unheard_s: float = 15.0) -> None:
