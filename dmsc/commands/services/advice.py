@@ -51,7 +51,8 @@ def of_service(service: ModelService) -> list[str]:
             share = f"{service.stable or 'OTHER'}=95 {version.version}=5"
             lines.append(
                 f"{version.version} is {version.state} and gets no traffic: "
-                f"dmsc service traffic {name} {share}, or have it answer copies only: dmsc service shadow {name} {version.version}"
+                f"dmsc service traffic {name} {share}, or have it answer copies only: "
+                f"dmsc service shadow {name} {version.version}"
             )
     if len(service.weights) > 1 and service.stable not in service.weights:
         lines.append(
