@@ -38,6 +38,8 @@ class VersionState(StrEnum):
     """Stopped by a person, or by a newer version's promotion."""
 
 
+DEPLOYED = frozenset({VersionState.READY, VersionState.IDLE})
+"""States of a version that answers whoever asks; an idle one starts for that."""
 _ENDS = (VersionState.REFUSED, VersionState.RETIRED)
 VERSION_TRANSITIONS: dict[VersionState, frozenset[VersionState]] = {
     VersionState.DEPLOYING: frozenset({VersionState.READY, VersionState.IDLE, *_ENDS}),

@@ -140,12 +140,15 @@ def erase(
 
         if service is not None:
             return [await client.erase_kept(service, user, subject=subject)]
-        erased = []
+        erased: list[KeptErased] = []
+        refusal: Refused | None = None
         for each in await client.services():
             try:
                 erased.append(await client.erase_kept(each.service, user, subject=subject))
-            except Refused:  # another's service, which its owner or an operator asks
-                continue
+            except Refused as error:  # another's service, which its owner or an operator asks
+                refusal = error
+        if refusal is not None and not erased:
+            raise Refused(f"nothing was erased, for no service is yours: {refusal.text}", **refusal.fields)
         return erased
 
     found = mesh.ask(act)

@@ -46,12 +46,18 @@ class ServiceCounter:
     Args:
         loads: What instances said of themselves, by SID.
         members: The SIDs of a job's instances.
+        fresh_s: What an instance said of its load counts for so long, seconds: it speaks with each answer's
+            pieces, and a dead one says no more.
     """
 
     def __init__(
-        self, loads: Mapping[str, KnownLoad], members: Callable[[str], Iterable[str]] = lambda job: ()
+        self,
+        loads: Mapping[str, KnownLoad],
+        members: Callable[[str], Iterable[str]] = lambda job: (),
+        fresh_s: float = 10.0,
     ) -> None:
         self._loads = loads
+        self._fresh_s = fresh_s
         self._members = members
         self._versions: dict[Key, VersionCount] = {}
         self._told: dict[Key, tuple[VersionFigures, float]] = {}
@@ -127,24 +133,25 @@ class ServiceCounter:
             count.silent.discard(number)
 
     # --- what is told -------------------------------------------------------------------------------------
-    def figures(self) -> Iterator[VersionFigures]:
-        """All versions as they are now."""
+    def figures(self, now: float) -> Iterator[VersionFigures]:
+        """All versions as they are now. `now`: seconds of the clock of `KnownLoad.at`."""
         for key in self._versions:
-            yield self._figures(key)
+            yield self._figures(key, now)
 
     def changed(self, now: float, again_from: float | None = None) -> tuple[VersionFigures, ...]:
         """The versions that are others than they were told, at most `MOST_VERSIONS`; they count as told now.
 
         Args:
-            now: Seconds of a clock that only advances.
-            again_from: Tell those again, too, that changed since then, for whoever listens only now.
+            now: Seconds of the clock of `KnownLoad.at`, which only advances.
+            again_from: Tell those again, too, that changed since then or have an answer under way: for
+                whoever listens only now, or takes silence for this gateway's end.
         """
         found: list[VersionFigures] = []
         for key in reversed(self._versions):
-            figures, (told, at) = self._figures(key), self._told.get(key, (None, now))
+            figures, (told, at) = self._figures(key, now), self._told.get(key, (None, now))
             if figures != told:
                 at = now
-            elif again_from is None or at < again_from:
+            elif again_from is None or (at < again_from and not figures.sessions):
                 continue
             found.append(figures)
             self._told[key] = (figures, at)
@@ -152,7 +159,7 @@ class ServiceCounter:
                 break
         return tuple(found)
 
-    def _figures(self, key: Key) -> VersionFigures:
+    def _figures(self, key: Key, now: float) -> VersionFigures:
         count = self._versions[key]
         for number in tuple(count.silent):
             if (session := count.open.get(number)) is not None:
@@ -169,9 +176,10 @@ class ServiceCounter:
             first_token_s=round(count.first_token_s, 6),
             sessions=len(count.open) + count.predicting,
             waiting=sum(not each.machine.answer for each in count.open.values()),
-            loads=self._loads_of(count),
+            loads=self._loads_of(count, now),
         )
 
-    def _loads_of(self, count: VersionCount) -> dict[str, SessionLoad]:
-        known = {sid: self._loads[sid].said for sid in self._members(count.job) if sid in self._loads}
-        return {sid: said for sid, said in known.items() if said != UNKNOWN}
+    def _loads_of(self, count: VersionCount, now: float) -> dict[str, SessionLoad]:
+        known = {sid: self._loads[sid] for sid in self._members(count.job) if sid in self._loads}
+        fresh = {sid: load for sid, load in known.items() if now - load.at <= self._fresh_s}
+        return {sid: load.said for sid, load in fresh.items() if load.said != UNKNOWN}
