@@ -103,32 +103,49 @@ class HeldRequests:
             raise self._not_yet(service, version)
         return found
 
-    async def in_background(self, model: str, key: str, user: str, wait_s: float) -> bool:
-        """Has the version that `key` draws of `model` start, and waits for that, `wait_s` seconds at most.
+    async def in_background(self, model: str, key: str, user: str, wait_s: float) -> None:
+        """Has the version that `key` draws of `model` start, if it is idle, and waits for that.
 
-        Who waits so holds no request, and takes no place of those who do. Returns whether the version is idle
-        no more; True also where none is drawn: who asks is told why.
+        Who waits so holds no request, and takes no place of those who do. It returns at once where no version
+        is drawn: who asks is told why.
+
+        Raises:
+            Unavailable: it did not start within `wait_s` seconds.
         """
-        version = self._drawn(model, key)
-        if version is None or version[1].state is not VersionState.IDLE:
-            return True
-        start_key = (version[0].service, version[1].version)
+        try:
+            service, version = self._book.version(model, key)
+        except DmscError:
+            return
+        if version.state is not VersionState.IDLE:
+            return
+        start_key = (service.service, version.version)
         self._in_background[start_key] += 1
         try:
             async with asyncio.timeout(wait_s):
                 await asyncio.shield(self._start(start_key, user))
         except TimeoutError:
-            return False
+            raise self._not_yet(service, version) from None
         finally:
             self._in_background[start_key] -= 1
-        found = self._find(*start_key)
-        return found is None or found[1].state is not VersionState.IDLE
 
-    def _drawn(self, model: str, key: str) -> tuple[ModelService, ServedVersion] | None:
+    def wake(self, model: str, key: str, user: str) -> bool:
+        """Whether the version that `key` draws of `model` may be asked; an idle one starts meanwhile.
+
+        True also where the request fails whoever asks: there is no such model.
+        """
         try:
-            return self._book.version(model, key)
-        except DmscError:
-            return None
+            service, version = self._book.version(model, key)
+        except DmscError as error:
+            return not error.retryable
+        if version.state is not VersionState.IDLE:
+            return self._is_staffed(version)
+        if not self._in_background[service.service, version.version]:
+            self._tasks.create(self._woken(model, key, user), name=f"start of {model} for a batch")
+        return False
+
+    async def _woken(self, model: str, key: str, user: str) -> None:
+        with suppress(Unavailable):  # whoever waits for it looks again
+            await self.in_background(model, key, user, self.config.wait_s)
 
     def _start(self, key: tuple[str, str], user: str) -> asyncio.Task[None]:
         """The start of a version that is under way, or a new one."""
