@@ -58,7 +58,7 @@ def next_batches(
     Args:
         records: The gateway's own batches whose services can be asked, those that run, and forsaken ones.
         running: Batches that run here.
-        forsaken: Batches whose gateway is gone.
+        forsaken: Batches whose gateway is gone, and those taken over that have not begun yet.
         left: When a batch gave its place here back, since its requests could not begin.
     """
     everyone = sorted(records, key=lambda each: (each.created_at, each.batch))

@@ -76,6 +76,7 @@ class BatchRunner:
         self._yielding: dict[str, asyncio.Event] = {}
         self._left: dict[str, float] = {}  # batches that gave their place back: when
         self._claims: set[str] = set()
+        self._taken: set[str] = set()  # batches taken over, until they begin
         self._news = asyncio.Event()
         self._tasks = TaskSet()
 
@@ -122,9 +123,8 @@ class BatchRunner:
             elif record.batch in forsaken:
                 self._claim(record.batch)  # it takes no place, and somebody has to wait for its service
         most = self._config.most - len(self._claims)
-        chosen = next_batches(
-            may_begin, self._running.keys(), most, now, forsaken=forsaken.keys(), left=self._left
-        )
+        lost = forsaken.keys() | self._taken
+        chosen = next_batches(may_begin, self._running.keys(), most, now, forsaken=lost, left=self._left)
         for record in chosen:
             if record.batch in forsaken:
                 self._claim(record.batch)
@@ -148,6 +148,7 @@ class BatchRunner:
             self._yielding[longest].set()
 
     def _begin(self, record: BatchRecord) -> None:
+        self._taken.discard(record.batch)
         self._ending[record.batch], self._yielding[record.batch] = asyncio.Event(), asyncio.Event()
         task = self._tasks.create(self._run_one(record), name=record.batch)
         self._running[record.batch] = task
@@ -167,6 +168,7 @@ class BatchRunner:
         """It is over."""
         self._records.pop(batch, None)
         self._left.pop(batch, None)
+        self._taken.discard(batch)
         self._work.forget(batch)
 
     def _claim(self, batch: str) -> None:
@@ -190,6 +192,7 @@ class BatchRunner:
             log.info("batch not taken over yet", batch=batch, code=error.code)
         else:
             if record is not None and self._is_mine(record):
+                self._taken.add(batch)
                 log.info("batch taken over", batch=batch)
 
     # --- one batch ------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""One read of a bucket for all who ask at the same time: it has all users' rows, and anybody may list theirs."""
+"""One read of a bucket for all who ask at the same time: it has all users' rows, and anybody may list."""
 
 from __future__ import annotations
 

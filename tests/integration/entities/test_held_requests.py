@@ -146,7 +146,7 @@ async def test_who_waits_takes_no_place_of_what_can_be_answered(
         else:
             body = {"model": "letters", "input": "abc"}
             asked.append(asyncio.create_task(http.post("/v1/embeddings", json=body, headers=RUTH)))
-        await eventually(lambda: held.waiting == len(asked))  # noqa: B023  # it is awaited here
+        await eventually(lambda: held.waiting == len(asked))
     assert (await http.get("/v1/models", headers=ROB)).status_code == 200
     # One user's requests fill no more than that user's part.
     beyond = await complete(http)
