@@ -175,7 +175,11 @@ class BatchRunner:
         if batch not in self._claims:
             self._claims.add(batch)
             task = self._tasks.create(self._take_over(batch), name=f"claim {batch}")
-            task.add_done_callback(lambda _: self._claims.discard(batch))
+            task.add_done_callback(partial(self._claim_over, batch))
+
+    def _claim_over(self, batch: str, _: asyncio.Task[None]) -> None:
+        self._claims.discard(batch)
+        self._news.set()
 
     async def _take_over(self, batch: str) -> None:
         me = self._bus.sender
