@@ -155,7 +155,7 @@ class Gateway:
         several = AggregatedCalls(self.generations, config.aggregation)
         self.calls = WholeCalls(self.generations, several)
         batches, files = BatchLog(bus), FileStore(bus, self.jobs.stored.uploads, config.door.upload_hold_s)
-        self.batches = BatchOperations(bus, batches, files)
+        self.batches = BatchOperations(bus, batches, files, config.door.max_file_bytes)
         self._batch_runner = BatchRunner(
             bus,
             batches,

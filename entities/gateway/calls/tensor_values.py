@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, ValidationError
 
+from entities.gateway.calls.json_bounds import check_elements
 from schemas.aggregation import Aggregation
 from schemas.base import Part
 from schemas.errors import BadInput
@@ -24,8 +25,6 @@ WIDTHS = {"float16": 2, "bfloat16": 2, "bool": 1} | {
     name: array(code).itemsize for name, code in CODES.items()
 }
 MOST_DEPTH = 8
-MOST_LISTS = 1 << 18
-"""Most lists and objects of one request: an empty one has two bytes as JSON, and some eighty in memory."""
 TensorName = Annotated[str, StringConstraints(min_length=1, max_length=120)]
 
 
@@ -57,8 +56,7 @@ class Prediction(Part):
 
 def question_of(text: bytes) -> tuple[PredictBody, list[NamedTensor]]:
     """What a request asks, with its tensors. Raises `BadInput` with the place of what is wrong."""
-    if text.count(b"[") + text.count(b"{") > MOST_LISTS:
-        raise BadInput(f"inputs: more than {MOST_LISTS:,} lists; give dtype, shape and data in base64")
+    check_elements(text)
     try:
         body = PredictBody.model_validate_json(text)
     except ValidationError as error:
@@ -118,6 +116,8 @@ def _of_bytes(name: str, place: str, value: dict[str, Any]) -> NamedTensor:
         data = base64.b64decode(value["data"], validate=True)
     except (TypeError, ValueError, binascii.Error):
         raise BadInput(f"{place}.data: is no base64") from None
+    if math.prod(max(1, n) for n in shape) > MOST_PREDICT_BYTES:  # also beside a 0: no library has such
+        raise BadInput(f"{place}.shape: {shape} is above the limit of {MOST_PREDICT_BYTES} bytes")
     due = math.prod(shape) * WIDTHS[dtype]
     if len(data) != due:
         raise BadInput(f"{place}: {len(data)} bytes, but a {dtype} tensor of {shape} has {due}")

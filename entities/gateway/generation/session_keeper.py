@@ -31,6 +31,7 @@ class KeeperConfig:
     tick_s: float = 0.1  # between two looks of all sessions at the time
     record_s: float = 3_600.0  # for which a record lives, in memory, while nobody ends its session
     ended_s: float = 30.0  # … and after that: a client whose gateway died meanwhile gets the answer's end
+    recalls: int = 4  # readers of past tokens at a time: each reads all of a job since its session began
     skew_s: float = 5.0  # clocks may differ so much: tokens seem to be older than their request
 
 
@@ -52,6 +53,7 @@ class SessionKeeper:
         self._config = config
         self._bucket = bus.bucket(subjects.GENERATION)
         self.ports = SessionPorts(bus, self._stages, self._recall, config.session)
+        self._recalls = asyncio.Semaphore(config.recalls)
         self._sessions: dict[tuple[str, int], GenerationSession] = {}
         self._revisions: dict[str, int] = {}
         self._followed: Counter[str] = Counter()
@@ -204,11 +206,12 @@ class SessionKeeper:
 
     async def _recall(self, generation: Generation) -> AsyncIterator[GeneratedToken]:
         since = max(0.0, generation.began - self._config.skew_s)
-        async for record in self._bus.history(subjects.WAVE_TOKENS, since=since, job=generation.job):
-            if isinstance(record.message, WaveTokens):
-                for token in record.message.tokens:
-                    if token.session == generation.session and token.fence <= generation.fence:
-                        yield token
+        async with self._recalls:
+            async for record in self._bus.history(subjects.WAVE_TOKENS, since=since, job=generation.job):
+                if isinstance(record.message, WaveTokens):
+                    for token in record.message.tokens:
+                        if token.session == generation.session and token.fence <= generation.fence:
+                            yield token
 
     def _stages(self, generation: Generation) -> tuple[tuple[Member, ...], ...]:
         return tuple(
