@@ -148,7 +148,9 @@ class BackflowOperations:
             await self.keeping.stored(body.generation)  # the answer may be as old as a moment
             who = await self._pseudonyms.of(access.user, None)
             entry = await self._items.find(who.user, body.generation)
-            correction = await self.keeping.redacted(body.correction, self._hide(entry.message.service))
+            asked = [each.text for each in entry.message.messages if each.role != "assistant"]
+            hide, before = self._hide(entry.message.service), asked[-1] if asked else ""
+            correction = await self.keeping.redacted(body.correction, hide, before)
             said = Feedback(rating=body.rating, correction=correction[:MOST_CORRECTION], at=time.time())
             await self._items.add_feedback(entry, said)
             return said

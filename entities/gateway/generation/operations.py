@@ -372,7 +372,6 @@ class GenerationOperations:
             writer=self._gateway,
             session=0,
             most_tokens=most_tokens,
-            whole=version.cached is False,
             sampling=sampling.model_copy(update={"scored": is_judged(service)}),
             stop=body.stops,
             model=body.model,

@@ -148,6 +148,46 @@ async def test_lost_owners_and_messages_cost_no_token(served: Served, http: http
     assert response.json()["choices"][0]["text"] == answer_to("abc", 8)
 
 
+async def test_sessions_are_bound_by_what_the_record_says_now(
+    served: Served, http: httpx.AsyncClient, gateway: Gateway
+) -> None:
+    """A session that began while all stages had a cache is whole once one has none."""
+    reached, go = asyncio.Event(), asyncio.Event()
+
+    async def gate(number: int) -> None:
+        if number == 3:
+            reached.set()
+            await go.wait()
+
+    served.gate(gate)
+    asked = asyncio.create_task(complete(http))
+    async with asyncio.timeout(PATIENCE_S):
+        await reached.wait()
+    former = {each.sid: order for each in served.working for order in each.bound.values()}
+    assert [order.whole for order in former.values()] == [False, False]
+    changed = await deploy(served.bus, cached=False)
+    await eventually(lambda: gateway.generations.book.get("letters") == changed)
+    lost = next(each for each in served.last if each.bound)
+    others = [each for each in served.instances.values() if each is not lost]
+    await lost.kill()
+    go.set()
+    assert (await asked).json()["choices"][0]["text"] == answer_to("abc", 8)
+    later = [order for each in others for order in each.orders if order.attempt > 0]
+    assert later
+    assert all(order.whole for order in later)
+
+
+async def test_an_owner_without_a_cache_is_obeyed_before_the_record_says_so(
+    served: Served, http: httpx.AsyncClient
+) -> None:
+    for each in served.last:
+        each.is_cached = False
+    response = await complete(http)
+    assert response.json()["choices"][0]["text"] == answer_to("abc", 8)
+    assert sum(each.refused_binds for each in served.last) == 1
+    assert all(order.whole for each in served.last for order in each.orders)
+
+
 async def test_a_client_that_leaves_ends_its_session(served: Served, http: httpx.AsyncClient) -> None:
     reached, go = asyncio.Event(), asyncio.Event()
 

@@ -17,7 +17,7 @@ from entities.model_records.model_index import ModelIndex
 from schemas.errors import BadInput
 from schemas.models.version import ModelData, ModelLineage, ModelVersion
 from schemas.redaction import redact
-from schemas.serve_spec import KeepSpec
+from schemas.serve_spec import KeepSpec, KeptPart
 from schemas.services.generation import Generation, KeptMessage, KeptTerms
 from schemas.services.keeping import Consent, Feedback, KeptCollection, KeptItem
 from schemas.services.model_service import ModelService, ServedVersion, VersionState
@@ -137,6 +137,17 @@ def test_items_are_redacted_and_have_only_the_parts_that_are_kept() -> None:
     assert answer_alone is not None
     assert [message.text for message in answer_alone.messages] == ["yes"]
     assert item_of(GENERATION, terms, KeepSpec(), lambda: "x" * (1 << 20)) is None
+
+
+@pytest.mark.parametrize("parts", [("prompt", "answer"), ("prompt",), ("answer",)])
+def test_an_address_that_an_answer_ends_is_kept_of_neither(parts: tuple[KeptPart, ...]) -> None:
+    messages = (KeptMessage(role="user", text="write to ann.lee@exam"),)
+    terms = KeptTerms(user="u", subject="u", standing=True, days=1, messages=messages)
+    kept = item_of(GENERATION, terms, KeepSpec(parts=parts), lambda: "ple.com, please")
+    assert kept is not None
+    left = {"prompt": "write to [EMAIL]", "answer": "[EMAIL], please"}
+    assert [each.text for each in kept.messages] == [left[part] for part in parts]
+    assert kept.redacted == {"email": 1}
 
 
 def test_whose_items_a_file_may_hold() -> None:
