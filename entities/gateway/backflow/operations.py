@@ -250,8 +250,14 @@ class BackflowOperations:
             await self._collections.remove(collection, "a subject was erased")
         count = await self._items.erase(service, who)
         sources = {collection.source for collection in holding}
-        learnt = learnt_from(
-            sources, self._known.jobs(), self._known.models(), self._known.services().values()
+        known = self._known
+        # All jobs and models are looked at, again and again: beside the loop, of which answers are waiting.
+        learnt = await asyncio.to_thread(
+            learnt_from,
+            sources,
+            tuple(known.jobs()),
+            tuple(known.models().each()),
+            tuple(known.services().values()),
         )
         jobs = len(learnt.jobs)
         log.info("erased", service=service, items=count, collections=len(gone), jobs=jobs, own=own)

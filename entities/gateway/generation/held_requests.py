@@ -7,17 +7,20 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.tasks import TaskSet
 from entities.gateway.generation.service_book import ANSWERING, ASKABLE, ServiceBook
-from schemas.errors import DmscError, Unavailable
+from schemas.errors import DmscError, RateLimited, Unavailable
 from schemas.services.generation import Generation
 from schemas.services.model_service import ModelService, OrderService, ServedVersion, VersionState
 
 log = get_logger("generation")
+
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +29,13 @@ class HoldConfig:
 
     `wait_s`: for how long, seconds; longer: fewer refusals by slow starts; shorter: clients hear sooner.
     `most`: requests that wait at this gateway, of all versions together; each takes memory.
+    `most_of_user`: of them, those of one user. Larger: a user may start more with one burst; smaller: more
+    places are left for others.
     """
 
     wait_s: float = 60.0
     most: int = 256
+    most_of_user: int = 64
     look_s: float = 0.05  # between looks at whether it answers, while requests wait
     order_s: float = 10.0  # for the order that has it start to be taken; it is repeated until it is up
     again_s: float = 5.0  # `Retry-After` of a request that is not held any longer
@@ -59,6 +65,7 @@ class HeldRequests:
         self._tasks = TaskSet()
         self._starts: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._waiting: Counter[tuple[str, str]] = Counter()
+        self._of_user: Counter[str] = Counter()
 
     @property
     def waiting(self) -> int:
@@ -72,6 +79,7 @@ class HeldRequests:
 
         Raises:
             Unavailable: it did not start in time, or too many wait already.
+            RateLimited: too many of this user do.
         """
         if version.state is not VersionState.IDLE:
             return service, version
@@ -79,34 +87,44 @@ class HeldRequests:
         if self.waiting >= config.most:
             text = f"{config.most} requests wait here for versions that start: ask again in a moment"
             raise Unavailable(text, retry_after_s=config.again_s)
+        if self._of_user[user] >= config.most_of_user:
+            text = f"{config.most_of_user} requests of {user} wait here for versions that start"
+            raise RateLimited(f"{text}: ask again in a moment", retry_after_s=config.again_s)
         self._waiting[key] += 1
-        start = self._starts.get(key)
-        if start is None or start.done():
-            start = self._tasks.create(self._started(key, user), name=f"start of {key[0]}@{key[1]}")
-            self._starts[key] = start
+        self._of_user[user] += 1
+        start = self._start_of(key, user)
         try:
             async with asyncio.timeout(config.wait_s):
                 await asyncio.shield(start)
         except TimeoutError:
             raise self._not_yet(service, version) from None
         finally:
-            self._waiting[key] -= 1
+            _one_less(self._waiting, key)
+            _one_less(self._of_user, user)
         found = self._find(*key)
         if found is None or found[1].state not in ANSWERING:
             raise self._not_yet(service, version)
         return found
+
+    def _start_of(self, key: tuple[str, str], user: str) -> asyncio.Task[None]:
+        """The task that waits for this version; all its requests share it."""
+        start = self._starts.get(key)
+        if start is None:
+            start = self._tasks.create(self._started(key, user), name=f"start of {key[0]}@{key[1]}")
+            self._starts[key] = start
+            start.add_done_callback(lambda _: self._starts.pop(key, None))
+        return start
 
     def needed(self, generation: Generation) -> None:
         """Has a version start again that went to rest as this request began: it had not been told of yet."""
         found = self._find(generation.service, generation.version)
         if found is None or found[1].state is not VersionState.IDLE:
             return
-        start = self._starts.get((generation.service, generation.version))
-        if start is None or start.done():
+        if (generation.service, generation.version) not in self._starts:
             self._tasks.create(self._until_awake(*found, generation.user), name=f"start for {generation.id}")
 
     async def _until_awake(self, service: ModelService, version: ServedVersion, user: str) -> None:
-        with suppress(Unavailable):  # the session itself waits, and says so
+        with suppress(Unavailable, RateLimited):  # the session itself waits, and says so
             await self.until_awake(service, version, user)
 
     def _not_yet(self, service: ModelService, version: ServedVersion) -> Unavailable:
@@ -146,3 +164,10 @@ class HeldRequests:
             await self._bus.command(subjects.ORDER_SERVICE, order, deadline_s=self.config.order_s)
         except DmscError as error:
             log.info("not started", service=service, version=version, reason=error.text)
+
+
+def _one_less(counts: Counter[K], key: K) -> None:
+    """A count that comes to 0 leaves: there is no end of names."""
+    counts[key] -= 1
+    if counts[key] <= 0:
+        del counts[key]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Container, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -77,6 +77,14 @@ class SessionPorts:
     def said(self, sid: str, load: SessionLoad) -> None:
         known = self.loads.get(sid)
         self.loads[sid] = KnownLoad(load, known.own if known is not None else 0, time.monotonic())
+
+    def forget(self, present: Container[str]) -> None:
+        """Drops the loads of instances that are not there any more, and that have no session of this gateway.
+
+        `present`: SIDs of those that are.
+        """
+        for sid in [sid for sid, known in self.loads.items() if not known.own and sid not in present]:
+            del self.loads[sid]
 
     def count(self, path: Path, by: int) -> None:
         """`by` more sessions of this gateway are bound to these owners."""

@@ -93,6 +93,7 @@ class SessionKeeper:
         """The registry changed."""
         for session in list(self._sessions.values()):
             session.review()
+        self.ports.forget(self._view.records)
 
     def drain(self) -> None:
         """This gateway stops: others go on with its sessions, whose owners work on."""

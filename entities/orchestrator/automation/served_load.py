@@ -90,7 +90,9 @@ class ServedLoad:
             return VersionLoad(room=serve.sessions)
         while version.refused and now - version.refused[0][0] > self._refused_s:
             version.refused.popleft()
-        told = [each for each in version.gateways.values() if now - each.at <= self._unheard_s]
+        for gateway in [name for name, each in version.gateways.items() if now - each.at > self._unheard_s]:
+            del version.gateways[gateway]
+        told = list(version.gateways.values())
         sessions = sum(each.figures.sessions for each in told)
         if sessions:
             version.asked_at = now

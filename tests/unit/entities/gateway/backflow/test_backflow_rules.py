@@ -204,11 +204,12 @@ def test_what_has_learnt_from_a_file_is_followed_through_jobs_models_and_service
         served("b", "s2", "bus://artifacts/other/weights"),
         served("c", "s3", "bus://artifacts/reads/weights", VersionState.RETIRED),
     ]
-    found = learnt_from({KEPT}, jobs, index, services)
+    versions = tuple(index.each())
+    found = learnt_from({KEPT}, jobs, versions, services)
     assert found.jobs == ("again", "goeson", "gone", "reads")
     assert found.models == ("m@1", "m@3", "m@4")
     assert found.versions == ("a@v1",)
-    assert learnt_from(set(), jobs, index, services) == LearntFrom((), (), ())
+    assert learnt_from(set(), jobs, versions, services) == LearntFrom((), (), ())
 
 
 def test_taps_and_dead_letters_show_no_text() -> None:
