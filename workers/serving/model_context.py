@@ -30,10 +30,11 @@ _OTHERWISE_FROM = (
     "original_max_position_embeddings",
 )
 
-
 MOST_TIMES = 16
-"""A sample may be so many times as large as the one that the model was tried with: convolutions take any size,
-and what they need for it is nobody's to ask for."""
+"""A sample may be so many times as large as the one that the model was tried with. Convolutions take any size,
+and the memory for it is not for clients to choose."""
+ALWAYS = 4096
+"""Elements that a sample may have however small the one was that the model was tried with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,8 @@ class SampleLimits:
 
     Attributes:
         tried: The inputs that the model was tried with, without the dimension of samples; empty: not known.
-        recorded: Whether it was recorded with these: its own code may compute something else for larger ones.
+        recorded: Whether its layers were recorded with these: its own code may compute something else for
+            larger ones.
         tokens: Most tokens of an input of one dimension; 0: the model does not say.
     """
 
@@ -65,12 +67,12 @@ class SampleLimits:
         if self.recorded:
             larger = len(shape) != len(usual) or any(map(int.__gt__, shape, usual))
             return f"goes beyond {usual}, for which this model was recorded" if larger else ""
-        most = MOST_TIMES * max(1, math.prod(usual))
-        return (
-            f"has more than {most:,} elements, {MOST_TIMES} times those of the usual {usual}"
-            if math.prod(shape) > most
-            else ""
-        )
+        most = max(MOST_TIMES * math.prod(usual), ALWAYS)
+        text = f"has more than {most} elements; this model was tried with {usual}"
+        return text if math.prod(shape) > most else ""
+
+
+NO_LIMITS = SampleLimits()
 
 
 def sample_limits(

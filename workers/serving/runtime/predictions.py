@@ -26,7 +26,7 @@ from schemas.step import Member
 from workers.compute.compute_thread import ComputeThread, Priority
 from workers.links.hop_exchange import HopExchange
 from workers.links.offers import TensorTransfer
-from workers.serving.model_context import SampleLimits
+from workers.serving.model_context import NO_LIMITS, SampleLimits
 from workers.serving.one_shot import Batch, OneShotModel, batched
 from workers.serving.runtime.batch_window import BatchWindow
 from workers.serving.runtime.named_tensors import named_answers, samples_of, token_inputs
@@ -78,7 +78,7 @@ class Predictions:
         exchange: HopExchange,
         track: Callable[[Any], object],
         pass_s: float,
-        limits: SampleLimits = SampleLimits(),
+        limits: SampleLimits = NO_LIMITS,
     ) -> None:
         self._me, self._stage, self._model, self._unit = me, stage, model, unit
         self._thread, self._exchange, self._track = thread, exchange, track

@@ -29,6 +29,7 @@ from workers.serving.cache_check import CacheCheck, check_cache
 from workers.serving.exact_arithmetic import Arithmetic
 from workers.serving.fingerprint import arithmetic_fingerprint
 from workers.serving.model_context import (
+    NO_LIMITS,
     SampleLimits,
     model_context,
     otherwise_from,
@@ -84,7 +85,7 @@ class LoadedStage:
     one_shot: OneShotModel | None = None
     unit: int = 1
     probed: Mapping[str, Tensor] | None = None
-    samples: SampleLimits = SampleLimits()
+    samples: SampleLimits = NO_LIMITS
     context: int = 0
     vocabulary: int = 0
     rows: int = 0

@@ -83,8 +83,8 @@ def of_different_kinds(registered: Iterable[ServiceRecord]) -> str:
         return ""
     named = {kind: ", ".join(map(str, sorted(stages[kind]))) for kind in KINDS}
     return (
-        f"its stages are of different kinds: {named['generate']} generates tokens, {named['predict']} predicts "
-        "tensors; say serve.kind in the job file"
+        f"its stages are of different kinds: {named['generate']} generates tokens, "
+        f"{named['predict']} predicts tensors; say serve.kind in the job file"
     )
 
 
