@@ -31,8 +31,8 @@ _OTHERWISE_FROM = (
 )
 
 MOST_TIMES = 16
-"""A sample may be so many times as large as the one that the model was tried with. Convolutions take any size,
-and the memory for it is not for clients to choose."""
+"""A sample may be so many times as large as the one that the model was tried with. Convolutions take any
+size, and the memory for it is not for clients to choose."""
 ALWAYS = 4096
 """Elements that a sample may have however small the one was that the model was tried with."""
 
