@@ -146,7 +146,9 @@ class Gateway:
         self.data_sets = DataSetOperations(bus, self.backends, self.jobs)
         self.jobs.resolve = partial(resolved, self.data_sets)
         book = ServiceBook(bus)
-        self._keeper = SessionKeeper(bus, config.sid, registry.view, book.stages_of, config.sessions)
+        self._keeper = SessionKeeper(
+            bus, config.sid, registry.view, book.stages_of, book.is_whole, config.sessions
+        )
         reader = TokenizerReader(self._files, config.open_tokenizer)
         prompts = Prompts(self.jobs.cache.get, reader.read)
         self.generations = GenerationOperations(

@@ -14,6 +14,8 @@ from schemas.quota import Quota
 
 WHOLE = 10_000
 """The sum of a service's weights: traffic is shared by ten-thousandths."""
+MOST_WHY = 500
+"""Characters of a reason that a record keeps; a longer one is cut where nobody waits to shorten it."""
 
 
 class ServiceState(StrEnum):
@@ -163,7 +165,7 @@ class OrderService(Message, wire="service.order"):
     weights: dict[Token, int] = {}
     replicas: int | None = Field(None, ge=0, description="of `scale`")
     expected: int | None = Field(None, description="revision of the record that the asker has seen")
-    why: str = Field("", max_length=500)
+    why: str = Field("", max_length=MOST_WHY)
     quota: Quota | None = Field(None, description="the user's, as Type 3 told it")
 
 
@@ -172,7 +174,7 @@ class TrafficBody(Part):
 
     weights: dict[Token, int] = Field(max_length=64)
     expected: int | None = Field(None, description="revision of the record that the asker has seen")
-    why: str = Field("", max_length=500)
+    why: str = Field("", max_length=MOST_WHY)
 
 
 class ServiceQuery(Message, wire="service.query"):

@@ -65,11 +65,13 @@ class MatchedWeights:
         missing: Names in the model that the files lack.
         unexpected: Names in the files that nothing here takes: other stages' tensors, or nobody's.
             Other names of tensors that were taken do not count.
+        shards: The files, with tensors of all stages.
     """
 
     found: Mapping[str, StoredTensor]
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
+    shards: frozenset[str] = frozenset()
 
 
 async def match_weights(
@@ -127,6 +129,7 @@ async def match_weights(
         found,
         tuple(sorted(set(own) - set(found))),
         tuple(sorted(set(theirs.values()) - taken)),
+        frozenset(shard_of.values()),
     )
 
 
@@ -213,8 +216,7 @@ async def load_initial(
     pairs = [(stored, own[name]) for name, stored in matched.found.items()]
     digest_of: DigestOf = lambda stored: None  # noqa: E731
     if checked and source.expected_sha256:
-        shards = (await _locate(artifacts, source)).values()
-        lines = await expected_tensors(artifacts, shards, source.expected_sha256, source.url)
+        lines = await expected_tensors(artifacts, matched.shards, source.expected_sha256, source.url)
         digest_of = lambda stored: TensorDigest(stored, lines, source.url)  # noqa: E731
     await read_tensors(artifacts, pairs, run=run, digest_of=digest_of)
     return matched

@@ -11,13 +11,16 @@ from dataclasses import dataclass, field
 from entities.gateway.generation.path_choice import UNKNOWN, KnownLoad
 from entities.gateway.generation.session import GenerationSession
 from entities.gateway.generation.session_machine import SessionState
-from schemas.errors import DmscError
+from schemas.errors import DmscError, errors_below
 from schemas.services.figures import FIRST_TOKEN_S, MOST_VERSIONS, VersionFigures
 from schemas.services.generation import Generation
 from schemas.telemetry import SessionLoad
 
 REFUSED = frozenset({"full", "unavailable", "service_full"})
 """Outcomes of requests for which there was no room, or nobody."""
+KNOWN = REFUSED | {"context_length_exceeded"} | {each.code for each in errors_below(DmscError)}
+"""Outcomes that are counted by name. Any other is `failed`: its name may be made up by whoever asks, or by a
+model's code, and each name is a series of the metrics for ever."""
 KEPT = 1_000
 """Versions with counts; of more, those that are asked nothing and were asked longest ago are dropped."""
 
@@ -84,7 +87,8 @@ class ServiceCounter:
         if finish is None or finish.ended == "fenced":
             return  # whoever goes on with it counts it
         if finish.ended == "failed":
-            count.requests[finish.failure.partition(":")[0] or "failed"] += 1
+            code = finish.failure.partition(":")[0]
+            count.requests[code if code in KNOWN else "failed"] += 1
         else:
             count.requests["cancelled" if finish.ended == "cancelled" else "ok"] += 1
 
@@ -98,7 +102,7 @@ class ServiceCounter:
             yield
             outcome = "ok"
         except DmscError as error:
-            outcome = error.code
+            outcome = error.code if error.code in KNOWN else "failed"
             raise
         finally:
             count.predicting -= 1

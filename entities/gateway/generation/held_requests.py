@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from bus import subjects
 from bus.connection import Bus
@@ -18,6 +19,8 @@ from schemas.services.generation import Generation
 from schemas.services.model_service import ModelService, OrderService, ServedVersion, VersionState
 
 log = get_logger("generation")
+
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +98,8 @@ class HeldRequests:
         except TimeoutError:
             raise self._not_yet(service, version) from None
         finally:
-            self._waiting[key] -= 1
-            self._waiting_of.subtract((user,))
-            self._waiting_of += Counter()  # which drops those at zero
+            _one_less(self._waiting, key)
+            _one_less(self._waiting_of, user)
         found = self._find(*key)
         if found is None or found[1].state not in ANSWERING:
             raise self._not_yet(service, version)
@@ -126,7 +128,7 @@ class HeldRequests:
         except TimeoutError:
             raise self._not_yet(service, version) from None
         finally:
-            self._in_background[start_key] -= 1
+            _one_less(self._in_background, start_key)
 
     def wake(self, model: str, key: str, user: str) -> bool:
         """Whether the version that `key` draws of `model` may be asked; an idle one starts meanwhile.
@@ -153,7 +155,12 @@ class HeldRequests:
         if start is None or start.done():
             start = self._tasks.create(self._started(key, user), name=f"start of {key[0]}@{key[1]}")
             self._starts[key] = start
+            start.add_done_callback(lambda ended: self._forget(key, ended))
         return start
+
+    def _forget(self, key: tuple[str, str], ended: asyncio.Task[None]) -> None:
+        if self._starts.get(key) is ended:
+            del self._starts[key]
 
     def needed(self, generation: Generation) -> None:
         """Has a version start again that went to rest as this request began: it had not been told of yet."""
@@ -165,7 +172,7 @@ class HeldRequests:
             self._tasks.create(self._until_awake(*found, generation.user), name=f"start for {generation.id}")
 
     async def _until_awake(self, service: ModelService, version: ServedVersion, user: str) -> None:
-        with suppress(Unavailable):  # the session itself waits, and says so
+        with suppress(Unavailable, RateLimited):  # the session itself waits, and says so
             await self.until_awake(service, version, user)
 
     def _not_yet(self, service: ModelService, version: ServedVersion) -> Unavailable:
@@ -205,3 +212,10 @@ class HeldRequests:
             await self._bus.command(subjects.ORDER_SERVICE, order, deadline_s=self.config.order_s)
         except DmscError as error:
             log.info("not started", service=service, version=version, reason=error.text)
+
+
+def _one_less(counts: Counter[K], key: K) -> None:
+    """A count that comes to 0 leaves: there is no end of names."""
+    counts[key] -= 1
+    if counts[key] <= 0:
+        del counts[key]

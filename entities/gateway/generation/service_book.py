@@ -135,9 +135,17 @@ class ServiceBook:
 
     def stages_of(self, generation: Generation) -> int:
         """How many stages the version of a generation has; 0: this gateway does not know it."""
-        service = self.get(generation.service)
-        version = None if service is None else service.version(generation.version)
+        version = self._version_of(generation)
         return 0 if version is None else version.stages
+
+    def is_whole(self, generation: Generation) -> bool:
+        """Whether a stage of a generation's version has no cache now: its sessions are bound as whole."""
+        version = self._version_of(generation)
+        return version is not None and version.cached is False
+
+    def _version_of(self, generation: Generation) -> ServedVersion | None:
+        service = self.get(generation.service)
+        return None if service is None else service.version(generation.version)
 
     def living(self) -> Iterator[ModelService]:
         """Those that are not stopped, by name."""

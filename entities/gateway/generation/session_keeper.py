@@ -12,7 +12,7 @@ from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.messaging.handlers import Subscription
-from entities.gateway.generation.session import GenerationSession, SessionConfig, SessionPorts
+from entities.gateway.generation.session import GenerationSession, SessionConfig, SessionPorts, tell
 from entities.presence.registry_view import RegistryView
 from schemas.envelope import Envelope
 from schemas.errors import DmscError, NotFound
@@ -36,7 +36,12 @@ class KeeperConfig:
 
 
 class SessionKeeper:
-    """The sessions of one gateway. `stages_of`: how many stages the version has that a job runs."""
+    """The sessions of one gateway.
+
+    Args:
+        stages_of: How many stages the version has that a job runs.
+        is_whole: Whether one of them has no cache, so that sessions are bound as whole.
+    """
 
     def __init__(
         self,
@@ -44,6 +49,7 @@ class SessionKeeper:
         gateway: str,
         view: RegistryView,
         stages_of: Callable[[Generation], int],
+        is_whole: Callable[[Generation], bool],
         config: KeeperConfig = KeeperConfig(),
     ) -> None:
         self._bus = bus
@@ -52,7 +58,7 @@ class SessionKeeper:
         self._stages_of = stages_of
         self._config = config
         self._bucket = bus.bucket(subjects.GENERATION)
-        self.ports = SessionPorts(bus, self._stages, self._recall, config.session)
+        self.ports = SessionPorts(bus, self._stages, self._recall, is_whole, config.session)
         self._recalls = asyncio.Semaphore(config.recalls)
         self._sessions: dict[tuple[str, int], GenerationSession] = {}
         self._revisions: dict[str, int] = {}
@@ -71,7 +77,7 @@ class SessionKeeper:
                 await asyncio.sleep(self._config.tick_s)
                 for session in list(self._sessions.values()):
                     session.tick()
-                    self.needed(session.generation)
+                    tell(self.needed, session.generation)
         finally:
             for task in self._subscriptions.values():
                 with suppress(DmscError, asyncio.CancelledError):
@@ -89,6 +95,7 @@ class SessionKeeper:
         """The registry changed."""
         for session in list(self._sessions.values()):
             session.review()
+        self.ports.forget(self._view.records)
 
     def drain(self) -> None:
         """This gateway stops: others go on with its sessions, whose owners work on."""
@@ -150,7 +157,7 @@ class SessionKeeper:
         session = GenerationSession(self.ports, generation, avoid)
         self._sessions[generation.job, generation.session] = session
         for observe in self.observers:
-            observe(session)
+            tell(observe, session)
         task = asyncio.create_task(self._until_over(session), name=f"generation {generation.id}")
         self._ends.add(task)
         task.add_done_callback(self._ends.discard)

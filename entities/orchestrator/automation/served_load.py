@@ -88,13 +88,15 @@ class ServedLoad:
             return VersionLoad(room=serve.sessions)
         while version.refused and now - version.refused[0][0] > self._refused_s:
             version.refused.popleft()
-        fresh = [each for each in version.gateways.values() if now - each.at <= self._unheard_s]
-        sessions = sum(each.figures.sessions for each in fresh)
+        for gateway in [name for name, each in version.gateways.items() if now - each.at > self._unheard_s]:
+            del version.gateways[gateway]
+        told = list(version.gateways.values())
+        sessions = sum(each.figures.sessions for each in told)
         if sessions:
             version.asked_at = now
         by_stage: defaultdict[int, list[SessionLoad]] = defaultdict(list)
         loads: dict[str, SessionLoad] = {}
-        for gateway in sorted(fresh, key=lambda each: each.at):  # who spoke last knows best
+        for gateway in sorted(told, key=lambda each: each.at):  # who spoke last knows best
             loads |= gateway.figures.loads
         for sid, load in loads.items():
             if sid in stages:
@@ -107,7 +109,7 @@ class ServedLoad:
             room=serve.batch if single_passes else serve.sessions,
             used=max(map(_used, by_stage.values()), default=0.0),
             token_ms=sum(fmean(load.wave_ms for load in loads) for loads in by_stage.values()),
-            tokens_per_s=sum(each.tokens_per_s for each in fresh if each.figures.sessions),
+            tokens_per_s=sum(each.tokens_per_s for each in told if each.figures.sessions),
             asked_at=version.asked_at,
         )
 

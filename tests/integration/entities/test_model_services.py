@@ -123,8 +123,9 @@ async def test_versions_come_share_traffic_scale_and_go(mesh: Services) -> None:
     with pytest.raises(Conflict, match="look again"):
         await ruth.set_traffic("chat", {"v2": 10_000}, expected=canary.revision - 1)
     assert (await ruth.promote_version("chat", "v2")).weights == {"v2": 10_000}
-    back = await ruth.roll_back_service("chat", why="capitals")
-    assert (back.weights, back.history[-1].why, back.history[-1].by) == ({"v1": 10_000}, "capitals", "ruth")
+    back = await ruth.roll_back_service("chat", why="capitals" * 100)
+    assert (back.weights, back.history[-1].by) == ({"v1": 10_000}, "ruth")
+    assert back.history[-1].why == ("capitals" * 100)[:500]
 
     await ruth.scale_version("chat", "v2", 2)
     await mesh.until(lambda service: service.versions[1].replicas == (2,))
