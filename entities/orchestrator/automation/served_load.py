@@ -88,8 +88,8 @@ class ServedLoad:
             return VersionLoad(room=serve.sessions)
         while version.refused and now - version.refused[0][0] > self._refused_s:
             version.refused.popleft()
-        for gateway in [name for name, each in version.gateways.items() if now - each.at > self._unheard_s]:
-            del version.gateways[gateway]
+        for gone in [name for name, each in version.gateways.items() if now - each.at > self._unheard_s]:
+            del version.gateways[gone]
         told = list(version.gateways.values())
         sessions = sum(each.figures.sessions for each in told)
         if sessions:
