@@ -132,13 +132,14 @@ class EventHub:
         """
         if self.open >= self.config.streams:
             raise Overloaded(
-                "too many event streams and requests of services are open here; try another gateway, or again in 5 s",
+                "too many event streams and requests of services are open here; try another gateway, "
+                "or again in 5 s",
                 retry_after_s=5.0,
             )
         if self._open[identity] >= self.config.streams_each:
             raise RateLimited(
-                f"you have {self.config.streams_each} event streams and requests of services open, which is the most; "
-                "close one, or wait for one",
+                f"you have {self.config.streams_each} event streams and requests of services open, which is "
+                "the most; close one, or wait for one",
                 retry_after_s=1.0,
             )
         self._open[identity] += 1
