@@ -25,7 +25,7 @@ from entities.gateway.calls.failures import openai_failure
 from entities.gateway.generation.service_book import RequestKey
 from schemas.base import Part
 from schemas.errors import BadInput, DmscError, Refused
-from schemas.services.batches import UNIT_LINES, BatchRecord, BatchUnit
+from schemas.services.batches import BatchRecord, BatchUnit
 from schemas.services.completion import ChatCompletion, Completion
 from schemas.signals import AccessDecision
 
@@ -94,8 +94,8 @@ class UnitWork:
     def committed(self, record: BatchRecord, unit: int) -> None:
         """The answers of a unit are decided."""
         kept = self._kept.get(record.batch, {})
-        first = record.firsts[unit]
-        for number in [number for number in kept if first <= number < first + UNIT_LINES]:
+        first, *behind = (*record.firsts[unit:], record.lines)
+        for number in [number for number in kept if first <= number < behind[0]]:
             self._kept_bytes -= len(kept.pop(number)[0])
 
     def forget(self, batch: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,13 @@ async def content(http: httpx.AsyncClient, file: str | None) -> list[dict[str, A
     answer = await http.get(f"/v1/files/{file}/content", headers=RUTH)
     assert answer.status_code == 200, answer.text
     return [json.loads(line) for line in answer.text.splitlines()]
+
+
+async def lines_in(http: httpx.AsyncClient, file: str | None) -> bytes:
+    """A file of answers, but for the time at which its batch was created."""
+    answer = await http.get(f"/v1/files/{file}/content", headers=RUTH)
+    assert answer.status_code == 200, answer.text
+    return re.sub(rb'"created": ?[0-9]+', b"", answer.content)
 
 
 async def test_a_file_of_requests_is_answered_in_its_order(
@@ -208,7 +216,9 @@ async def test_a_gateway_that_is_gone_leaves_its_batch_to_another(
 
     served.gate(gate)
     async with httpx.AsyncClient(base_url=west.url, timeout=PATIENCE_S, trust_env=False) as other:
-        file = await upload(other, lines_of([request(number) for number in range(count)]))
+        requests: list[Any] = [request(number, temperature=number % 2) for number in range(count)]
+        requests[UNIT_LINES + 1] = b"{no json"
+        file = await upload(other, lines_of(requests))
         batch = (await create(other, file)).json()["id"]
         await asyncio.wait_for(reached.wait(), PATIENCE_S)
         deleted = await other.delete(f"/v1/files/{file}", headers=RUTH)
@@ -219,16 +229,25 @@ async def test_a_gateway_that_is_gone_leaves_its_batch_to_another(
     served.gate(None)
     go.set()
     view = await over(http, batch)
-    assert (view.status, view.request_counts.completed) == ("completed", count)
+    assert (view.status, view.request_counts.completed) == ("completed", count - 1)
     units = await units_of(served.bus, batch)
     assert [unit.unit for unit in units] == [0, 1, 2]
     assert units[: len(committed)] == committed
     assert units[-1].by == "gateway-east"
     answers = await content(http, view.output_file_id)
-    assert [each["custom_id"] for each in answers] == [f"id-{number}" for number in range(count)]
+    numbers = [number for number in range(count) if number != UNIT_LINES + 1]
+    assert [each["custom_id"] for each in answers] == [f"id-{number}" for number in numbers]
     assert [each["response"]["body"]["choices"][0]["text"] for each in answers] == [
-        answer_to(f"p{number}", 3) for number in range(count)
+        answer_to(f"p{number}", 3) for number in numbers
     ]
+    # The same bytes as those of a batch whose gateway lives.
+    undisturbed = await over(http, (await create(http, file)).json()["id"])
+    for one, other_one in (
+        (view.output_file_id, undisturbed.output_file_id),
+        (view.error_file_id, undisturbed.error_file_id),
+    ):
+        assert one is not None
+        assert await lines_in(http, one) == await lines_in(http, other_one)
 
     # Cancelled: what is decided stays, and its order too.
     reached.clear()
