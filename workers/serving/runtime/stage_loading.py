@@ -23,7 +23,7 @@ from workers.compute.compute_thread import ComputeThread
 from workers.compute.deferred_model import WHOLE_BYTES, build_layers
 from workers.graph.model_graph import ModelGraph
 from workers.graph.stage_module import StageModule, slice_stage
-from workers.models.hugging_face_folder import is_adapter, library_names, public_names
+from workers.models.hugging_face_folder import is_adapter, library_names, public_names, stand_ins
 from workers.process.url_rules import open_url
 from workers.serving.cache_check import CacheCheck, check_cache
 from workers.serving.exact_arithmetic import Arithmetic
@@ -141,6 +141,7 @@ async def load_stage(bus: Bus, start: InstanceStart, serve: ServeSpec, thread: C
             public_name=public_names(model),
             is_new=is_new,
             own_names_of=library_names(model),
+            stand_ins=stand_ins(model),
             checked=True,
         )
     return await thread.order(partial(_tried, start, serve, graph))
