@@ -63,7 +63,7 @@ def question_of(text: bytes) -> tuple[PredictBody, list[NamedTensor]]:
         lines = explain(error, PredictBody)
         raise BadInput(lines[0], problems="\n".join(lines)) from None
     if body.format not in ("values", "base64"):
-        raise BadInput(f"format: {body.format!r} is neither values nor base64", param="format")
+        raise BadInput(f"format: {body.format[:60]!r} is neither values nor base64", param="format")
     tensors = [tensor_of(name, value) for name, value in body.inputs.items()]
     if (size := sum(len(each.data) for each in tensors)) > MOST_PREDICT_BYTES:
         most = MOST_PREDICT_BYTES
@@ -81,7 +81,7 @@ def tensor_of(name: str, value: Any) -> NamedTensor:
     if isinstance(value, dict):
         unknown = sorted(value.keys() - {"dtype", "shape", "values", "data"})
         if unknown:
-            raise BadInput(f"{place}: unknown key {unknown[0]}; give dtype, shape and data, or values")
+            raise BadInput(f"{place}: unknown key {unknown[0][:60]}; give dtype, shape and data, or values")
         if value.get("data") is not None:
             return _of_bytes(name, place, value)
         dtype, values = value.get("dtype"), value.get("values")
@@ -93,7 +93,8 @@ def tensor_of(name: str, value: Any) -> NamedTensor:
         dtype = "int64" if flat and all(type(each) is int for each in flat) else "float32"
     code = "B" if dtype == "bool" else CODES.get(dtype) if isinstance(dtype, str) else None
     if code is None:
-        raise BadInput(f"{place}: {dtype!r} is no dtype for lists; there are {', '.join(CODES)}, bool")
+        known = ", ".join(CODES)
+        raise BadInput(f"{place}: {repr(dtype)[:60]} is no dtype for lists; there are {known}, bool")
     try:
         flat = [bool(each) for each in flat] if dtype == "bool" else flat
         data = array(code, [float(each) for each in flat] if code in "fd" else flat)
@@ -105,7 +106,7 @@ def tensor_of(name: str, value: Any) -> NamedTensor:
 def _of_bytes(name: str, place: str, value: dict[str, Any]) -> NamedTensor:
     dtype, shape = value.get("dtype"), value.get("shape")
     if not isinstance(dtype, str) or dtype not in WIDTHS:
-        raise BadInput(f"{place}.dtype: {dtype!r} is none of {', '.join(WIDTHS)}")
+        raise BadInput(f"{place}.dtype: {repr(dtype)[:60]} is none of {', '.join(WIDTHS)}")
     if (
         not isinstance(shape, list)
         or len(shape) > MOST_DEPTH

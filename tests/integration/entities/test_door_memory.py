@@ -61,6 +61,24 @@ async def test_brackets_are_counted_before_they_are_lists(served: Served, http: 
     assert "characters" in long["body"]["error"]["message"]
 
 
+async def test_what_is_wrong_is_not_answered_in_full(served: Served, http: httpx.AsyncClient) -> None:
+    long, value = "x" * (1 << 20), {"values": [1]}
+    unknown = {f"k{number}": 1 for number in range(50_000)}
+    for path, body in (
+        ("/v1/predict", {"inputs": {"x": value | {"dtype": long}}}),
+        ("/v1/predict", {"inputs": {"x": value | {"dtype": long, "data": "", "shape": [1]}}}),
+        ("/v1/predict", {"inputs": {"x": value | {long: 1}}}),
+        ("/v1/predict", {"inputs": {long: [1]}}),
+        ("/v1/predict", {"inputs": {"x": [1]}, "format": long}),
+        ("/v1/predict", {"inputs": {"x": [1]}, **unknown}),
+        ("/v1/aggregate", {"calls": [{"path": "/v1/predict", "body": {}, long: 1}]}),
+        ("/v1/aggregate", {"calls": [{"path": "/v1/predict", "body": {}, **unknown}]}),
+        ("/v1/aggregate", {"calls": [3] * 50_000}),
+    ):
+        refused = await http.post(path, json={"model": "letters"} | body, headers=RUTH)
+        assert (refused.status_code, len(refused.content) < 16_384) == (422, True), refused.text[:1_000]
+
+
 async def test_bodies_of_one_user_fill_no_memory_of_others(
     served: Served, gateway: Gateway, http: httpx.AsyncClient
 ) -> None:
