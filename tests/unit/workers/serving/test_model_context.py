@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from schemas.job_file.model import ModelSpec
 from schemas.registry import TensorSchema
-from workers.compute.model import graph_of
+from workers.compute.model import build
 from workers.serving.model_context import SampleLimits, model_context, sample_limits
 
 CAUSAL_LM = "workers.models.hugging_face:causal_lm"
@@ -89,9 +88,16 @@ def test_a_sample_that_is_too_large_is_refused_in_one_line(
         assert limits.refusal({"inputs": torch.empty(refused, device="meta")}) == why
 
 
-def test_a_convolution_takes_images_as_large_as_a_multiple_of_its_usual_one() -> None:
-    layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
-    spec = ModelSpec(factory="torch.nn:Sequential")
-    graph = graph_of(spec, layers, {"inputs": torch.zeros(1, 3, 32, 32)})
+def test_a_convolution_takes_images_as_large_as_a_multiple_of_its_usual_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "users_pictures.py").write_text(
+        "from torch import nn\n"
+        "def pictures(): return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())\n"
+    )
+    spec = ModelSpec(factory="users_pictures:pictures")
+    graph = build(spec, 1, {"inputs": torch.zeros(1, 3, 32, 32)})
     targets = TensorSchema(name="targets", shape=(), dtype="int64")
     assert sample_limits(graph, spec, (IMAGE, targets), 4096) == SampleLimits((IMAGE,))
