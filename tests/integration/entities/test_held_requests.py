@@ -102,13 +102,13 @@ async def test_one_user_has_a_part_of_the_places(
     sleeper: Sleeper, gateway: Gateway, http: httpx.AsyncClient
 ) -> None:
     held = gateway.generations.held
-    held.config = replace(held.config, most=3, most_of_user=2, again_s=7.0)
+    held.config = replace(held.config, most=3, most_each=2, again_s=7.0)
     await sleeper.say(VersionState.IDLE, "nobody has asked it for 300 s")
     asked = [asyncio.create_task(complete(http)) for _ in range(2)]
     await eventually(lambda: held.waiting == 2)
     beyond = await complete(http)
     assert (beyond.status_code, beyond.headers["retry-after"]) == (429, "7")
-    assert "2 requests of ruth wait here" in beyond.json()["error"]["message"]
+    assert "2 requests of yours wait here" in beyond.json()["error"]["message"]
     body = {"model": "letters", "prompt": "abc", "max_tokens": 4, "temperature": 0}
     asked.append(asyncio.create_task(http.post("/v1/completions", json=body, headers=bearer("rob"))))
     await eventually(lambda: held.waiting == 3, "another user has the place that is left")
