@@ -183,7 +183,7 @@ async def beside(options: argparse.Namespace, stack: AsyncExitStack, prompts: Pr
 
 
 async def arithmetic(options: argparse.Namespace, sheet: FaultSheet) -> None:
-    """Tokens per second of CPU on one thread, in turn: exact, plain, transformers' own ways, OpenVINO GenAI."""
+    """Tokens per second of CPU on one thread, in turn: exact, plain, transformers' ways, OpenVINO GenAI."""
     torch.set_num_threads(1)
     prompts, sides = prompts_of(), sides_of(options)
     best: dict[str, dict[str, float]] = {name: {} for name in sides}
@@ -217,5 +217,8 @@ async def arithmetic(options: argparse.Namespace, sheet: FaultSheet) -> None:
         else:
             sheet.add(plan.figure(label, mine / its, "×", note))
     if other is not None:
-        label, note = f"{OPENVINO}: tokens as `generate`'s", f"{other.equal} of {other.of}; {other.version}"
+        label, note = (
+            f"mixed: equal tokens of {OPENVINO}",
+            f"{other.equal} of {other.of} are `generate`'s; {other.version}",
+        )
         sheet.add(plan.figure(label, 100 * other.equal / other.of, "%", note))
