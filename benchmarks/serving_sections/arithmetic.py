@@ -217,8 +217,5 @@ async def arithmetic(options: argparse.Namespace, sheet: FaultSheet) -> None:
         else:
             sheet.add(plan.figure(label, mine / its, "×", note))
     if other is not None:
-        label, note = (
-            f"mixed: equal tokens of {OPENVINO}",
-            f"{other.equal} of {other.of} are `generate`'s; {other.version}",
-        )
-        sheet.add(plan.figure(label, 100 * other.equal / other.of, "%", note))
+        note = f"{other.equal} of {other.of} are `generate`'s; {other.version}"
+        sheet.add(plan.figure(f"mixed: equal tokens of {OPENVINO}", 100 * other.equal / other.of, "%", note))
