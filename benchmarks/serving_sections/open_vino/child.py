@@ -105,6 +105,13 @@ def reply(model: ContinuousBatching, asked: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def reason(error: BaseException) -> str:
+    """In one line, what it came from: transformers' lazy imports say only that one failed."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # libraries print there
@@ -116,7 +123,7 @@ def main() -> None:
         for line in sys.stdin:
             print(json.dumps(reply(model, json.loads(line))), file=answers)
     except Exception as error:  # whatever it is, whoever asked tells it
-        print(json.dumps({"error": " ".join(str(error).split()) or type(error).__name__}), file=answers)
+        print(json.dumps({"error": reason(error)}), file=answers)
 
 
 if __name__ == "__main__":
