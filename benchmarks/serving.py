@@ -25,8 +25,8 @@ Shorter, for instance:
     python -m benchmarks.serving --only arithmetic --layers 4 --tokens 12 --rounds 1
 
 OpenVINO GenAI's exporter takes other versions of transformers' libraries than we do: it has an interpreter of
-its own (`python -m venv ../openvino && ../openvino/bin/pip install '.[bench-openvino]'`; torch and torchvision
-of one index), which is given:
+its own (`python -m venv ../openvino && ../openvino/bin/pip install '.[bench-openvino]'`, with torch and
+torchvision of one index), which is given:
 
     python -m benchmarks.serving --only arithmetic --openvino-python ../openvino/bin/python
 
