@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,12 +14,14 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
+from dmsc.client.async_client import AsyncClient
 from entities.gateway import Gateway
 from entities.gateway.generation.session import GenerationSession
 from schemas.envelope import EntityKind
 from schemas.serve_spec import KeepSpec
 from schemas.services.keeping import KeptCollection, KeptItem
-from tests.builders.jobs import job, spec
+from tests.builders.jobs import gpt, job, spec
+from tests.integration.dmsc.command_line import dmsc
 from tests.integration.entities.conftest import Dial, bearer
 from tests.integration.entities.serving_stand_in import Gate, StandInInstance, answer_to, deploy
 from tests.waiting import eventually
@@ -347,6 +350,72 @@ async def test_a_collection_is_its_owners_and_goes_with_a_subject(keeping: Keepi
     assert (again["number"], again["items"]) == (2, 1)
     summary = (await keeping.http.get(kept, headers=bearer("ruth"))).json()
     assert (summary["items"], [each["number"] for each in summary["collections"]]) == (1, [2])
+
+
+async def test_the_command_line_gives_shows_and_takes_back(
+    keeping: Keeping, gateway: Gateway, tmp_path: Path
+) -> None:
+    async def run(user: str, *command: str) -> tuple[int, str, str]:
+        mesh = ("--gateway", str(keeping.http.base_url), "--token", user)
+        done = await asyncio.to_thread(dmsc, *command, *mesh, cwd=tmp_path)
+        return done.returncode, done.stdout, done.stderr
+
+    code, text, errors = await run("ruth", "consent", "give", "letters")
+    assert (code, "letters may keep prompt, answer for 2 days" in text) == (0, True), (text, errors)
+    code, _, errors = await run("ruth", "consent", "give", "plain")
+    assert (code, "keeps nothing" in errors, len(errors.splitlines())) == (2, True, 1), errors
+    async with AsyncClient(str(keeping.http.base_url), token="rob") as rob:
+        given = await rob.give_consent("letters")
+        assert (given.service, given.state, given.days) == ("letters", "given", 2)
+        (listed,) = await rob.consents()
+        assert listed == given
+    for user in ("ruth", "rob"):
+        await keeping.ask(user)
+    await keeping.until(2)
+    code, text, errors = await run("ruth", "consent", "list", "--json")
+    assert [each["service"] for each in json.loads(text)["consents"]] == ["letters"], errors
+    code, text, errors = await run("ruth", "service", "kept", "letters")
+    assert text.startswith("2 requests of 2 users (2 subjects), 0 with feedback"), (text, errors)
+    code, _, errors = await run("rob", "service", "kept", "letters")
+    assert (code, len(errors.splitlines())) == (4, 1), errors
+
+    # Who has no right to erase is told so, and nothing goes.
+    code, _, errors = await run("rob", "data", "erase", "ruth")
+    assert (code, len(errors.splitlines())) == (4, 1), errors
+    assert errors.startswith("dmsc: nothing was erased, for no service is yours: ")
+    assert len(await keeping.items()) == 2
+    await deploy(keeping.bus, "hers", job="serve3", stages=1)
+    service = await keeping.bus.bucket(subjects.MODEL_SERVICE).get(service="hers")
+    assert service is not None
+    of_rob = service.message.model_copy(update={"user": "rob"})
+    await keeping.bus.bucket(subjects.MODEL_SERVICE).put(of_rob, service="hers")
+    book = gateway.generations.book
+    await eventually(lambda: (found := book.get("hers")) is not None and found.user == "rob")
+    code, text, errors = await run("ruth", "data", "erase", "rob", "--json")
+    assert (code, errors) == (0, "not erased of services that are others': hers\n")
+    counts = {each["service"]: each["items"] for each in json.loads(text)["erased"]}
+    assert counts == {"letters": 1, "plain": 0}
+    code, text, errors = await run("ruth", "consent", "withdraw", "letters")
+    assert (code, text) == (0, "letters keeps nothing of yours any more; 1 requests were erased\n"), errors
+    assert await keeping.items() == []
+
+
+async def test_a_round_of_learning_says_in_one_line_why_it_does_not_begin(
+    keeping: Keeping, tmp_path: Path
+) -> None:
+    mesh = ("--gateway", str(keeping.http.base_url), "--token", "ruth")
+    document: dict[str, Any] = {"name": "round", "model": gpt(), "training": {"steps": 1}}
+    serving = {**document, "serve": {"service": "letters"}}
+    serving.pop("training")
+    (tmp_path / "serve.yaml").write_text(json.dumps(serving))
+    (tmp_path / "learn.yaml").write_text(json.dumps(document))
+    for file, words in (
+        ("serve.yaml", "give a file that trains one job"),
+        ("learn.yaml", "nothing"),
+    ):
+        done = await asyncio.to_thread(dmsc, "service", "learn", "letters", file, *mesh, cwd=tmp_path)
+        assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+        assert len(done.stderr.splitlines()) == 1
 
 
 async def test_what_ends_is_gone(keeping: Keeping, gateway: Gateway) -> None:

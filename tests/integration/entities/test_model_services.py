@@ -334,6 +334,8 @@ async def test_a_version_that_fails_its_first_requests_goes_back_without_any_mod
     async for event in ruth.events(judged.candidate):
         if event.kind == "policy" and "of its first" in event.text:
             break
+    else:
+        pytest.fail("the events of the version's job do not say it")
 
 
 async def test_a_slow_version_goes_back_by_the_canary_judge(judged: Judged, dial: Dial, start: Start) -> None:
