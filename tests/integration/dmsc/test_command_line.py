@@ -155,7 +155,10 @@ def test_a_port_that_was_asked_for_and_is_taken(tmp_path: Path) -> None:
             ("cost", "--recording", "r", "--service", "s", "--all"),
             "dmsc: --recording is of one job, and of all that it used; leave out --service, --all",
         ),
-        (("ask", "s", "p", "--aggregation", "vote", "--consent"), "dmsc: --consent: nothing of a vote is kept"),
+        (
+            ("ask", "s", "p", "--aggregation", "vote", "--consent"),
+            "dmsc: --consent: nothing of a vote",
+        ),
         (("ask", "s", "p", "--aggregation", "weighted"), "dmsc: --aggregation weighted: of texts there are"),
     ],
 )

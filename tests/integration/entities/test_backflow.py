@@ -17,10 +17,11 @@ from bus.connection import Bus
 from dmsc.client.async_client import AsyncClient
 from entities.gateway import Gateway
 from entities.gateway.generation.session import GenerationSession
-from schemas.envelope import EntityKind
+from schemas.envelope import EntityKind, Envelope
 from schemas.serve_spec import KeepSpec
 from schemas.services.keeping import KeptCollection, KeptItem
-from tests.builders.jobs import gpt, job, spec
+from schemas.services.model_service import ServiceList, ServiceQuery
+from tests.builders.jobs import job, spec
 from tests.integration.dmsc.command_line import dmsc
 from tests.integration.entities.conftest import Dial, bearer
 from tests.integration.entities.serving_stand_in import Gate, StandInInstance, answer_to, deploy
@@ -361,7 +362,7 @@ async def test_the_command_line_gives_shows_and_takes_back(
         return done.returncode, done.stdout, done.stderr
 
     code, text, errors = await run("ruth", "consent", "give", "letters")
-    assert (code, "letters may keep prompt, answer for 2 days" in text) == (0, True), (text, errors)
+    assert (code, "letters may keep prompt, answer, feedback for 2 days" in text) == (0, True), (text, errors)
     code, _, errors = await run("ruth", "consent", "give", "plain")
     assert (code, "keeps nothing" in errors, len(errors.splitlines())) == (2, True, 1), errors
     async with AsyncClient(str(keeping.http.base_url), token="rob") as rob:
@@ -378,6 +379,12 @@ async def test_the_command_line_gives_shows_and_takes_back(
     assert text.startswith("2 requests of 2 users (2 subjects), 0 with feedback"), (text, errors)
     code, _, errors = await run("rob", "service", "kept", "letters")
     assert (code, len(errors.splitlines())) == (4, 1), errors
+
+    async def services(query: ServiceQuery, envelope: Envelope) -> ServiceList:
+        entries = await keeping.bus.bucket(subjects.MODEL_SERVICE).entries()
+        return ServiceList(services=tuple(entry.message for entry in entries))
+
+    await keeping.bus.serve(subjects.SERVICES_QUERY, services)
 
     # Who has no right to erase is told so, and nothing goes.
     code, _, errors = await run("rob", "data", "erase", "ruth")
@@ -398,24 +405,6 @@ async def test_the_command_line_gives_shows_and_takes_back(
     code, text, errors = await run("ruth", "consent", "withdraw", "letters")
     assert (code, text) == (0, "letters keeps nothing of yours any more; 1 requests were erased\n"), errors
     assert await keeping.items() == []
-
-
-async def test_a_round_of_learning_says_in_one_line_why_it_does_not_begin(
-    keeping: Keeping, tmp_path: Path
-) -> None:
-    mesh = ("--gateway", str(keeping.http.base_url), "--token", "ruth")
-    document: dict[str, Any] = {"name": "round", "model": gpt(), "training": {"steps": 1}}
-    serving = {**document, "serve": {"service": "letters"}}
-    serving.pop("training")
-    (tmp_path / "serve.yaml").write_text(json.dumps(serving))
-    (tmp_path / "learn.yaml").write_text(json.dumps(document))
-    for file, words in (
-        ("serve.yaml", "give a file that trains one job"),
-        ("learn.yaml", "nothing"),
-    ):
-        done = await asyncio.to_thread(dmsc, "service", "learn", "letters", file, *mesh, cwd=tmp_path)
-        assert (done.returncode, words in done.stderr) == (2, True), done.stderr
-        assert len(done.stderr.splitlines()) == 1
 
 
 async def test_what_ends_is_gone(keeping: Keeping, gateway: Gateway) -> None:

@@ -33,8 +33,6 @@ from tests.patience import PATIENCE_S
 from tests.waiting import eventually
 
 CONTEXT = 32
-MOST_KILLS = 5
-"""Gateways that are killed until an answer is caught in its middle."""
 PROMPTS = ("def parse(", "import ", "class A", "    return", "x", "for each in", "# a", "self.")
 
 
@@ -153,11 +151,10 @@ async def test_answers_are_the_same_whoever_dies(own: OwnMesh, witness: Witness,
         try:
             for stage in (1, 0):
                 await lose_owner(stage)
-            for _ in range(MOST_KILLS):
-                if await takes_over(witness, own, answered):
-                    break  # otherwise the answers of the killed one were at their ends
-            else:
-                raise AssertionError(f"{MOST_KILLS} gateways were killed, and no answer went on elsewhere")
+            for _ in range(5):  # the answers of the killed one may be at their ends
+                if goes_on := await takes_over(witness, own, answered):
+                    break
+            assert goes_on, "no answer of five killed gateways was gone on with"
             before = await witness.leader()
             own.kill("smo-1")
             own.start("smo-1")
