@@ -67,7 +67,7 @@ def cost(
         given = {"--user": user is not None, "--service": service is not None, "--all": everybody}
         if extra := [name for name, is_given in given.items() if is_given]:
             raise BadInput(
-                f"{', '.join(extra)}: a recording is of one job; leave out {'them' if extra[1:] else 'it'}"
+                f"--recording is of one job, and of all that it used; leave out {', '.join(extra)}"
             )
     if recording is None:
         statement = mesh.ask(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -104,8 +104,16 @@ async def _begun(
     metadata = None if keep_files else {FILES: FLEETING}
     if source.startswith("bus://"):
         return await client.create_batch(source, endpoint=endpoint, model=service or "", metadata=metadata)
+    from schemas.errors import DmscError
+
     file = await client.upload_file(Path(source))
-    return await client.create_batch(file.id, endpoint=endpoint, model=service or "", metadata=metadata)
+    try:
+        return await client.create_batch(file.id, endpoint=endpoint, model=service or "", metadata=metadata)
+    except DmscError:
+        if not keep_files:
+            with suppress(DmscError):  # why there is no batch matters more
+                await client.delete_file(file.id)
+        raise
 
 
 @contextmanager

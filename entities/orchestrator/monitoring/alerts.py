@@ -16,7 +16,6 @@ from statistics import median
 from entities.detection.fail_slow import FailSlow, FailSlowConfig
 from entities.orchestrator.monitoring.hardware_risk import WARM_C
 from entities.orchestrator.monitoring.outlier_detector import OutlierChange, OutlierConfig, OutlierDetector
-from entities.orchestrator.planning.task_graph import reference_ms
 from schemas.alert import Alert, AlertKind
 from schemas.fault import ClusterReport
 from schemas.job import StepResult
@@ -105,7 +104,8 @@ class Alerts:
             self._computed[sid] += len(times)
             if sid in self._inherited:
                 self._slow.resume(sid, incarnation, self._inherited.pop(sid))
-            work_ms = 0.0 if graph is None else reference_ms(graph, stage_of[sid])
+            units = () if graph is None else graph.stage(stage_of[sid])
+            work_ms = units[0].requirements.reference_ms if units else 0.0
             verdict = self._slow.observe(sid, incarnation, median(times), self._computed[sid], work_ms)
             if verdict is not None:
                 yield Alert(

@@ -71,6 +71,10 @@ async def content(http: httpx.AsyncClient, file: str | None) -> list[dict[str, A
     return [json.loads(line) for line in answer.text.splitlines()]
 
 
+async def files_of(http: httpx.AsyncClient) -> set[str]:
+    return {each["id"] for each in (await http.get("/v1/files", headers=RUTH)).json()["data"]}
+
+
 async def lines_in(http: httpx.AsyncClient, file: str | None) -> bytes:
     """A file of answers, but for the time at which its batch was created."""
     answer = await http.get(f"/v1/files/{file}/content", headers=RUTH)
@@ -119,6 +123,7 @@ async def test_a_file_of_requests_is_answered_in_its_order(
     done = await asyncio.to_thread(dmsc, *command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"completed, {count - 2} of {count} answered, 2 failed" in done.stdout
+    assert await files_of(http) == {file, view.output_file_id, view.error_file_id}, "its own are deleted"
     second = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert len((tmp_path / "out.errors.jsonl").read_text().splitlines()) == 2
     listed = await asyncio.to_thread(dmsc, "batch", "--json", *mesh, cwd=tmp_path)
@@ -266,8 +271,36 @@ async def test_a_gateway_that_is_gone_leaves_its_batch_to_another(
     await eventually(lambda: not served.working)
 
 
+async def test_the_command_keeps_files_where_it_is_told_to_and_those_that_it_did_not_make(
+    served: Served, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    (tmp_path / "in.jsonl").write_bytes(lines_of([request(0)]))
+    mesh = ("--gateway", str(http.base_url), "--token", "ruth")
+    kept = await asyncio.to_thread(
+        dmsc, "batch", "in.jsonl", "--service", "letters", "--keep-files", *mesh, cwd=tmp_path
+    )
+    assert kept.returncode == 0, kept.stderr
+    files = await files_of(http)
+    assert len(files) == 2, "requests and answers"
+    by_others = (await create(http, await upload(http, lines_of([request(1)])))).json()["id"]
+    await over(http, by_others)
+    before = await files_of(http)
+    fetched = await asyncio.to_thread(dmsc, "batch", by_others, *mesh, cwd=tmp_path)
+    assert (fetched.returncode, await files_of(http)) == (0, before), fetched.stderr
+    # One that nobody waited for is fetched later; then its files go.
+    started = await asyncio.to_thread(
+        dmsc, "batch", "in.jsonl", "--service", "letters", "--detach", "--json", *mesh, cwd=tmp_path
+    )
+    detached = json.loads(started.stdout)["id"]
+    await over(http, detached)
+    assert len(await files_of(http)) == len(before) + 2
+    fetched = await asyncio.to_thread(dmsc, "batch", detached, *mesh, cwd=tmp_path)
+    assert (fetched.returncode, await files_of(http)) == (0, before), fetched.stderr
+    assert (tmp_path / f"{detached}.out.jsonl").exists()
+
+
 async def test_a_file_that_becomes_another_one_ends_its_batch(
-    served: Served, http: httpx.AsyncClient
+    served: Served, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
     source = "bus://datasets/questions"
     await store(http, lines_of([request(number) for number in range(4 * UNIT_LINES)]))
@@ -287,6 +320,9 @@ async def test_a_file_that_becomes_another_one_ends_its_batch(
     assert view.status == "failed"
     assert view.errors is not None
     assert "has changed" in view.errors.data[0].message
+    mesh = ("--gateway", str(http.base_url), "--token", "ruth")
+    told = await asyncio.to_thread(dmsc, "batch", batch, *mesh, cwd=tmp_path)
+    assert (told.returncode, "has changed" in told.stdout) == (1, True), told.stderr
     # What was decided is in its files, and nothing else of it is stored.
     counted = view.request_counts.completed
     answers = await content(http, view.output_file_id) if counted else []
