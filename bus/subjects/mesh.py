@@ -1,4 +1,4 @@
-"""Gateways, routers and node agents with the orchestrator; route tables; who leads; machines that come and go."""
+"""Gateways, routers and node agents with the orchestrator; route tables; who leads; pools of machines."""
 
 from __future__ import annotations
 
