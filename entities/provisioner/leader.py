@@ -266,16 +266,18 @@ class ProvisionerLeader:
         prefix = machine_prefix(self._config.file.name, name)
         return observed(record, pool, prefix, self._listings.get(name), nodes, now)
 
-    async def _write_order(self, name: str, count: int, job: str, reason: str) -> None:
-        change = partial(self._ordered, name, count, job, reason)
+    async def _write_order(self, name: str, count: int, job: str, reason: str, command: str = "") -> None:
+        change = partial(self._ordered, name, count, job, reason, command)
         before, after = await self._book.change(name, change)
         self._tell(name, before, after)
 
-    def _ordered(self, name: str, count: int, job: str, reason: str, record: PoolRecord) -> PoolRecord:
+    def _ordered(
+        self, name: str, count: int, job: str, reason: str, command: str, record: PoolRecord
+    ) -> PoolRecord:
         pool, now = self._pools[name], time.time()
         left, _ = PoolFacts(pool=pool, record=record, unusable=self._unlisted[name]).left(now)
         prefix = machine_prefix(self._config.file.name, name)
-        return ordered(record, pool, prefix, min(count, left), job, reason, now)
+        return ordered(record, pool, prefix, min(count, left), job, reason, now, command)
 
     def _given_back(self, machine: str, reason: str, at_once: bool, record: PoolRecord) -> PoolRecord:
         there = next((each for each in record.machines if each.id == machine), None)

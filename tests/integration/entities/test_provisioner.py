@@ -224,6 +224,29 @@ async def test_a_pool_without_quota_says_so_until_it_is_reset(dial: Dial, start:
     await world.until("t-far-3", S.STARTING)
 
 
+async def test_a_persons_order_that_comes_again_is_the_same_order(dial: Dial, start: Start) -> None:
+    """Through another gateway, or to another leader: it carries the person's own command."""
+    world = World(dial, start, Fleet())
+    await world.open()
+    leading = await world.provisioner()
+    await world.orchestrator.tell()
+
+    async def usable() -> bool:
+        return not (await world.status()).pools[0].says
+
+    await eventually(usable)
+    order, row = OrderMachines(pool="far", by="olga"), subjects.ORDER_MACHINES
+    await world.gateway.command(row, order, deadline_s=PATIENCE_S, cause="key.1")
+    await world.until("t-far-1", S.STARTING)
+    await end(leading)
+    await world.provisioner()
+    await world.gateway.command(row, order, deadline_s=PATIENCE_S, cause="key.1")
+    assert set(await world.machines()) == {"t-far-1"}
+    await eventually(usable)
+    await world.gateway.command(row, order, deadline_s=PATIENCE_S, cause="key.2")
+    assert set(await world.machines()) == {"t-far-1", "t-far-2"}
+
+
 async def test_a_pool_that_only_says_what_it_would_do(dial: Dial, start: Start) -> None:
     world = World(dial, start, Fleet(), dry_run=True)
     await world.open()

@@ -99,7 +99,7 @@ def machines(context: HttpContext) -> APIRouter:
         reason: Reason = "",
     ) -> Response:
         """Order machines of a pool, whatever the demand; its caps and its budget hold."""
-        return await context.command(keyed, bearer, asked.order(pool, count, reason))
+        return await context.command(keyed, bearer, asked.order(pool, count, reason, keyed.key))
 
     @router.post("/pools/{pool}/reset", response_model=Ack)
     async def reset(pool: PoolName, bearer: HttpBearer, keyed: IdempotencyKey) -> Response:

@@ -43,7 +43,8 @@ def record(*machines: Machine, pool: str = "cpu", **more: Any) -> PoolRecord:
 
 
 def lacks(job: str, lacking: int, slots: int | None = None, **more: Any) -> JobDemand:
-    return JobDemand(job=job, since=NOW, slots=lacking if slots is None else slots, lacking=lacking, **more)
+    whole = lacking if slots is None else slots
+    return JobDemand(job=job, since=NOW, slots=whole, lacking=lacking, waits=True, **more)
 
 
 def decided(
@@ -95,12 +96,30 @@ def test_all_machines_count_for_the_cap_until_they_have_ended() -> None:
     assert "cpu: most 2" in found.waits[0]
 
 
-def test_the_cheapest_slot_comes_first_and_what_it_lacks_from_the_next() -> None:
+def test_who_serves_a_job_for_the_least_money_comes_first_and_what_it_lacks_from_the_next() -> None:
     pools = {
-        "dear": (pool(price=2.0, slots=1), record(pool="dear")),
-        "cheap": (pool(price=3.0, slots=2, most=1), record(pool="cheap")),
+        "dear": (pool(price=2.0, slots=1, budget=99), record(pool="dear")),
+        "cheap": (pool(price=3.0, slots=2, most=1, budget=99), record(pool="cheap")),
     }
     assert orders(decided(lacks("j1", 3), pools=pools)) == [("cheap", 1, "j1"), ("dear", 1, "j1")]
+    assert orders(decided(lacks("j1", 1), pools=pools)) == [("dear", 1, "j1")], "half of it would be idle"
+
+
+@pytest.mark.parametrize(
+    ("rules", "why"), [({}, "it has a price and no budget"), ({"budget": 0}, "budget is 0")]
+)
+def test_what_costs_money_is_ordered_only_within_a_budget_that_somebody_wrote(
+    rules: dict[str, Any], why: str
+) -> None:
+    found = decided(lacks("j1", 1), pools={"cpu": (pool(price=1.0, **rules), record())})
+    assert orders(found) == []
+    assert found.waits == (f"j1 lacks 1 slots, pools give 0 (cpu: {why}): nothing is ordered",)
+
+
+def test_a_machine_whose_node_is_away_for_a_moment_is_not_ordered_again() -> None:
+    """A new leader of the orchestrator may not have heard of it yet."""
+    there = record(machine(1, away_since=NOW - 29), machine(2, away_since=NOW - 31))
+    assert orders(decided(lacks("j1", 4), pools={"cpu": (pool(away_s=30.0), there)})) == [("cpu", 1, "j1")]
 
 
 def test_wishes_come_one_by_one_and_only_from_pools_that_grow() -> None:
@@ -192,6 +211,13 @@ def test_an_idle_machine_stays_while_the_rest_of_its_jobs_machines_is_coming() -
     assert returns(decided(job, pools={"cpu": (pool(), half)})) == []
 
 
+def test_idle_machines_stay_for_a_job_that_is_about_to_take_them() -> None:
+    both = record(machine(1, idle_since=NOW - 500), machine(2, idle_since=NOW - 400))
+    job = JobDemand(job="j1", since=NOW, slots=2, waits=True)
+    assert returns(decided(job, pools={"cpu": (pool(), both)})) == ["m-cpu-1"]
+    assert returns(decided(job.model_copy(update={"slots": 3}), pools={"cpu": (pool(), both)})) == []
+
+
 def test_half_of_a_jobs_machines_is_given_back_where_the_rest_cannot_come() -> None:
     half = record(machine(1, idle_since=NOW - 500), failures=1, rests_until=NOW + 30, failure="none left")
     found = decided(lacks("j1", 2, 4), pools={"cpu": (pool(), half)})
@@ -280,9 +306,13 @@ def test_work_and_its_end_are_noticed() -> None:
 
 def test_a_machine_that_vanished_has_ended_and_one_whose_node_stays_away_is_given_back() -> None:
     assert states(seen(record(machine(1)), nodes=())) == []
-    away = seen(record(machine(1)), "m-cpu-1")
-    assert states(away) == [S.JOINED]
+    away = seen(record(machine(1, idle_since=NOW - 999)), "m-cpu-1")
+    assert states(away) == [S.JOINED], "however long it had no work before"
+    assert (away.machines[0].away_since, away.machines[0].idle_since) == (NOW, None)
+    assert states(seen(away, "m-cpu-1", now=NOW + 299)) == [S.JOINED]
     assert states(seen(away, "m-cpu-1", now=NOW + 300)) == [S.RELEASED]
+    back = seen(away, "m-cpu-1", nodes=(use(1),), now=NOW + 9).machines[0]
+    assert (back.away_since, back.idle_since) == (None, NOW + 9)
 
 
 def test_machines_that_nobody_wrote_down_are_given_back_and_their_numbers_never_used() -> None:
