@@ -228,5 +228,16 @@ def _returns(name: str, supply: _Supply, now: float) -> list[MachineReturn]:
     ]
 
 
+def next_due(facts: Mapping[str, PoolFacts], now: float) -> float:
+    """When the next idle machine has had no work for its pool's `idle_s`; infinite: none that is not due."""
+    ends = [
+        machine.idle_since + each.pool.idle_s
+        for each in facts.values()
+        for machine in each.record.machines
+        if machine.state is MachineState.JOINED and machine.idle_since is not None
+    ]
+    return min((end for end in ends if end > now), default=math.inf)
+
+
 def _is_idle(machine: Machine) -> bool:
     return machine.state is MachineState.JOINED and machine.idle_since is not None

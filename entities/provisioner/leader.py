@@ -22,7 +22,7 @@ from bus.messaging.handlers import Subscription
 from bus.tasks import TaskSet, background
 from entities import metrics
 from entities.election.lease import LeadershipLeaseConfig
-from entities.provisioner.decision import PoolFacts, ProvisioningDecision, decide
+from entities.provisioner.decision import PoolFacts, ProvisioningDecision, decide, next_due
 from entities.provisioner.drivers.machine_driver import MachineDriver
 from entities.provisioner.machine_requests import MachineRequests
 from entities.provisioner.node_emptying import NodeEmptying
@@ -98,6 +98,8 @@ class ProvisionerLeader:
         self._demand: MachineDemand | None = None
         self._heard_at = 0.0
         self._wake = asyncio.Event()
+        self._list_now = {name: asyncio.Event() for name in self._pools}
+        """Set when a driver has done something that its next listing shows."""
         self._written: set[str] = set()
         """Machines whose orders this leader has written, and not placed yet."""
         self._at_work: set[str] = set()
@@ -190,6 +192,7 @@ class ProvisionerLeader:
         """Asks a pool's driver again and again which machines there are."""
         times, pool = self._config.times, self._pools[name]
         while True:
+            self._list_now[name].clear()
             began = time.time()
             try:
                 machines = await self._drivers[name].machines()
@@ -201,7 +204,9 @@ class ProvisionerLeader:
                 if self._unlisted[name] != why:
                     log.warning("pool can't be used", pool=name, reason=why)
                 self._unlisted[name] = why
-            await asyncio.sleep(times.list_s.get(pool.driver, times.list_else_s))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(times.list_s.get(pool.driver, times.list_else_s)):
+                    await self._list_now[name].wait()
 
     # --- deciding -----------------------------------------------------------------------------------------
     async def _go_on(self) -> None:
@@ -216,8 +221,9 @@ class ProvisionerLeader:
                 log.warning("another provisioner has written", reason=error.text)
             except DmscError as error:
                 log.info("nothing is ordered now", reason=error.text)
+            due_s = next_due(self._facts(), time.time()) - time.time()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._config.times.tick_s):
+                async with asyncio.timeout(max(0.0, min(due_s, self._config.times.tick_s))):
                     await self._wake.wait()
 
     def _nodes(self) -> dict[str, MachineUse] | None:
@@ -382,6 +388,7 @@ class ProvisionerLeader:
 
     async def _release(self, name: str, machine: str) -> None:
         await self._drivers[name].release(machine)
+        self._list_now[name].set()
 
     # --- metrics ------------------------------------------------------------------------------------------
     def readings(self) -> Iterator[metrics.MetricReading]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entities.provisioner.decision import PoolFacts, ProvisioningDecision, decide, fits
+from entities.provisioner.decision import PoolFacts, ProvisioningDecision, decide, fits, next_due
 from entities.provisioner.pool_state import (
     DAY,
     Listing,
@@ -203,6 +204,14 @@ def test_an_idle_machine_goes_after_its_time_the_longest_idle_first_but_for_the_
     assert returns(found) == ["m-cpu-2", "m-cpu-1"]
     assert found.returns[0].reason == "no work for 70 s (idle_s 60)"
     assert returns(decided(pools={"cpu": (pool(idle_s=60.0, least=3), there)})) == ["m-cpu-2"]
+
+
+def test_it_is_known_when_the_next_idle_machine_is_due() -> None:
+    there = record(
+        machine(1, idle_since=NOW - 61), machine(2, idle_since=NOW - 50), machine(3, idle_since=NOW - 9)
+    )
+    assert next_due({"cpu": PoolFacts(pool=pool(idle_s=60.0), record=there)}, NOW) == NOW + 10
+    assert next_due({"cpu": PoolFacts(pool=pool(idle_s=60.0), record=record(machine(1)))}, NOW) == math.inf
 
 
 def test_an_idle_machine_stays_while_the_rest_of_its_jobs_machines_is_coming() -> None:
