@@ -100,3 +100,13 @@ class PoolsFile(Part):
 
     name: PoolName = Field("dmsc", description="of the mesh, in the names of its machines")
     pools: dict[PoolName, MachinePool] = Field(max_length=64)
+
+    @model_validator(mode="after")
+    def _is_named(self) -> Self:
+        elsewhere = [name for name, pool in self.pools.items() if pool.driver != "local"]
+        if elsewhere and "name" not in self.model_fields_set:
+            raise ValueError(
+                f"name: missing: it begins the names of the machines of {elsewhere[0]}, and a mesh gives back"
+                " machines of its name that it has not ordered: give one that no other mesh has"
+            )
+        return self
