@@ -7,7 +7,7 @@ from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import Cordon
 from schemas.envelope import EntityKind
 from tests.builders.graphs import node
-from tests.builders.records import instance
+from tests.builders.records import instance, service
 
 
 async def test_a_record_under_anothers_key_leaves_no_ghost() -> None:
@@ -23,7 +23,7 @@ async def test_a_record_under_anothers_key_leaves_no_ghost() -> None:
 async def test_an_agent_that_is_registered_and_has_not_said_which_slots_it_has_is_missed() -> None:
     mesh = MeshView()
     assert mesh.all_agents_heard()
-    agent = instance("a-n").model_copy(update={"kind": EntityKind.CLUSTER, "job": None})
+    agent = service("a-n", kind=EntityKind.CLUSTER)
     await mesh.record(Change("a-n", 1, agent))
     assert not mesh.all_agents_heard()
     await mesh.node(node("a"))
