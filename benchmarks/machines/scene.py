@@ -21,7 +21,7 @@ from benchmarks.harness.processes import DMSC
 from bus import subjects
 from bus.messaging.key_value import Change
 from dmsc.chaos.processes import LocalMesh, ProcessHandle
-from schemas.envelope import Envelope
+from schemas.envelope import EntityKind
 from schemas.job import JobRecord, JobSpec
 from schemas.leadership import Leadership
 from schemas.machines.records import Machine, MachineState, PoolRecord
@@ -85,8 +85,8 @@ class Scene:
     mesh: BenchMesh
     history: MachineHistory
     command: list[str]
-    terms: asyncio.Queue[Leadership]
-    """Orchestrators that have begun to lead, beside the first one."""
+    terms: asyncio.Queue[int]
+    """Terms of orchestrators, each as it begins."""
     process: asyncio.subprocess.Process | None = None
     starts: int = 0
 
@@ -155,7 +155,8 @@ async def open_scene(pools: Mapping[str, Mapping[str, Any]]) -> AsyncIterator[Sc
     Args:
         pools: by name, what is to be other than: one slot, one machine, given back after a second.
     """
-    async with open_mesh(CLUSTER, slots=0, separate=True, tell=say) as mesh:
+    kind = EntityKind.PROVISIONER  # it may read what provisioners write
+    async with open_mesh(CLUSTER, slots=0, separate=True, kind=kind, tell=say) as mesh:
         state, folder = mesh.running.folder.path, mesh.folder
         credential = str(folder / "a.cred")
         make = ["credential", "agent", "--cluster", CLUSTER, "-o", credential, "--state", str(state)]
@@ -176,10 +177,15 @@ async def open_scene(pools: Mapping[str, Mapping[str, Any]]) -> AsyncIterator[Sc
         run = ["run", "provisioner", "--pools", str(folder / "pools.yaml"), "--state", str(state)]
         scene = Scene(mesh, MachineHistory(), [*DMSC, *run], asyncio.Queue())
 
-        async def leads(message: Leadership, envelope: Envelope) -> None:
-            scene.terms.put_nowait(message)
+        term = 0
 
-        await mesh.bus.subscribe(subjects.LEADER, leads)
+        async def leads(change: Change) -> None:
+            nonlocal term
+            lease = change.message
+            if isinstance(lease, Leadership) and lease.term > term:
+                scene.terms.put_nowait(term := lease.term)
+
+        leaders = await mesh.bus.bucket(subjects.LEADERSHIP).watch(leads, role="orchestrator")
         watch = await mesh.bus.bucket(subjects.MACHINE_POOL).watch(scene.history.written)
         try:
             await scene.start_provisioner()
@@ -187,4 +193,5 @@ async def open_scene(pools: Mapping[str, Mapping[str, Any]]) -> AsyncIterator[Sc
             await scene.history.until_none()
         finally:
             await watch.stop()
+            await leaders.stop()
             await scene.stop_provisioner()

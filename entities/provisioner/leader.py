@@ -105,6 +105,7 @@ class ProvisionerLeader:
         self._at_work: set[str] = set()
         """Machines about which a driver or the orchestrator is being asked."""
         self._asked_at: dict[str, float] = {}
+        """When that was begun last, for machines that are in the same state since."""
         self._tasks = TaskSet()
         self._emptying = NodeEmptying(bus, config.sid)
         self._requests = MachineRequests(
@@ -296,6 +297,7 @@ class ProvisionerLeader:
             if known.get(machine.id) is machine.state:
                 continue
             log.info("machine", pool=name, machine=machine.id, state=machine.state, reason=machine.reason)
+            self._asked_at.pop(machine.id, None)
             if machine.id not in known and machine.state is MachineState.ORDERED:
                 self._written.add(machine.id)
         left = {machine.id for machine in after.machines}
@@ -303,6 +305,7 @@ class ProvisionerLeader:
             if machine.id not in left:
                 log.info("machine", pool=name, machine=machine.id, state=MachineState.ENDED)
                 self._start(machine.id, self._emptying.forget(self._pools[name].cluster, machine.id))
+                self._asked_at.pop(machine.id, None)
         if after.failures > before.failures:
             log.warning("pool rests", pool=name, failures=after.failures, reason=after.failure)
 

@@ -355,8 +355,10 @@ def _as_told(demand: _Demand) -> CapacityDemand:
 class CapacitySignalConfig:
     """When the wanted capacity is published. Times in seconds."""
 
-    least_s: float = 1.0
-    """Between two messages: whoever adds nodes needs minutes, and each message goes to all that listen."""
+    least_s: float = 0.2
+    """Between two messages: each goes to all that listen. A submission changes the queue more than once."""
+    share: float = 0.1
+    """Of the time that is spent on finding out what is wanted: with many jobs messages are rarer."""
     repeat_s: float = 10.0
     """An unchanged message is sent again after this long: for those that came late or missed one."""
     settle_s: float = 10.0
@@ -366,9 +368,10 @@ class CapacitySignalConfig:
     """
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.least_s <= self.repeat_s:
+        if not (0.0 < self.least_s <= self.repeat_s and 0.0 < self.share <= 1.0):
             raise ValueError(
-                f"capacity: least {self.least_s} s, repeat {self.repeat_s} s: 0 < least ≤ repeat"
+                f"capacity: least {self.least_s} s, repeat {self.repeat_s} s, share {self.share}:"
+                " 0 < least ≤ repeat, 0 < share ≤ 1"
             )
 
 
@@ -403,11 +406,13 @@ class CapacitySignal:
         settled_at = time.monotonic() + self._config.settle_s
         while True:
             self._looked.clear()
-            settled = settled or self._settled() or time.monotonic() >= settled_at
+            began = time.monotonic()
+            settled = settled or self._settled() or began >= settled_at
             present = dict(zip(rows, await self._wanted(), strict=True))
             if not settled:
                 del present[subjects.MACHINE_DEMAND]
-            due = time.monotonic() >= again_at
+            due = (now := time.monotonic()) >= again_at
+            pause_s = max(self._config.least_s, (now - began) * (1.0 / self._config.share - 1.0))
             try:
                 for row, message in present.items():
                     if due or said.get(row) != message:
@@ -417,7 +422,7 @@ class CapacitySignal:
                     again_at = time.monotonic() + self._config.repeat_s
             except DmscError as error:
                 log.info("capacity not published", code=error.code, error=error.text)
-            await asyncio.sleep(self._config.least_s)
+            await asyncio.sleep(min(pause_s, self._config.repeat_s))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, again_at - time.monotonic())):
                     await self._looked.wait()

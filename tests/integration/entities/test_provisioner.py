@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -103,6 +104,7 @@ class World:
 
     def __init__(self, dial: Dial, start: Start, fleet: Fleet, **pool: Any) -> None:
         rules = {"driver": "command", "commands": LIST, "most": 2, "boot_s": NEVER_S, **pool}
+        self.times = QUICK
         self.fleet = fleet
         self._file = PoolsFile(name="t", pools={"far": MachinePool.model_validate(rules)})
         self._dial = dial
@@ -116,7 +118,7 @@ class World:
     async def provisioner(self) -> asyncio.Task[None]:
         """One that leads, or stands by."""
         config = ProvisionerConfig(
-            file=self._file, make_driver=lambda name, pool: self.fleet, lease=LEASE, times=QUICK
+            file=self._file, make_driver=lambda name, pool: self.fleet, lease=LEASE, times=self.times
         )
         return await self._start(Provisioner(await self._dial("provisioner", EntityKind.PROVISIONER), config))
 
@@ -288,6 +290,21 @@ async def test_one_that_stands_by_takes_over_and_empties_a_machine_before_it_goe
     await eventually(lambda: "a-t-far-1" in world.orchestrator.opened)
     assert set(await world.machines()) == {"t-far-2"}
     assert world.fleet.orders == {"t-far-1": 1, "t-far-2": 1}
+
+
+async def test_a_machine_that_is_empty_goes_at_once(dial: Dial, start: Start) -> None:
+    """Its driver is asked, however lately the orchestrator was asked to empty it."""
+    world = World(dial, start, Fleet(), idle_s=0.0)
+    world.times = replace(QUICK, again_s=NEVER_S)
+    await world.open()
+    await world.provisioner()
+    await world.orchestrator.lack(1)
+    await world.until("t-far-1", S.STARTING)
+    await world.orchestrator.lack(0)
+    await world.orchestrator.join("t-far-1", taken=0)
+    ended = await world.until("t-far-1", S.ENDED)
+    assert "no work for" in ended.reason
+    assert world.orchestrator.nodes["t-far-1"].cordoned
 
 
 async def test_what_an_earlier_mesh_left_is_given_back(dial: Dial, start: Start) -> None:
