@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from bus import subjects
+from bus.connection import Bus
 from bus.logs import get_logger
 from bus.wire.correlation import current, current_cause
 from entities.cluster.cache_folders import cache_owner
@@ -277,6 +278,15 @@ class NodeInstances:
             for instance, exit in zip(remaining, exits, strict=True)
         ]
         return tuple(change for change in changes if change is not None)
+
+    async def report_last(self, bus: Bus, changes: Iterable[StateChange]) -> None:
+        """Report the instances' ends at the agent's own, if the registry listens."""
+        last_s, agent = self._config.times.last_reports_s, self._config.sid
+        reports = (
+            bus.command(subjects.INSTANCE_STATE, change, deadline_s=last_s, agent=agent, sid=change.sid)
+            for change in changes
+        )
+        await asyncio.gather(*reports, return_exceptions=True)
 
     async def _last_exit(self, child: Spawned | None, grace_s: float) -> Exit:
         if child is None:  # still being spawned: it ends with the fork server
