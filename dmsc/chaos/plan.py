@@ -26,6 +26,7 @@ class FaultKind(StrEnum):
     FREEZE = "freeze"  # one instance is stopped (SIGSTOP) and is not resumed
     STAGE = "stage"  # all replicas of one stage at once, except its standbys
     WHOLE_STAGE = "whole-stage"  # all replicas of one stage at once, with its standbys
+    NOTICE = "notice"  # one node agent gets SIGTERM, and its grace to leave
     CLUSTER = "cluster"  # the node agents of one cluster with all their children, its router, its gateway
     ORCHESTRATOR = "orchestrator"
     GATEWAY = "gateway"
@@ -48,6 +49,8 @@ class ChaosTimes:
     """For which a server is stopped, or a mesh has no free slots; longer than any lease."""
     full_s: float = 5.0
     """For which the disk stays full."""
+    leave_s: float = 60.0
+    """Within which an agent that was given notice must have ended: longer than its grace."""
     victim_s: float = 5.0
     """For which a due fault waits for a victim; then it is reported as missed."""
     end_s: float = 60.0
@@ -228,6 +231,12 @@ def candidates(kind: FaultKind, alive: Alive) -> list[Target]:
         targets = [
             _together(f"stage {stage}", [replica for replica in replicas if replica.stage == stage])
             for stage in {replica.stage for replica in replicas if not is_data(replica.stage)}
+        ]
+    elif kind is FaultKind.NOTICE:
+        targets = [
+            Target(name=part.name, processes=((part.pid, part.started),))
+            for part in alive.parts
+            if "agent" in part.entities
         ]
     elif kind is FaultKind.CLUSTER:
         targets = [

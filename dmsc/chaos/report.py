@@ -133,6 +133,8 @@ class ChaosReport:
             lines.append(f"microbatches counted twice in committed steps: {self.count.doubled_microbatches}")
         if self.state == "done" and self.hash_equal is False:
             lines.append("the weights differ from those of the run without faults")
+        if self.undone and all(fault.kind is FaultKind.NOTICE for fault in self.faults if fault.fired):
+            lines.append(f"steps computed again although there was notice: {self.undone}")
         lines += [
             f"fault {fault.number} did not fire: {fault.missed}" for fault in self.faults if fault.failed
         ]

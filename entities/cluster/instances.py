@@ -37,7 +37,10 @@ STOPPED_CHECKS = 2
 
 
 class NodeInstances:
-    """The instances in this node's slots. `on_change` is called when a slot was taken or became free."""
+    """The instances in this node's slots.
+
+    `on_change` is called when a slot was taken or became free, and when no instance is left.
+    """
 
     def __init__(
         self,
@@ -294,7 +297,8 @@ class NodeInstances:
         return await self._processes.stop(child, grace_s)
 
     def _commit(self, ledger: ProcessLedger) -> None:
-        changed = ledger.slots != self.ledger.slots
+        emptied = bool(self.ledger.instances) and not ledger.instances  # the last may be one without a slot
+        changed = emptied or ledger.slots != self.ledger.slots
         self.ledger = ledger
         if changed:
             self._on_change()
