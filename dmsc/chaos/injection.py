@@ -113,6 +113,7 @@ class FaultInjector:
             victim=target.name,
             incarnations=tuple(instance.incarnation for instance in target.instances),
             processes=len(target.processes),
+            sole=target.sole,
         )
 
     async def _inject_store_fault(self, planned: PlannedFault) -> InjectedFault:

@@ -162,11 +162,15 @@ class Alive:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The victim of a fault: a name for people, processes as (pid, started), and the instances among them."""
+    """The victim of a fault: a name for people, processes as (pid, started), and the instances among them.
+
+    `sole`: instances that a notice makes leave, and whose stage has no replica beside them.
+    """
 
     name: str
     processes: tuple[tuple[int, float], ...]
     instances: tuple[LiveInstance, ...] = ()
+    sole: tuple[str, ...] = ()
 
 
 def parse_every(text: str) -> Every:
@@ -233,11 +237,8 @@ def candidates(kind: FaultKind, alive: Alive) -> list[Target]:
             for stage in {replica.stage for replica in replicas if not is_data(replica.stage)}
         ]
     elif kind is FaultKind.NOTICE:
-        targets = [
-            Target(name=part.name, processes=((part.pid, part.started),))
-            for part in alive.parts
-            if "agent" in part.entities
-        ]
+        agents = [part for part in alive.parts if "agent" in part.entities]
+        targets = [target for part in agents if (target := _leaving(part, alive.instances)) is not None]
     elif kind is FaultKind.CLUSTER:
         targets = [
             _cluster(name, alive)
@@ -265,6 +266,25 @@ def _together(name: str, instances: Sequence[LiveInstance]) -> Target:
         name=f"{name} ({', '.join(instance.sid for instance in ordered)})",
         processes=tuple((instance.pid, instance.started) for instance in ordered),
         instances=tuple(ordered),
+    )
+
+
+def _leaving(agent: MeshProcess, instances: Sequence[LiveInstance]) -> Target | None:
+    """A node agent that has instances of the job, and who of them are alone in their stage."""
+    here = [instance for instance in instances if (instance.pid, instance.started) in agent.tree]
+    if not here:
+        return None
+    elsewhere = {instance.stage for instance in instances if instance not in here}
+    sole = [
+        instance.sid
+        for instance in here
+        if not is_data(instance.stage) and instance.stage not in elsewhere
+    ]
+    sids = ", ".join(sorted(instance.sid for instance in here))
+    return Target(
+        name=f"{agent.name} ({sids})",
+        processes=((agent.pid, agent.started),),
+        sole=tuple(sorted(sole)),
     )
 
 

@@ -24,7 +24,7 @@ class InjectedFault:
     """A planned fault and its outcome. `at` is seconds since the epoch.
 
     `missed` says why the fault did not fire: there was no victim of the kind, or the fault `failed`, because
-    the victim was signalled but neither died nor stopped.
+    the victim was signalled but neither died nor stopped. `sole`: see `Target`.
     """
 
     number: int
@@ -33,6 +33,7 @@ class InjectedFault:
     victim: str = ""
     incarnations: tuple[str, ...] = ()
     processes: int = 0
+    sole: tuple[str, ...] = ()
     missed: str = ""
     failed: bool = False
 
