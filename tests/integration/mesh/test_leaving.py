@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+import yaml
 
 from schemas.cluster import NodeStatus
 from schemas.job import JobEvent, JobRecord, JobSpec, JobState
@@ -150,3 +153,52 @@ def test_a_node_that_a_person_has_leave_is_emptied_and_ends(tmp_path_factory: py
         assert [other.sid for other in own.client.mesh().nodes if other.sid == node.sid] == [], (
             "it stays away"
         )
+
+
+def test_all_replicas_of_all_stages_leave_at_once_and_others_take_their_state(mesh: Mesh) -> None:
+    away = agent(mesh, "a").sid
+    mesh.client.cordon(away)
+    job = mesh.client.submit(slow_job("all-at-once", 2)).job
+    until_step(mesh.client, job, 1)
+    assert set(where(mesh.client.mesh(), job).values()) == {"b"}
+    mesh.client.uncordon(away)
+    notice(mesh, job, "b")
+    left = ended(mesh, job)
+    for stage in (0, 1):
+        assert left.says(f"-s{stage}-r1 keeps stage {stage}"), "the others go first"
+        assert left.says(f"leaves once a newcomer has the state of stage {stage}")
+    assert not any(event.state is JobState.RECOVERING for event in left.events)
+
+
+def test_a_services_answers_go_on_elsewhere_before_its_instances_leave(mesh: Mesh, tmp_path: Path) -> None:
+    job = done(mesh.client, mesh.client.submit(tiny_job("learns", training={"steps": 3})).job).job
+    served = tiny_job(
+        "served",
+        initial_weights=f"job:{job}",
+        parallel={"stages": 2, "replicas": 1},
+        serve={"service": "moves", "exact": "required"},
+    )
+    written(padded(served, 20.0), tmp_path / "serve.yaml")
+    what = ["--every", "3s", "--what", "notice", "--faults", "2", "--clients", "4", "--json"]
+    found = json.loads(mesh.printed("chaos", "serve.yaml", *what, cwd=tmp_path))
+    assert found["problems"] == []
+    assert [fault["fired"] for fault in found["faults"]] == [True, True]
+    assert found["answers"] == found["equal"] >= 4
+    assert (found["lost"], found["doubled"], found["different"], found["failed"]) == (0, 0, 0, 0)
+    (version,) = mesh.client.service("moves").versions
+    history = [entry.state for entry in mesh.client.job(version.job).history]
+    assert JobState.RECOVERING not in history, "no stage was ever without an instance"
+
+
+def test_chaos_gives_notice_and_no_step_is_computed_again(mesh: Mesh, tmp_path: Path) -> None:
+    written(slow_job("noticed"), tmp_path / "job.yaml")
+    what = ["--every", "8steps", "--what", "notice", "--faults", "2", "--json"]
+    found = json.loads(mesh.printed("chaos", "job.yaml", *what, cwd=tmp_path))
+    assert found["problems"] == []
+    assert [fault["fired"] for fault in found["faults"]] == [True, True]
+    assert all(fault["sole"] for fault in found["faults"]), "each stage has one replica"
+    assert (found["undone_steps"], found["recoveries"], found["hash_equal"]) == (0, 0, True)
+
+
+def written(spec: JobSpec, path: Path) -> None:
+    path.write_text(yaml.safe_dump(spec.model_dump(mode="json")))
