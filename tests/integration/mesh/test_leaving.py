@@ -19,6 +19,7 @@ from tests.integration.dmsc.command_line import wait_for
 from tests.integration.mesh.conftest import Mesh, done, padded, running_mesh, tiny_job, until_step
 from tests.integration.mesh.expected_weights import check_weights
 from tests.integration.mesh.test_cordon import agent, where
+from tests.integration.mesh.user_jobs import held_job, holding
 
 STEPS = 24
 
@@ -171,7 +172,8 @@ def test_all_replicas_of_all_stages_leave_at_once_and_others_take_their_state(me
 
 
 def test_a_services_answers_go_on_elsewhere_before_its_instances_leave(mesh: Mesh, tmp_path: Path) -> None:
-    job = done(mesh.client, mesh.client.submit(tiny_job("learns", training={"steps": 3})).job).job
+    learns = padded(tiny_job("learns", training={"steps": 3}), 0.0)
+    job = done(mesh.client, mesh.client.submit(learns).job).job
     served = tiny_job(
         "served",
         initial_weights=f"job:{job}",
@@ -186,8 +188,8 @@ def test_a_services_answers_go_on_elsewhere_before_its_instances_leave(mesh: Mes
     assert found["answers"] == found["equal"] >= 4
     assert (found["lost"], found["doubled"], found["different"], found["failed"]) == (0, 0, 0, 0)
     (version,) = mesh.client.service("moves").versions
-    history = [entry.state for entry in mesh.client.job(version.job).history]
-    assert JobState.RECOVERING not in history, "no stage was ever without an instance"
+    history = mesh.client.job(version.job).history
+    assert not [line for line in history if "recovering" in line], "no stage was ever without an instance"
 
 
 def test_chaos_gives_notice_and_no_step_is_computed_again(mesh: Mesh, tmp_path: Path) -> None:
@@ -202,3 +204,19 @@ def test_chaos_gives_notice_and_no_step_is_computed_again(mesh: Mesh, tmp_path: 
 
 def written(spec: JobSpec, path: Path) -> None:
     path.write_text(yaml.safe_dump(spec.model_dump(mode="json")))
+
+
+def test_a_second_signal_ends_the_agent_at_once(mesh: Mesh, source: Path, tmp_path: Path) -> None:
+    """A step that never ends is held there: without a second signal the agent would wait to the deadline."""
+    before = agent(mesh, "b")
+    log = mesh.state / "logs" / "agent-b.log"
+    since = len(log.read_text())
+    with holding(mesh.client, held_job(source, tmp_path / "gate", parallel={"clusters": ["b"]})) as job:
+        os.kill(mesh.children["agent-b"], signal.SIGTERM)
+        wait_for(lambda: any(cordon.leaves is not None for cordon in mesh.client.mesh().cordons))
+        os.kill(mesh.children["agent-b"], signal.SIGTERM)
+        wait_for(lambda: has_left(mesh, before))
+    said = log.read_text()[since:]
+    assert '"leaving"' in said or " leaving " in said, said
+    assert "empty=" not in said, "it did not wait for its instances"
+    assert mesh.client.job(job).recoveries >= 1, "what ran there was lost, and came again"
