@@ -1,4 +1,4 @@
-"""Machines that go away at a deadline, and what a job does about its instances there (ADR-0170).
+"""Machines that go away at a deadline, and what a job does about its instances there (ADR-0171).
 
 It decides how each instance leaves so that no step is computed again: with a member of its stage that goes
 on, after a newcomer has its state, or after a checkpoint of that step. `membership.MembershipChanges` creates

@@ -1,4 +1,4 @@
-"""How the instances of a job leave machines that go away at a deadline (ADR-0170). Pure.
+"""How the instances of a job leave machines that go away at a deadline (ADR-0171). Pure.
 
     stage         who is noticed                  how they leave
     --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A job's instances leave machines that go away at a deadline (ADR-0170).
+"""A job's instances leave machines that go away at a deadline (ADR-0171).
 
 `leave_plan` decides how, anew at each look, by who has the state then. This service carries that out at the
 moments at which an instance owns nothing: when a step is decided, and while training rests between two steps.
