@@ -79,6 +79,7 @@ _SAID: dict[Subject, dict[str, tuple[str | _Follows, ...]]] = {
     subjects.LINK_FAULT: {"job": ("job", _OF_PEER, _OF_REPORTER)},
     subjects.LOG: {"sid": (_SENDER,)},
     subjects.WAVE_TOKENS: {"job": ("job",), "sid": ("member.sid", _SENDER)},
+    subjects.SERVICE_FIGURES: {"gateway": ("gateway", _SENDER)},
     subjects.SERVICE_OUTCOMES: {"gateway": ("gateway", _SENDER)},
     subjects.ROWS_NEEDED: {"job": ("job",)},
     subjects.DEAD_LETTER: {"sid": ("service", _SENDER)},

@@ -250,3 +250,4 @@ class Client:
     batches = _called(AsyncClient.batches)
     cancel_batch = _called(AsyncClient.cancel_batch)
     wait_for_batch = _called(AsyncClient.wait_for_batch)
+    wait_for_version = _called(AsyncClient.wait_for_version)

@@ -247,7 +247,7 @@ class Leader:
         self._tasks.create_task(self._promotions.run(), name="promotions")
         if self.config.own_loop:
             self._tasks.create_task(self._own_loop.run(), name="own loop")
-            self._tasks.create_task(self._scaling.run(), name="scaling of versions")
+        self._tasks.create_task(self._scaling.run(), name="scaling of versions")  # no module does that
         self._tasks.create_task(self._builds.sweep(), name="work of builds")
         self._tasks.create_task(self._services.run(), name="services")
         await self._policies.lapses()

@@ -448,7 +448,7 @@ class Training:
 
     def _observe(self, result: StepResult, ledger: StepLedger) -> None:
         self._figures.decided(result)
-        for alert in self.alerts.decided(result, ledger.claims.values()):
+        for alert in self.alerts.decided(result, ledger.claims.values(), self._job.instances.graph):
             self._alert(alert)
 
     def _alert(self, alert: Alert) -> None:

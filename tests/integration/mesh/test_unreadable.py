@@ -278,7 +278,6 @@ async def readable(client: Witness, *buckets: str) -> None:
                 values = {s: v for s, v in (await live(client)).items() if s.startswith(row.prefix + ".")}
                 if all(not _garbage(row, value) for value in values.values()):
                     break
-                print("GARB", time.time(), [(s, v[:30]) for s, v in values.items() if _garbage(row, v)], flush=True)
                 await asyncio.sleep(0.1)
 
 

@@ -148,7 +148,7 @@ class ServingRuntime:
                 self.exchange,
                 self._tasks.create,
                 self._times.pass_s,
-                self.start.batch,
+                self.loaded.samples,
             )
 
     async def open(self) -> None:
