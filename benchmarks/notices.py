@@ -2,15 +2,15 @@
 
     python benchmarks/notices.py [--notices 100] [--only sole,spread] [--seed 1]
 
-Half of the notices hit agents with an instance that is alone in its stage (`sole`: two stages of one replica),
-half such as have none (`spread`: two stages of two replicas). Each section has a mesh of three clusters, real
+Half of the notices hit agents with an instance that is alone in its stage (`sole`: two stages of one
+replica), half such as have none (`spread`: two stages of two replicas). Each section has a mesh of three clusters, real
 processes and real signals through `dmsc.chaos`, and compares each job with an undisturbed one. The jobs write
 no checkpoints of their own, so that a loss costs all steps since the beginning. Compute is padded
 (`workers/models/padded.py`), so that devices are independent of the cores that they share here. Smaller:
 
     python benchmarks/notices.py --notices 8
 
-A figure that misses its bar is marked MISSED, and the exit code is 0; JSON goes to `--out` after every figure.
+A figure that misses its bar is marked MISSED, and the exit code is 0; JSON goes to `--out` after each figure.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ async def _noticed(section: str, options: argparse.Namespace, sheet: FaultSheet,
 
 
 def _counted(section: str, report: ChaosReport) -> int:
-    """How many notices were of a section's kind: in `spread`, both replicas of a stage may have met on one."""
+    """How many notices were of a section's kind: in `spread`, both replicas of a stage may meet on one."""
     return sum(fault.fired and bool(fault.sole) is (section == "sole") for fault in report.faults)
 
 

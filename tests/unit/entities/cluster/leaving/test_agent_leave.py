@@ -1,4 +1,4 @@
-"""When a node agent that leaves ends: once nothing runs there and the mesh knows, at the deadline at the latest."""
+"""When a node agent that leaves ends: once nothing runs there and the mesh knows, or at the deadline."""
 
 from __future__ import annotations
 
