@@ -3,10 +3,11 @@
     python benchmarks/notices.py [--notices 100] [--only sole,spread] [--seed 1]
 
 Half of the notices hit agents with an instance that is alone in its stage (`sole`: two stages of one
-replica), half such as have none (`spread`: two stages of two replicas). Each section has a mesh of three clusters, real
-processes and real signals through `dmsc.chaos`, and compares each job with an undisturbed one. The jobs write
-no checkpoints of their own, so that a loss costs all steps since the beginning. Compute is padded
-(`workers/models/padded.py`), so that devices are independent of the cores that they share here. Smaller:
+replica), half such as have none (`spread`: two stages of two replicas). Each section has a mesh of three
+clusters, real processes and real signals through `dmsc.chaos`, and compares each job with an undisturbed
+one. The jobs write no checkpoints of their own, so that a loss costs all steps since the beginning. Compute
+is padded (`workers/models/padded.py`), so that devices are independent of the cores that they share here.
+Smaller:
 
     python benchmarks/notices.py --notices 8
 

@@ -276,9 +276,7 @@ def _leaving(agent: MeshProcess, instances: Sequence[LiveInstance]) -> Target | 
         return None
     elsewhere = {instance.stage for instance in instances if instance not in here}
     sole = [
-        instance.sid
-        for instance in here
-        if not is_data(instance.stage) and instance.stage not in elsewhere
+        instance.sid for instance in here if not is_data(instance.stage) and instance.stage not in elsewhere
     ]
     sids = ", ".join(sorted(instance.sid for instance in here))
     return Target(
