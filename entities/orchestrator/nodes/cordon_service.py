@@ -18,7 +18,7 @@ from entities.orchestrator.mesh.cordons import affected_slots, find_node, works_
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import Cordon, Departure, LeaveNotice, NodeStatus
 from schemas.envelope import Envelope
-from schemas.errors import Ack, BadInput, Conflict, NotFound
+from schemas.errors import Ack, BadInput, Conflict, NotFound, Refused
 from schemas.fault import FaultReport, FaultTask, FaultVerdict
 from schemas.gateway_api import CordonPlace, Cordons, UncordonPlace
 from schemas.step import Member
@@ -150,7 +150,15 @@ class CordonService:
             return self._answer(agent)
 
     async def left(self, message: LeaveNotice, envelope: Envelope) -> Ack:
-        """The same, by the node's own agent."""
+        """The same, by the node's own agent.
+
+        Raises:
+            Refused: it says so of another node.
+        """
+        if message.node != envelope.sender.name:
+            raise Refused(
+                f"{envelope.sender.name} says that {message.node} leaves: agents speak of their own"
+            )
         await self.leave(message, envelope)
         return Ack()
 
