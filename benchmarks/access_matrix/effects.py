@@ -333,7 +333,7 @@ GATEWAY = Effects(
         *_provisions(),
         *_reads(
             {
-                "ACCOUNTS": ("account.slots.*",),
+                "ACCOUNTS": ("account.slots.*", "account.use.*"),
                 "AUDIT": ("audit.*",),
                 "DEAD_LETTERS": ("dead_letter.*",),
                 "FAULTS": ("fault.link.*.*", "fault.verdict.*"),

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Sequence
 from bus.logs import get_logger
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
 from entities.orchestrator.job_state.context import JobContext
-from entities.orchestrator.leaving.noticed_leave import NoticedLeave
 from entities.orchestrator.membership.drain_order import DrainOrder
+from entities.orchestrator.membership.leaving.noticed_leave import NoticedLeave
 from entities.orchestrator.planning.scaling import added_replicas, removed_replicas, with_units, without_units
 from entities.orchestrator.recovery.joining import JoiningMembers
 from entities.orchestrator.recovery.standbys import Standbys

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from entities.orchestrator.leaving.leave_plan import Leaver, Outlook, Way, plan_leave
+from entities.orchestrator.membership.leaving.leave_plan import Leaver, Outlook, Way, plan_leave
 
 PACE = Outlook(step=40, step_s=0.2, checkpoint_step=30)
 FULL = "needs 1 slots, 0 of 2 free"

@@ -16,7 +16,14 @@ from typing import Protocol
 from bus.logs import get_logger
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
 from entities.orchestrator.job_state.context import JobContext
-from entities.orchestrator.leaving.leave_plan import Leave, Leaver, LeaveTimes, Outlook, Way, plan_leave
+from entities.orchestrator.membership.leaving.leave_plan import (
+    Leave,
+    Leaver,
+    LeaveTimes,
+    Outlook,
+    Way,
+    plan_leave,
+)
 from entities.orchestrator.planning.scaling import added_replicas, with_units
 from entities.orchestrator.recovery.joining import JoiningMembers
 from entities.orchestrator.step.step_loop import StageGone
