@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from entities.provisioner.drivers.machine_driver import MachineDriver
     from schemas.machines.pools import MachinePool
 
+STOP_GRACE = 10.0
+"""Seconds in which an agent that is ended moves what it still has: less than `LocalDriver` waits for its end."""
+
 
 def driver_of(name: str, pool: MachinePool, address: BusAddress, state: Path) -> MachineDriver:
     """The driver of a pool.
@@ -37,7 +40,7 @@ def driver_of(name: str, pool: MachinePool, address: BusAddress, state: Path) ->
         *(sys.executable, "-m", "dmsc", "join", secrets["DMSC_BUS"]),
         *("--node", "{machine}", "--cluster", pool.cluster, "--slots", str(pool.slots)),
         *(word for label in labels_of(name, pool) for word in ("--label", label)),
-        *("--logs", str(folder / "logs"), "--metrics-port", "0"),
+        *("--logs", str(folder / "logs"), "--metrics-port", "0", "--grace", f"{STOP_GRACE:g}"),
         *pool.options,
     ]
     return LocalDriver(folder, command, secrets)

@@ -171,9 +171,6 @@ class ProvisionerLeader:
             except DmscError as error:
                 log.info("pools can't be read yet", reason=error.text)
                 await asyncio.sleep(self._config.times.retry_s)
-        for name, pool in self._pools.items():  # the last leader may have ended before it did so
-            for machine in self._book.record(name).ended:
-                self._start(machine.id, self._emptying.forget(pool.cluster, machine.id))
         with contextlib.suppress(DmscError):
             for name, count in (await self._book.abandoned()).items():
                 remedy = "put it back with most: 0 until it has none"
@@ -304,7 +301,6 @@ class ProvisionerLeader:
         for machine in before.machines:
             if machine.id not in left:
                 log.info("machine", pool=name, machine=machine.id, state=MachineState.ENDED)
-                self._start(machine.id, self._emptying.forget(self._pools[name].cluster, machine.id))
                 self._asked_at.pop(machine.id, None)
         if after.failures > before.failures:
             log.warning("pool rests", pool=name, failures=after.failures, reason=after.failure)
@@ -332,9 +328,9 @@ class ProvisionerLeader:
                 if machine.state is MachineState.DOUBTED and driver.idempotent:
                     self._start(machine.id, self._place(name, machine.id))
                 elif machine.state is MachineState.DRAINING:
-                    use = nodes.get(machine.id)
-                    if use is not None and not use.cordoned:
-                        empty = self._emptying.begin(pool.cluster, machine.id, machine.reason)
+                    if machine.id in nodes:
+                        left_s = machine.since + pool.drain_s - time.time()
+                        empty = self._emptying.begin(pool.cluster, machine.id, machine.reason, left_s)
                         self._start(machine.id, empty)
                 elif machine.state is MachineState.RELEASED:
                     self._start(machine.id, self._release(name, machine.id))

@@ -165,11 +165,13 @@ def _seen(
             return replaced(record, ended, now)
         return record
     if there is False and node is None and told:
-        return replaced(record, moved(machine, MachineState.ENDED, "it is gone", now), now)
+        why = machine.reason if state is MachineState.DRAINING else "it is gone"
+        return replaced(record, moved(machine, MachineState.ENDED, why, now), now)
     if not told:
         return record
     if state is MachineState.DRAINING:
-        if node is None or (node.cordoned and not node.taken):
+        late = now - machine.since >= pool.drain_s + pool.away_s  # its agent should have ended itself by now
+        if node is None or late or (node.cordoned and not node.taken):
             return replaced(record, moved(machine, MachineState.RELEASED, machine.reason, now), now)
         return record
     if node is None:  # nobody knows what runs there: it is not idle

@@ -61,7 +61,11 @@ class MachinePool(Part):
     away_s: Seconds = Field(
         30.0, description="how long a joined machine counts as coming back while its node is not heard of"
     )
-    drain_s: Seconds = Field(120.0, description="before a budget is used up, machines begin to be emptied")
+    drain_s: Seconds = Field(
+        120.0,
+        gt=0,
+        description="a machine's time to be emptied: it begins so long before a budget is used up",
+    )
     doubt_s: Seconds = Field(
         60.0, gt=0, description="how long an order whose end nobody saw is looked for by its name"
     )

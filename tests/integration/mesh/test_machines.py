@@ -110,7 +110,6 @@ def test_a_job_gets_its_machines_and_they_go_when_it_is_done(empty: Mesh) -> Non
         listed = empty.printed("machines", "list", "--all")
         assert "here (local): 0 of 3 machines" in listed
         assert job in listed
-        wait_for(lambda: not empty.client.mesh().cordons)
 
         # By hand: within the cap, and given back by its name.
         too_many = empty.dmsc("machines", "order", "here", "--count", "4")

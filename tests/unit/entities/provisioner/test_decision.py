@@ -295,6 +295,15 @@ def test_a_drained_machine_is_released_once_it_is_cordoned_and_empty() -> None:
     assert states(seen(draining, "m-cpu-1", nodes=(use(1, 1, cordoned=True),))) == [S.DRAINING]
     assert states(seen(draining, "m-cpu-1", nodes=(use(1, cordoned=True),))) == [S.RELEASED]
     assert states(seen(draining, "m-cpu-1", nodes=None)) == [S.DRAINING], "nobody knows what runs there"
+    gone = seen(record(machine(1, S.DRAINING, reason="no work")))
+    assert (states(gone), gone.ended[0].reason) == ([], "no work"), "its agent ended by itself"
+
+
+def test_a_machine_that_is_not_empty_long_after_its_deadline_is_released() -> None:
+    draining = record(machine(1, S.DRAINING, since=NOW))
+    busy = use(1, 1, cordoned=True)
+    assert states(seen(draining, "m-cpu-1", nodes=(busy,), now=NOW + 149, drain_s=120.0)) == [S.DRAINING]
+    assert states(seen(draining, "m-cpu-1", nodes=(busy,), now=NOW + 150, drain_s=120.0)) == [S.RELEASED]
 
 
 def test_a_released_machine_has_ended_once_its_driver_no_longer_knows_it() -> None:
