@@ -21,6 +21,7 @@ COMPONENT = "node"
 CREDENTIAL_FOLDER = "/run/dmsc/node"
 CREDENTIAL_KEY = "credential"
 STATE_FOLDER = "/var/lib/dmsc"
+METRICS_PORT = 9464
 TO_END = 10
 """Seconds more than its grace that the pod has: the agent ends by itself before it is killed."""
 USER = 10001
@@ -108,6 +109,8 @@ class MachinePods:
         environment = {
             "DMSC_BUS": self.bus,
             "DMSC_GRACE": f"{rules.grace_s:g}",
+            "DMSC_METRICS_PORT": str(METRICS_PORT),
+            "DMSC_METRICS_BIND": "0.0.0.0",
             "HOME": STATE_FOLDER,
             **rules.environment,
         }
@@ -120,6 +123,7 @@ class MachinePods:
             "image": rules.image,
             "args": ["join", "--node", name, "--state", STATE_FOLDER, *self.join],
             "env": [{"name": key, "value": value} for key, value in environment.items()],
+            "ports": [{"name": "metrics", "containerPort": METRICS_PORT}],
             "volumeMounts": mounts,
             "securityContext": {
                 "allowPrivilegeEscalation": False,
