@@ -107,7 +107,6 @@ class MachinePods:
         ]
         volumes: list[Manifest] = [{"name": "state", "emptyDir": {}}, {"name": "tmp", "emptyDir": {}}]
         environment = {
-            "DMSC_BUS": self.bus,
             "DMSC_GRACE": f"{rules.grace_s:g}",
             "DMSC_METRICS_PORT": str(METRICS_PORT),
             "DMSC_METRICS_BIND": "0.0.0.0",
@@ -121,7 +120,7 @@ class MachinePods:
         container: Manifest = {
             "name": "node",
             "image": rules.image,
-            "args": ["join", "--node", name, "--state", STATE_FOLDER, *self.join],
+            "args": ["join", self.bus, "--node", name, "--state", STATE_FOLDER, *self.join],
             "env": [{"name": key, "value": value} for key, value in environment.items()],
             "ports": [{"name": "metrics", "containerPort": METRICS_PORT}],
             "volumeMounts": mounts,

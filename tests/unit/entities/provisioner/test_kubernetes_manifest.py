@@ -56,7 +56,7 @@ def test_nobody_but_the_provisioner_replaces_a_machine() -> None:
     assert (job["spec"]["backoffLimit"], spec["restartPolicy"]) == (0, "Never")
     assert job["spec"]["podReplacementPolicy"] == "Failed", "no second pod while the first one leaves"
     assert "name" not in job["spec"]["template"]["metadata"]
-    assert spec["containers"][0]["args"][:3] == ["join", "--node", "t-far-1"]
+    assert spec["containers"][0]["args"][:4] == ["join", "nats://bus:4222", "--node", "t-far-1"]
     assert spec["automountServiceAccountToken"] is False
     assert spec["terminationGracePeriodSeconds"] == 130
     environment = {each["name"]: each["value"] for each in spec["containers"][0]["env"]}
