@@ -2,7 +2,8 @@
 
 There are no images, no networks and no mounts: the image of every container is this checkout, an address
 is always loopback, and a volume is a folder whose path stands where the container's mount path would. A pod
-that is deleted gets SIGTERM, and SIGKILL when its grace is over; so does one that a taint evicts.
+that is deleted gets SIGTERM, and SIGKILL when its grace is over; so does one that a taint evicts. Whoever is
+given a token of the API server finds it in a kubeconfig. Probes are not asked: what runs is ready.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ class ApiClient:
     """The administrator's questions to the API server, for tests."""
 
     def __init__(self, kubeconfig: Path) -> None:
-        document = yaml.safe_load(kubeconfig.read_text())
-        server = document["clusters"][0]["cluster"]["server"]
-        token = document["users"][0]["user"]["token"]
+        self.document = yaml.safe_load(kubeconfig.read_text())
+        server = self.document["clusters"][0]["cluster"]["server"]
+        token = self.document["users"][0]["user"]["token"]
         self.http = httpx.AsyncClient(
             base_url=server, verify=False, headers={"Authorization": f"Bearer {token}"}, timeout=60
         )
@@ -161,20 +162,48 @@ class FakeKubelet:
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         (container,) = pod["spec"]["containers"]
         paths = await self._volumes(pod, container)
-        environment = {**os.environ, **incubator(), **self.environment}
+        environment = {**os.environ, **incubator(), **self.environment, **await self._account(pod)}
         for each in container.get("env", ()):
             environment[each["name"]] = _placed(await self._value(pod, each), paths)
         words = [*container.get("command", ())[1:], *container.get("args", ())]
         words = [_placed(word, paths) for word in words]
         log = self.folder / f"{name}.log"
-        process = start_module("dmsc", tuple(words), cwd=Path(), environment=environment, out=log)
-        self._processes[uid] = process
         self.began.append(name)
-        await self._tell(pod, "Running", {"running": {"startedAt": _now()}})
-        code = await asyncio.to_thread(process.wait)
+        while True:
+            process = start_module("dmsc", tuple(words), cwd=Path(), environment=environment, out=log)
+            self._processes[uid] = process
+            await self._tell(pod, "Running", {"running": {"startedAt": _now()}})
+            code = await asyncio.to_thread(process.wait)
+            if pod["spec"]["restartPolicy"] != "Always" or ("stop", uid) in self._tasks:
+                break
+            await asyncio.sleep(1)
         self.ended[name] = code
         over = {"exitCode": abs(code), "startedAt": _now(), "finishedAt": _now(), "reason": "Ended"}
         await self._tell(pod, "Failed" if code else "Succeeded", {"terminated": over})
+
+    async def _account(self, pod: Object) -> dict[str, str]:
+        """Where a pod finds the API server and the token of its service account, if it is given one."""
+        if not pod["spec"].get("automountServiceAccountToken", True):
+            return {}
+        name, namespace = pod["spec"]["serviceAccountName"], pod["metadata"]["namespace"]
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
+        asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": []}}
+        token = (await self.api.ask("POST", path, asked))["status"]["token"]
+        document = self.api.document
+        user, context = document["users"][0]["name"], document["contexts"][0]["context"]
+        document = {
+            **document,
+            "users": [{"name": user, "user": {"token": token}}],
+            "contexts": [
+                {
+                    "name": document["contexts"][0]["name"],
+                    "context": {**context, "namespace": namespace},
+                }
+            ],
+        }
+        file = self.folder / f"{pod['metadata']['name']}.kubeconfig"
+        file.write_text(yaml.safe_dump(document))
+        return {"KUBECONFIG": str(file)}
 
     async def _stop(self, pod: Object) -> None:
         metadata = pod["metadata"]
@@ -261,7 +290,8 @@ class FakeKubelet:
 
 
 def _placed(text: str, paths: Mapping[str, str]) -> str:
-    """The text with each mount path replaced by the folder that stands for it."""
+    """The text with each mount path replaced by the folder that stands for it, and loopback for anywhere."""
+    text = text.replace("0.0.0.0", "127.0.0.1")
     for mount, folder in paths.items():
         text = text.replace(mount, folder)
     return text

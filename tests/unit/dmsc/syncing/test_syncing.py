@@ -12,7 +12,7 @@ from schemas.errors import BadInput, BadJob
 from schemas.job import JobRecord, JobSpec, JobState
 
 FOLDER = "jobs"
-JOB = "name: {name}\nmodel: {{factory: 'm:f'}}\ntraining: {{steps: {steps}, batch_size: 2}}\n"
+JOB = "name: {name}\nmodel: {{factory: 'm:f'}}\ntraining: {{steps: {steps}}}\n"
 
 
 def write(folder: Path, name: str, steps: int = 5) -> None:
