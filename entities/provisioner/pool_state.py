@@ -237,7 +237,15 @@ def _with_strays(
 
 
 def ordered(
-    record: PoolRecord, pool: MachinePool, prefix: str, count: int, job: str, because: str, now: float
+    record: PoolRecord,
+    pool: MachinePool,
+    prefix: str,
+    count: int,
+    job: str,
+    because: str,
+    now: float,
+    *,
+    is_gang: bool = False,
 ) -> PoolRecord:
     """The record with so many machines that are about to be ordered. Their names are new for ever."""
     numbers = range(record.number + 1, record.number + count + 1)
@@ -250,6 +258,8 @@ def ordered(
             ordered_for=job,
             because=because,
             reason=because,
+            gang=f"{prefix}{numbers.start}" if is_gang and count > 1 else "",
+            gang_size=count if is_gang and count > 1 else 0,
         )
         for number in numbers
     )

@@ -65,7 +65,7 @@ class MachinePool(Part):
     failures: int = Field(5, ge=1, le=1000, description="in a row until a person has to reset the pool")
     dry_run: bool = Field(False, description="says what it would order, and orders nothing")
     credential: str = Field("", max_length=4096, description="file with the credential of its nodes")
-    options: tuple[str, ...] = Field((), max_length=64, description="further options of `dmsc join` (local, kubernetes)")
+    options: tuple[str, ...] = Field((), max_length=64, description="further options of `dmsc join`")
     commands: PoolCommands | None = Field(None, description="of the driver `command`")
     kubernetes: KubernetesMachines | None = Field(None, description="of the driver `kubernetes`")
 

@@ -215,6 +215,13 @@ class KubernetesDriver:
         return True
 
     async def order(self, machine: str) -> None:
+        await self._order(machine, None)
+
+    async def order_in_gang(self, machine: str, gang: str, size: int) -> None:
+        """As `order`; Kueue admits the pods of a gang together, where the pool names a queue."""
+        await self._order(machine, (gang, size))
+
+    async def _order(self, machine: str, gang: tuple[str, int] | None) -> None:
         owner = await self._owner_reference()
         answer = ApiAnswer(200)
         if self._form == "job":  # what a Job's pod is refused for, nobody would hear of
@@ -222,7 +229,7 @@ class KubernetesDriver:
             answer = await self._api.ask("POST", "pods", body=pod, params={"dryRun": "All"})
         is_pod_fine = answer.is_ok or (answer.status == 409 and _is_taken(answer))
         if is_pod_fine:
-            body = self._pods.machine(machine, owner)
+            body = self._pods.machine(machine, owner, gang)
             answer = await self._api.ask("POST", self._kind, version=self._version, body=body)
             if answer.is_ok:
                 return

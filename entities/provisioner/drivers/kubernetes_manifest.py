@@ -17,6 +17,8 @@ MESH_LABEL = "dmsc/mesh"
 POOL_LABEL = "dmsc/pool"
 MACHINE_LABEL = "dmsc/machine"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+GROUP_LABEL = "kueue.x-k8s.io/pod-group-name"
+GROUP_SIZE = "kueue.x-k8s.io/pod-group-total-count"
 COMPONENT = "node"
 CREDENTIAL_FOLDER = "/run/dmsc/node"
 CREDENTIAL_KEY = "credential"
@@ -60,17 +62,28 @@ class MachinePods:
         labels = found.get("metadata", {}).get("labels") or {}
         return labels.get(MESH_LABEL) == self.mesh and labels.get(POOL_LABEL) == self.pool
 
-    def machine(self, name: str, owner: Mapping[str, Any] | None = None) -> Manifest:
+    def machine(
+        self,
+        name: str,
+        owner: Mapping[str, Any] | None = None,
+        gang: tuple[str, int] | None = None,
+    ) -> Manifest:
         """The object that is ordered: its name is the machine's, so that no second one comes into being.
 
         Args:
             name: the machine's.
             owner: an owner reference: with the end of that object the machine ends.
+            gang: name and size of the group that Kueue admits together; only pods can be in one.
         """
         if self.rules.form == "pod":
             pod = self.pod(name, owner)
             if self.rules.queue:
                 pod["metadata"]["labels"][QUEUE_LABEL] = self.rules.queue
+            if self.rules.queue and gang is not None:
+                group, size = gang
+                pod["metadata"]["labels"][GROUP_LABEL] = group
+                annotations = pod["metadata"].setdefault("annotations", {})
+                annotations[GROUP_SIZE] = str(size)
             return pod
         metadata: Manifest = {"name": name, "labels": self._labels(name)}
         if self.rules.queue:

@@ -1,4 +1,4 @@
-"""A whole mesh by its chart: installed, trains from zero, is upgraded meanwhile, and leaves nothing behind."""
+"""A whole mesh by its chart: installed, trains from zero, is upgraded meanwhile, and leaves nothing."""
 
 from __future__ import annotations
 

@@ -72,6 +72,15 @@ def test_the_queue_admits_what_is_ordered() -> None:
     assert pods("pod", queue="gpus").machine("t-far-1")["metadata"]["labels"][label] == "gpus"
 
 
+def test_what_a_job_begins_with_is_one_group_of_pods() -> None:
+    group, size = "kueue.x-k8s.io/pod-group-name", "kueue.x-k8s.io/pod-group-total-count"
+    pod = pods("pod", queue="gpus").machine("t-far-2", gang=("t-far-1", 3))
+    assert (pod["metadata"]["labels"][group], pod["metadata"]["annotations"][size]) == ("t-far-1", "3")
+    assert errors_of(pod, VERSIONS[-1]) == []
+    for maker in (pods("pod"), pods(queue="gpus")):  # nobody admits groups, or no Jobs as groups
+        assert group not in maker.machine("t-far-2", gang=("t-far-1", 3))["metadata"]["labels"]
+
+
 @pytest.mark.parametrize(
     ("status", "at"),
     [
