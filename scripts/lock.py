@@ -3,8 +3,8 @@
 
     python scripts/lock.py [--torch-wheel FILE ...]
 
-From pyproject.toml (what runs the mesh, and the extras `otel` and `kubernetes`) to three files in `deploy/`. Each entry has its
-version and the SHA-256 of every file that the index has of it:
+From pyproject.toml (what runs the mesh, and the extras `otel` and `kubernetes`) to three files in `deploy/`.
+Each entry has its version and the SHA-256 of every file that the index has of it:
 
     requirements.lock   everything but torch and what only its CUDA builds need
     torch.lock          torch; `--torch-wheel` adds the hash of a build from elsewhere, such as the CPU-only
