@@ -12,7 +12,8 @@ compares computing in one process (`serving_sections/`, a module for each):
                 rebuild computes, of a full prefill
     door        milliseconds that door and mesh add per token of a padded model, on one stage and on two
     zero        the first token of a version that had given its slots back, beside loading its weights
-    arithmetic  exact and plain arithmetic, and transformers' `generate_batch` and `generate`, in one process
+    arithmetic  exact and plain arithmetic, and transformers' `generate_batch` and `generate`, in one process;
+                OpenVINO GenAI's continuous batching, where it is installed
     peers       the same twelve prompts over HTTP beside LitServe with `generate` behind it; two stages on two
                 cores beside one process on one
     predict     digits, ViT and U-Net of examples/ by /v1/predict beside LitServe: same window, plain
@@ -23,6 +24,12 @@ Shorter, for instance:
     python -m benchmarks.serving --only gap --replica-kills 3
     python -m benchmarks.serving --only arithmetic --layers 4 --tokens 12 --rounds 1
 
+OpenVINO GenAI's exporter takes other versions of transformers' libraries than we do: it has an interpreter of
+its own (`python -m venv ../openvino && ../openvino/bin/pip install '.[bench-openvino]'`, with torch and
+torchvision of one index), which is given:
+
+    python -m benchmarks.serving --only arithmetic --openvino-python ../openvino/bin/python
+
 A figure that misses its bar is marked MISSED, and the exit code is 0. A section that can't be measured to
 its end keeps the figures it has, says why, and the next one follows; the exit code is 1 then. JSON goes to
 `--out` after every figure.
@@ -30,6 +37,7 @@ its end keeps the figures it has, says why, and the next one follows; the exit c
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from benchmarks.fault_runs import Section, add_only, run_and_exit
@@ -63,6 +71,7 @@ def main() -> None:
         layers=(8, "of the Llama in `arithmetic` and `peers`"),
         width=(512, "of it", 64),
         tokens=(30, "of each of its answers"),
+        openvino_python=(Path(sys.executable), "that has OpenVINO GenAI, for `arithmetic`"),
     )
     add_only(parser, SECTIONS)
     run_and_exit(parser.parse_args(), SECTIONS)

@@ -23,6 +23,11 @@ from pydantic_core import ErrorDetails
 from schemas.base import DATA_SET_NAME_PATTERN, SAMPLE_NAME_PATTERN, TOKEN_PATTERN
 
 _SHOWN = 60
+_LONGEST_KEY = 200
+_MOST_LINES = 100
+"""Wrong places that are told one by one: each costs time, and documents of strangers may have a million."""
+_MOST_PLACES = 10_000
+"""Wrong places that are looked at: details of each take half a kilobyte."""
 _USUAL = 1e5
 _OR_NULL = " or null"
 _NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
@@ -35,11 +40,16 @@ _FACTORY = "module:callable, for example my_models.gpt:build"
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """One line per wrong place in a document that should be a `model`, in the order of the errors."""
+    """One line per wrong place in a document that should be a `model`, in the order of the errors.
+
+    Where there are very many, the last line says how many more.
+    """
+    if (count := error.error_count()) > _MOST_PLACES:
+        return [f"the document: {count:,} of its keys and values do not fit, too many to name them"]
     grouped: dict[str, tuple[list[ErrorDetails], FieldInfo | None, type[BaseModel]]] = {}
     errors = error.errors(include_url=False)
     places = [details["loc"] for details in errors]
-    for details in errors:
+    for details in errors[:_MOST_LINES]:
         own = details["loc"]
         if details["type"] == "too_short" and any(loc[: len(own)] == own != loc for loc in places):
             continue  # caused by invalid items, which have lines of their own
@@ -47,7 +57,10 @@ def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
             continue  # it follows another value, which has a line of its own
         path, field, owner = _locate(details["loc"], model)
         grouped.setdefault(path, ([], field, owner))[0].append(details)
-    return [_line(path, found, field, owner, model) for path, (found, field, owner) in grouped.items()]
+    lines = [_line(path, found, field, owner, model) for path, (found, field, owner) in grouped.items()]
+    if count > _MOST_LINES:
+        lines.append(f"the document: {count - _MOST_LINES:,} more of its keys and values do not fit")
+    return lines
 
 
 def _line(
@@ -58,7 +71,7 @@ def _line(
     root: type[BaseModel],
 ) -> str:
     first = found[0]
-    kind, shown = first["type"], _show(first["input"])
+    kind = first["type"]
     if first["loc"][-1:] == ("[key]",):
         return f"{path.removesuffix('.[key]')}: it is no name; give {_pattern_words(first)}"
     if kind == "extra_forbidden":
@@ -70,9 +83,10 @@ def _line(
         return f"{path}: {text}" if path else text
     if kind == "json_invalid":
         return f"not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}"
+    shown = _show(first["input"])
     if kind == "literal_error":
         allowed = [str(value) for value in _literals(field)]
-        near = difflib.get_close_matches(str(first["input"]), allowed, 1)
+        near = difflib.get_close_matches(str(first["input"])[:_SHOWN], allowed, 1)
         meant = f"; did you mean {near[0]}?" if near else ""
         return f"{path}: {shown} is not one of {', '.join(allowed) or first['ctx']['expected']}{meant}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
@@ -99,6 +113,8 @@ def _locate(
         if isinstance(part, int):
             path += f"[{part}]"
             continue
+        if len(part) > _LONGEST_KEY:
+            part = part[: _SHOWN - 1] + "…"
         if named:
             path, named = f"{path}.{part}", False
         elif inside is not None and part == inside.__name__:

@@ -53,7 +53,7 @@ class RemoveCheckpoints(Message, wire="cluster.checkpoints.remove"):
 
     job: Token
     artifacts: Url = Field(max_length=4_096)
-    folders: tuple[Annotated[str, Field(pattern=r"^\d{8,20}-\d{1,20}-\d{1,20}$")], ...] = Field(
+    folders: tuple[Annotated[str, Field(pattern=r"^[0-9]{8,20}-[0-9]{1,20}-[0-9]{1,20}$")], ...] = Field(
         max_length=REMOVED_FOLDERS
     )
     secrets: Secret = Field("", description="JSON: what `artifacts` stands for, if it is a `secret://`")

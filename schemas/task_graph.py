@@ -142,6 +142,11 @@ class ComputeRequirements(Part):
         (), description="of its slot: `key=value`, `@node=NAME`, `@cluster=NAME`, `@memory=BYTES` at least"
     )
 
+    @property
+    def reference_ms(self) -> float:
+        """What a microbatch takes on a device of speed 1."""
+        return self.cost_ms * self.measured_speed
+
 
 class TaskUnit(Part):
     """One node of the task graph: a microservice unit with its metadata (draft §4.5(2)).

@@ -7,7 +7,7 @@ exactness.py    section: tokens and digests of several cuts, and under kills, be
 gap.py          section: how long a killed replica interrupts, and what its rebuild computes
 door.py         section: what door and mesh add per token
 zero.py         section: the first token of a version that had given its slots back
-arithmetic.py   section: exact and plain arithmetic, and transformers, in one process
+arithmetic.py   section: exact and plain arithmetic, and transformers, in one process; OpenVINO (`open_vino/`)
 peers.py        section: a served model beside LitServe (`lit_server.py`), and two cores beside one
 predict.py      section: tensors by /v1/predict beside LitServe
 pinned.py       processes on cores of their own, and a LitServe server that is ready

@@ -6,7 +6,7 @@
 Each answer has the pid of the process that computes, so that it can be pinned.
 """
 
-from __future__ import annotations
+# Without postponed annotations: LitServe reads what `decode_request` takes from its annotation, as it stands.
 
 import base64
 import json

@@ -21,7 +21,7 @@ from dmsc.state.state_folder import StateFolder
 from schemas.envelope import EntityKind
 from schemas.job import JobSpec
 from schemas.registry import InstanceState, ServiceRecord
-from schemas.services.model_service import ServedVersion, VersionState
+from schemas.services.model_service import ServedVersion
 
 VOCABULARY = 128
 """Of the small models: each token is one character, so that an answer's text is its tokens."""
@@ -108,25 +108,21 @@ class ServingMesh:
         assert spec.serve is not None
         service = spec.serve.service
         await self.chaos.client.deploy(spec)
-        served = await self._ready(service)
+        shown = ""
+
+        def show(version: ServedVersion) -> None:
+            nonlocal shown
+            if version.reason != shown:
+                say(f"{service}: {version.reason}")
+            shown = version.reason
+
+        async with asyncio.timeout(READY_S):
+            served = await self.chaos.client.wait_for_version(
+                service, spec.serve.version, poll_s=LOOK_S, progress=show
+            )
         await self.until_active(served, instances)
         yield served
         await persistently(lambda: self.chaos.client.stop_service(service))
-
-    async def _ready(self, service: str) -> ServedVersion:
-        said = ""
-        async with asyncio.timeout(READY_S):
-            while True:
-                found = await persistently(lambda: self.chaos.client.service(service))
-                (served,) = found.versions
-                if served.state is VersionState.READY:
-                    return served
-                if served.state in (VersionState.REFUSED, VersionState.RETIRED):
-                    raise RuntimeError(f"{service} is {served.state}: {served.reason}")
-                if served.reason != said:
-                    said = served.reason
-                    say(f"{service}: {said}")
-                await asyncio.sleep(LOOK_S)
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Gateways, routers and node agents with the orchestrator; route tables; who leads; machines that come and go."""
+"""Gateways, routers and node agents with the orchestrator; route tables; who leads; pools of machines."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ __all__ = [
     "MACHINE_DEMAND",
     "MACHINE_POOL",
     "MESH_REGISTRATION",
+    "NODE_LEAVES",
     "NODE_STATUS",
     "ORDER_MACHINES",
     "RELEASE_MACHINE",
@@ -40,6 +41,16 @@ NODE_STATUS = Subject(
     MIC,
     SMO,
     "a node agent registers its slots, and repeats it when they change",
+    reply=Ack,
+    names=Names.SENDER,
+)
+NODE_LEAVES = Subject(
+    "node leaves",
+    "mesh.leaving.{sid}",
+    cluster.LeaveNotice,
+    MIC,
+    SMO,
+    "a node agent says that its machine goes away, and when",
     reply=Ack,
     names=Names.SENDER,
 )

@@ -20,7 +20,6 @@ from schemas.errors import BadInput, NotFound
 from schemas.job import JobRecord, JobSpec, JobState
 from schemas.models.version import ModelVersion
 from schemas.services.keeping import KeptCollection
-from schemas.services.model_service import ServedVersion, VersionState
 
 CANDIDATE = "candidate"
 
@@ -154,21 +153,11 @@ async def _canary(
         advice = f"dmsc service learn {service} FILE --model {options.model} --collection {number} --canary 5"
         return replace(learned, advice=advice)
     await client.deploy(spec, idempotency_key=f"{service}-{version}")
-    ready = await _ready(client, service, version, options.look_s)
-    say(f"{service} {version} is {ready.state}")
+    deployed = await client.wait_for_version(service, version, poll_s=options.look_s)
+    say(f"{service} {version} is {deployed.state}")
     found = await client.service(service)
     weights = with_canary(found, version, options.canary)
     why = f"canary of {learned.reference}: {learned.verdict.why}"
     await client.set_traffic(service, weights, expected=found.revision, why=why)
     say(f"{version} gets {options.canary / 100:g} % of {service}")
     return replace(learned, version=version, weights=weights)
-
-
-async def _ready(client: AsyncClient, service: str, version: str, look_s: float) -> ServedVersion:
-    while True:
-        found = (await client.service(service)).version(version)
-        if found is not None and found.state is VersionState.READY:
-            return found
-        if found is not None and found.state in (VersionState.REFUSED, VersionState.RETIRED):
-            raise BadInput(f"{service} {version} is {found.state}: {found.reason}")
-        await asyncio.sleep(look_s)

@@ -159,6 +159,7 @@ class Client:
     order_machines = _called(AsyncClient.order_machines)
     release_machine = _called(AsyncClient.release_machine)
     reset_pool = _called(AsyncClient.reset_pool)
+    leave = _called(AsyncClient.leave)
 
     each_fault = _iterated(AsyncClient.each_fault)
     faults = _called(AsyncClient.faults)
@@ -253,3 +254,4 @@ class Client:
     batches = _called(AsyncClient.batches)
     cancel_batch = _called(AsyncClient.cancel_batch)
     wait_for_batch = _called(AsyncClient.wait_for_batch)
+    wait_for_version = _called(AsyncClient.wait_for_version)

@@ -37,6 +37,7 @@ class ChildSpec:
     identities: tuple[Identity, ...] = ()  # under which it may connect to the bus
     users_code: bool = False  # whether it runs a user's file; it is then confined
     may_leave: bool = False  # whether it may exit with code 0 by itself; it is then not restarted
+    takes_notice: bool = False  # whether SIGTERM alone gives it time to leave in order
 
 
 def with_metrics(children: Sequence[ChildSpec], ports: Sequence[int], bind: str) -> list[ChildSpec]:
@@ -89,6 +90,8 @@ def lay_out(
             ),
             stop_order=2,
             identities=(identities.agent(cluster, options.node),),
+            may_leave=True,
+            takes_notice=True,
         )
         for cluster in options.clusters
     ]

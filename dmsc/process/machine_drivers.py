@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from entities.provisioner.drivers.machine_driver import MachineDriver
     from schemas.machines.pools import MachinePool
 
+STOP_GRACE = 10.0
+"""Seconds in which an agent that is ended moves what it still has: `LocalDriver` waits longer for its end."""
+
 
 def driver_of(mesh: str, name: str, pool: MachinePool, address: BusAddress, state: Path) -> MachineDriver:
     """The driver of a pool.
@@ -46,7 +49,7 @@ def driver_of(mesh: str, name: str, pool: MachinePool, address: BusAddress, stat
     command = [
         *(sys.executable, "-m", "dmsc", "join", secrets["DMSC_BUS"]),
         *("--node", "{machine}", *join),
-        *("--logs", str(folder / "logs"), "--metrics-port", "0"),
+        *("--logs", str(folder / "logs"), "--metrics-port", "0", "--grace", f"{STOP_GRACE:g}"),
         *pool.options,
     ]
     return LocalDriver(folder, command, secrets)

@@ -2,13 +2,15 @@
 
 Each instance is judged by the ratio of its service time to its own baseline, relative to the same ratio of
 the job's other instances, unless those became faster. So a device that was always slow, a machine that is
-busy for all of them, a harder phase of the data and a wait for data are not blamed. A verdict needs several
-samples in a row, each with new work in it; so does the end of slowness. Pure: no clock, no I/O.
+busy for all of them, a harder phase of the data and a wait for data are not blamed. Who is given other layers
+is no slower for it: its baseline is learnt anew. A verdict needs several samples in a row, each with new work
+in it; so does the end of slowness. Pure: no clock, no I/O.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isclose
 from statistics import median
 
 
@@ -45,6 +47,7 @@ class _InstanceHistory:
     incarnation: str
     present_ms: float = 0.0
     baseline_ms: float = 0.0
+    work_ms: float = 0.0
     samples: int = 0
     microbatches: int = -1
     strikes: int = 0
@@ -54,6 +57,16 @@ class _InstanceHistory:
     def ratio(self) -> float:
         return self.present_ms / self.baseline_ms
 
+    def works(self, work_ms: float) -> None:
+        """Its layers take so long by the analysis. Where that is new, they were cut anew."""
+        if self.work_ms and work_ms and not isclose(work_ms, self.work_ms, rel_tol=0.01):
+            self.strikes = 0
+            if self.slow:  # until it is as fast again as its new layers let it be
+                self.baseline_ms *= work_ms / self.work_ms
+            else:
+                self.samples = 0
+        self.work_ms = work_ms or self.work_ms
+
 
 class FailSlow:
     """Judges the instances of one job."""
@@ -62,18 +75,22 @@ class FailSlow:
         self._config = config
         self._instances: dict[str, _InstanceHistory] = {}
 
-    def observe(self, sid: str, incarnation: str, service_ms: float, microbatches: int) -> SlowVerdict | None:
+    def observe(
+        self, sid: str, incarnation: str, service_ms: float, microbatches: int, work_ms: float = 0.0
+    ) -> SlowVerdict | None:
         """Take a sample; return a verdict if it changes the one on this instance.
 
         Args:
             sid, incarnation: of the instance.
             service_ms: its moving average per microbatch; above 0.
             microbatches: how many it has done in all; a sample without new ones is ignored.
+            work_ms: what a microbatch takes by the analysis, for the layers that it has now; 0: not known.
         """
         config = self._config
         instance = self._instances.get(sid)
         if instance is None or instance.incarnation != incarnation:
             instance = self._instances[sid] = _InstanceHistory(incarnation)
+        instance.works(work_ms)
         if service_ms <= 0 or microbatches == instance.microbatches:
             return None
         instance.microbatches = microbatches

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bus import subjects
 from entities.gateway.operations.backends import Backends
+from entities.gateway.operations.idempotency import key_token
 from entities.gateway.operations.operation import Operation
 from schemas.errors import Ack
 from schemas.machines.commands import (
@@ -13,6 +14,7 @@ from schemas.machines.commands import (
     ReleaseMachine,
     ResetPool,
 )
+from schemas.signals import AccessDecision
 
 
 class MachineOperations:
@@ -29,15 +31,18 @@ class MachineOperations:
             "machine.read", "machines", row, lambda _: MachinesQuery(), self._command_s
         )
 
-    def order(self, pool: str, count: int, reason: str) -> Operation[MachinesStatus]:
-        """Machines of a pool, whatever the demand."""
-        return self._backends.operation(
-            "machine.order",
-            pool,
-            subjects.ORDER_MACHINES,
-            lambda access: OrderMachines(pool=pool, count=count, by=access.user, reason=reason),
-            self._command_s,
-        )
+    def order(self, pool: str, count: int, reason: str, key: str | None = None) -> Operation[MachinesStatus]:
+        """Machines of a pool, whatever the demand; with a key, the same ones when it is asked again."""
+
+        async def act(access: AccessDecision) -> MachinesStatus:
+            return await self._backends.command(
+                subjects.ORDER_MACHINES,
+                OrderMachines(pool=pool, count=count, by=access.user, reason=reason),
+                deadline_s=self._command_s,
+                cause=None if key is None else f"key.{key_token(access.user, key)}",
+            )
+
+        return Operation("machine.order", pool, act)
 
     def release(self, machine: str, reason: str) -> Operation[Ack]:
         """Gives a machine back, once it is emptied."""

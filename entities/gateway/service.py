@@ -146,7 +146,9 @@ class Gateway:
         self.data_sets = DataSetOperations(bus, self.backends, self.jobs)
         self.jobs.resolve = partial(resolved, self.data_sets)
         book = ServiceBook(bus)
-        self._keeper = SessionKeeper(bus, config.sid, registry.view, book.stages_of, config.sessions)
+        self._keeper = SessionKeeper(
+            bus, config.sid, registry.view, book.stages_of, book.is_whole, config.sessions
+        )
         reader = TokenizerReader(self._files, config.open_tokenizer)
         prompts = Prompts(self.jobs.cache.get, reader.read)
         self.generations = GenerationOperations(
@@ -155,7 +157,7 @@ class Gateway:
         several = AggregatedCalls(self.generations, config.aggregation)
         self.calls = WholeCalls(self.generations, several)
         batches, files = BatchLog(bus), FileStore(bus, self.jobs.stored.uploads, config.door.upload_hold_s)
-        self.batches = BatchOperations(bus, batches, files)
+        self.batches = BatchOperations(bus, batches, files, config.door.max_file_bytes)
         self._batch_runner = BatchRunner(
             bus,
             batches,

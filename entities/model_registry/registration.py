@@ -38,7 +38,11 @@ class _Found:
 
 
 class WeightsRegistration:
-    """Registers weights. Requests about the same weights at the same time are one."""
+    """Registers weights. Equal requests at the same time are one.
+
+    Those that differ in anything are not: whoever states another digest, or has other rights, gets an answer
+    to that. Versions of equal weights are one all the same (`VersionWriter.create`).
+    """
 
     def __init__(self, bus: Bus, writer: VersionWriter) -> None:
         self._bus = bus
@@ -57,7 +61,7 @@ class WeightsRegistration:
             Refused: the model is another user's.
             BadData, BadInput: the files are not what they should be; one line.
         """
-        key = f"{asked.name} {asked.source.job or asked.source.store} {asked.user}"
+        key = asked.model_dump_json()
         task = self._under_way.get(key)
         if task is None:
             task = self._under_way[key] = asyncio.create_task(self._register(asked, job))

@@ -149,7 +149,7 @@ class Leader:
         )
         self._budgets = BudgetHolds(bus, self._runs, self._jobs.queue.again)
         self._jobs.queue.used_up = self._budgets.reason
-        self._draining = Draining(self.mesh, self._cordoning, self._runs, candidate.confirmed)
+        self._draining = Draining(bus, mesh, self._cordoning, self._runs, candidate.confirmed)
         self._policies = PolicyService(
             bus, self._runs, mesh, self._jobs.queue, candidate.confirmed, config.arbitration, self._services
         )
@@ -239,7 +239,9 @@ class Leader:
         self.mesh.on_leaving = self._leaving
         await insistently(self._guards.start)
         await on_serving()
-        signal = CapacitySignal(self._bus, queue.capacity, queue.looked, self.config.capacity)
+        signal = CapacitySignal(
+            self._bus, queue.capacity, queue.looked, self.config.capacity, self.mesh.all_agents_heard
+        )
         self._tasks.create_task(signal.run(), name="wanted capacity")
         self._tasks.create_task(self._draining.run(), name="draining")
         self._tasks.create_task(self._budgets.run(), name="budgets")
@@ -247,7 +249,7 @@ class Leader:
         self._tasks.create_task(self._promotions.run(), name="promotions")
         if self.config.own_loop:
             self._tasks.create_task(self._own_loop.run(), name="own loop")
-            self._tasks.create_task(self._scaling.run(), name="scaling of versions")
+        self._tasks.create_task(self._scaling.run(), name="scaling of versions")  # no module does that
         self._tasks.create_task(self._builds.sweep(), name="work of builds")
         self._tasks.create_task(self._services.run(), name="services")
         await self._policies.lapses()
@@ -271,6 +273,7 @@ class Leader:
         requests: tuple[tuple[Subject, Server], ...] = (
             (subjects.MESH_REGISTRATION, self._register),
             (subjects.NODE_STATUS, self._node),
+            (subjects.NODE_LEAVES, self._cordoning.left),
             (subjects.TOPOLOGY, self._topology),
             (subjects.ANALYSIS_FAILED, self._analysis_failed),
             (subjects.SAMPLE_WRITTEN, self._sample_written),
@@ -311,6 +314,7 @@ class Leader:
             (subjects.SERVICES_QUERY, self._services.query),
             (subjects.CORDON_PLACE, self._cordoning.cordon),
             (subjects.UNCORDON_PLACE, self._cordoning.uncordon),
+            (subjects.LEAVE_NODE, self._cordoning.leave),
         )
         for row, server in requests:
             subscriptions.append(await insistently(partial(bus.serve, row, self._while_leading(server))))

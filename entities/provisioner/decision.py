@@ -2,7 +2,8 @@
 
 Jobs come in the order of the demand. What a job lacks is indivisible: if the pools can't give all of it, none
 is ordered for it, so that no two jobs hold half of their machines each. Replicas beyond may come one by one.
-Of the pools that fit the one with the cheapest slot is asked first. Caps and budget hold for everybody.
+Of the pools that fit, the one that would serve it for the least money is asked first. Caps and budget hold
+for everybody. Machines whose nodes are away for a moment (the orchestrator may just have begun) will be back.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class PoolFacts:
         pool, record = self.pool, self.record
         if not pool.most:
             return "most is 0"
+        if pool.daily_budget == 0:
+            return "budget is 0" if pool.budget is not None else "it has a price and no budget"
         if self.unusable:
             return self.unusable
         if record.failures >= pool.failures:
@@ -76,7 +79,7 @@ class PoolFacts:
         by_cap = max(0, self.pool.most - len(self.record.machines))
         by_budget = affordable(self.record, self.pool, now)
         if by_budget < by_cap:
-            return int(by_budget), f"budget {self.pool.budget:g} a day"
+            return int(by_budget), f"budget {self.pool.daily_budget:g} a day"
         return by_cap, f"most {self.pool.most}"
 
 
@@ -121,11 +124,15 @@ def decide(facts: Mapping[str, PoolFacts], demand: MachineDemand, now: float) ->
     waits: list[str] = []
     for job in demand.jobs:
         fitting = _fitting(supplies, job)
-        if job.lacking and (refusal := _serve_whole(fitting, job)):
+        refusal = _serve_whole(fitting, job) if job.lacking else ""
+        if refusal:
             waits.append(refusal)
         elif job.wished:
             growing = {name: supply for name, supply in fitting.items() if supply.facts.pool.grow}
             _serve(growing, job.wished, job.job, f"{job.job} {job.reason or 'is to have more replicas'}")
+        if job.waits and not refusal:  # with what is there it begins, or waits for the others
+            for supply in fitting.values():
+                supply.kept += max(0, job.slots - job.lacking)
     for name, supply in supplies.items():
         missing = supply.facts.pool.least - _staying(supply.facts) - sum(each.count for each in supply.orders)
         if missing > 0 and supply.left:
@@ -137,14 +144,21 @@ def decide(facts: Mapping[str, PoolFacts], demand: MachineDemand, now: float) ->
 
 def _supply(facts: PoolFacts, now: float) -> _Supply:
     left, limit = facts.left(now)
-    coming = sum(machine.state in COMING for machine in facts.record.machines)
+    coming = sum(_is_coming(machine, facts.pool, now) for machine in facts.record.machines)
     return _Supply(facts, left, limit, coming * facts.pool.slots)
 
 
+def _is_coming(machine: Machine, pool: MachinePool, now: float) -> bool:
+    """Whether its slots will be there, and do not count among those that are."""
+    away = machine.away_since is not None and now - machine.away_since < pool.away_s
+    return machine.state in COMING or (machine.state is MachineState.JOINED and away)
+
+
 def _fitting(supplies: Mapping[str, _Supply], job: JobDemand) -> dict[str, _Supply]:
-    """The pools that the job can use, those with the cheapest slots first."""
+    """The pools that the job can use, those first that serve it for the least money."""
     names = [name for name, supply in supplies.items() if fits(supply.facts.pool, name, job)]
-    names.sort(key=lambda name: (supplies[name].facts.pool.slot_price, name))
+    slots = job.lacking or job.wished
+    names.sort(key=lambda name: (supplies[name].facts.pool.price_of(slots), name))
     return {name: supplies[name] for name in names}
 
 
@@ -158,9 +172,6 @@ def _serve_whole(fitting: Mapping[str, _Supply], job: JobDemand) -> str:
     text = f"{job.job} lacks {job.lacking} of {job.slots} slots"
     reason = f"{text}: {job.reason}" if job.reason else text
     _serve(fitting, job.lacking, job.job, reason, is_gang=True)
-    waiting = max(0, job.slots - job.lacking)
-    for supply in fitting.values():  # with these it waits for the others
-        supply.kept += waiting
     return ""
 
 
@@ -194,12 +205,12 @@ def _staying(facts: PoolFacts) -> int:
 def _returns(name: str, supply: _Supply, now: float) -> list[MachineReturn]:
     """Machines of one pool that are given back: by its budget, and those that have long had no work."""
     pool, record = supply.facts.pool, supply.facts.record
-    if pool.budget is not None and pool.price:
+    if (budget := pool.daily_budget) is not None:
         spent = spent_today(record, now)
         hourly = sum(machine.price for machine in record.machines)
-        over = spent >= pool.budget and hourly > 0
-        if over or (hourly and spent + hourly * pool.drain_s / 3600.0 >= pool.budget):
-            why = f"budget {pool.budget:g} a day: {spent:.4g} spent"
+        over = spent >= budget and hourly > 0
+        if over or (hourly and spent + hourly * pool.drain_s / 3600.0 >= budget):
+            why = f"budget {budget:g} a day: {spent:.4g} spent"
             going = [each for each in record.machines if each.state is not MachineState.RELEASED]
             return [
                 MachineReturn(pool=name, machine=each.id, reason=why, at_once=over)
@@ -221,6 +232,17 @@ def _returns(name: str, supply: _Supply, now: float) -> list[MachineReturn]:
         )
         for each in due
     ]
+
+
+def next_due(facts: Mapping[str, PoolFacts], now: float) -> float:
+    """When the next idle machine has had no work for its pool's `idle_s`; infinite: none that is not due."""
+    ends = [
+        machine.idle_since + each.pool.idle_s
+        for each in facts.values()
+        for machine in each.record.machines
+        if machine.state is MachineState.JOINED and machine.idle_since is not None
+    ]
+    return min((end for end in ends if end > now), default=math.inf)
 
 
 def _is_idle(machine: Machine) -> bool:

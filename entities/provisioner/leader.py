@@ -22,7 +22,7 @@ from bus.messaging.handlers import Subscription
 from bus.tasks import TaskSet, background
 from entities import metrics
 from entities.election.lease import LeadershipLeaseConfig
-from entities.provisioner.decision import PoolFacts, ProvisioningDecision, decide
+from entities.provisioner.decision import PoolFacts, ProvisioningDecision, decide, next_due
 from entities.provisioner.drivers.machine_driver import GangDriver, MachineDriver
 from entities.provisioner.machine_requests import MachineRequests
 from entities.provisioner.node_emptying import NodeEmptying
@@ -98,11 +98,14 @@ class ProvisionerLeader:
         self._demand: MachineDemand | None = None
         self._heard_at = 0.0
         self._wake = asyncio.Event()
+        self._list_now = {name: asyncio.Event() for name in self._pools}
+        """Set when a driver has done something that its next listing shows."""
         self._written: set[str] = set()
         """Machines whose orders this leader has written, and not placed yet."""
         self._at_work: set[str] = set()
         """Machines about which a driver or the orchestrator is being asked."""
         self._asked_at: dict[str, float] = {}
+        """When that was begun last, for machines that are in the same state since."""
         self._tasks = TaskSet()
         self._emptying = NodeEmptying(bus, config.sid)
         self._requests = MachineRequests(
@@ -168,9 +171,6 @@ class ProvisionerLeader:
             except DmscError as error:
                 log.info("pools can't be read yet", reason=error.text)
                 await asyncio.sleep(self._config.times.retry_s)
-        for name, pool in self._pools.items():  # the last leader may have ended before it did so
-            for machine in self._book.record(name).ended:
-                self._start(machine.id, self._emptying.forget(pool.cluster, machine.id))
         with contextlib.suppress(DmscError):
             for name, count in (await self._book.abandoned()).items():
                 remedy = "put it back with most: 0 until it has none"
@@ -190,6 +190,7 @@ class ProvisionerLeader:
         """Asks a pool's driver again and again which machines there are."""
         times, pool = self._config.times, self._pools[name]
         while True:
+            self._list_now[name].clear()
             began = time.time()
             try:
                 machines = await self._drivers[name].machines()
@@ -201,7 +202,9 @@ class ProvisionerLeader:
                 if self._unlisted[name] != why:
                     log.warning("pool can't be used", pool=name, reason=why)
                 self._unlisted[name] = why
-            await asyncio.sleep(times.list_s.get(pool.driver, times.list_else_s))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(times.list_s.get(pool.driver, times.list_else_s)):
+                    await self._list_now[name].wait()
 
     # --- deciding -----------------------------------------------------------------------------------------
     async def _go_on(self) -> None:
@@ -216,8 +219,9 @@ class ProvisionerLeader:
                 log.warning("another provisioner has written", reason=error.text)
             except DmscError as error:
                 log.info("nothing is ordered now", reason=error.text)
+            due_s = next_due(self._facts(), time.time()) - time.time()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._config.times.tick_s):
+                async with asyncio.timeout(max(0.0, min(due_s, self._config.times.tick_s))):
                     await self._wake.wait()
 
     def _nodes(self) -> dict[str, MachineUse] | None:
@@ -235,7 +239,7 @@ class ProvisionerLeader:
             if self._pools[order.pool].dry_run:
                 self._say_once(f"{order.pool}: would order {order.count}: {order.reason}")
                 continue
-            await self._write_order(order.pool, order.count, order.job, order.reason, order.is_gang)
+            await self._write_order(order.pool, order.count, order.job, order.reason, is_gang=order.is_gang)
         for each in decision.returns:
             back = partial(self._given_back, each.machine, each.reason, each.at_once)
             before, after = await self._book.change(each.pool, back)
@@ -266,18 +270,21 @@ class ProvisionerLeader:
         prefix = machine_prefix(self._config.file.name, name)
         return observed(record, pool, prefix, self._listings.get(name), nodes, now)
 
-    async def _write_order(self, name: str, count: int, job: str, reason: str, is_gang: bool = False) -> None:
-        change = partial(self._ordered, name, count, job, reason, is_gang)
+    async def _write_order(
+        self, name: str, count: int, job: str, reason: str, command: str = "", *, is_gang: bool = False
+    ) -> None:
+        change = partial(self._ordered, name, count, job, reason, command, is_gang)
         before, after = await self._book.change(name, change)
         self._tell(name, before, after)
 
     def _ordered(
-        self, name: str, count: int, job: str, reason: str, is_gang: bool, record: PoolRecord
+        self, name: str, count: int, job: str, reason: str, command: str, is_gang: bool, record: PoolRecord
     ) -> PoolRecord:
         pool, now = self._pools[name], time.time()
         left, _ = PoolFacts(pool=pool, record=record, unusable=self._unlisted[name]).left(now)
         prefix = machine_prefix(self._config.file.name, name)
-        return ordered(record, pool, prefix, min(count, left), job, reason, now, is_gang=is_gang)
+        room = min(count, left)
+        return ordered(record, pool, prefix, room, job, reason, now, command, is_gang=is_gang)
 
     def _given_back(self, machine: str, reason: str, at_once: bool, record: PoolRecord) -> PoolRecord:
         there = next((each for each in record.machines if each.id == machine), None)
@@ -290,13 +297,14 @@ class ProvisionerLeader:
             if known.get(machine.id) is machine.state:
                 continue
             log.info("machine", pool=name, machine=machine.id, state=machine.state, reason=machine.reason)
+            self._asked_at.pop(machine.id, None)
             if machine.id not in known and machine.state is MachineState.ORDERED:
                 self._written.add(machine.id)
         left = {machine.id for machine in after.machines}
         for machine in before.machines:
             if machine.id not in left:
                 log.info("machine", pool=name, machine=machine.id, state=MachineState.ENDED)
-                self._start(machine.id, self._emptying.forget(self._pools[name].cluster, machine.id))
+                self._asked_at.pop(machine.id, None)
         if after.failures > before.failures:
             log.warning("pool rests", pool=name, failures=after.failures, reason=after.failure)
 
@@ -323,9 +331,9 @@ class ProvisionerLeader:
                 if machine.state is MachineState.DOUBTED and driver.idempotent:
                     self._start(machine.id, self._place(name, machine.id))
                 elif machine.state is MachineState.DRAINING:
-                    use = nodes.get(machine.id)
-                    if use is not None and not use.cordoned:
-                        empty = self._emptying.begin(pool.cluster, machine.id, machine.reason)
+                    if machine.id in nodes:
+                        left_s = machine.since + pool.drain_s - time.time()
+                        empty = self._emptying.begin(pool.cluster, machine.id, machine.reason, left_s)
                         self._start(machine.id, empty)
                 elif machine.state is MachineState.RELEASED:
                     self._start(machine.id, self._release(name, machine.id))
@@ -386,6 +394,7 @@ class ProvisionerLeader:
 
     async def _release(self, name: str, machine: str) -> None:
         await self._drivers[name].release(machine)
+        self._list_now[name].set()
 
     # --- metrics ------------------------------------------------------------------------------------------
     def readings(self) -> Iterator[metrics.MetricReading]:

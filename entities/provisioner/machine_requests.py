@@ -25,7 +25,7 @@ from schemas.machines.records import PoolRecord
 
 log = get_logger("provisioner")
 
-WritesOrder = Callable[[str, int, str, str], Awaitable[None]]
+WritesOrder = Callable[[str, int, str, str, str], Awaitable[None]]
 
 
 class MachineRequests:
@@ -34,7 +34,7 @@ class MachineRequests:
     Args:
         facts: all pools.
         plan: what the present demand asks for.
-        write: writes an order: pool, number of machines, for whom, why.
+        write: writes an order: pool, number of machines, for whom, why, by which command.
         demand: the present demand; None: it is not known.
         heard_at: when the last one came.
         changed: called after each change.
@@ -71,23 +71,27 @@ class MachineRequests:
             for order in plan.orders
         ]
         lines += [f"{each.pool}: give back {each.machine}: {each.reason}" for each in plan.returns]
-        jobs = () if demand is None else demand.jobs
+        lacking = [] if demand is None else [job for job in demand.jobs if job.lacking or job.wished]
         return MachinesStatus(
             pools=tuple(_told(name, each, now) for name, each in facts.items()),
             demand_at=self._heard_at(),
-            jobs=len(jobs),
-            lacking=sum(job.lacking + job.wished for job in jobs),
+            jobs=len(lacking),
+            lacking=sum(job.lacking + job.wished for job in lacking),
             plan=(*lines, *plan.waits),
         )
 
     async def order(self, message: OrderMachines, envelope: Envelope) -> MachinesStatus:
         """Orders machines without a demand; one that no job uses goes again after the pool's idle time.
 
+        A command that comes again, through another gateway or after a leader's end, is the same order.
+
         Raises:
             NotFound: there is no such pool.
             Conflict: the pool gives fewer now, or only says what it would do.
         """
-        facts = self._pool(message.pool)
+        facts, command = self._pool(message.pool), envelope.causation or envelope.id
+        if any(command == each.order for each in (*facts.record.machines, *facts.record.ended)):
+            return self._status()
         left, limit = facts.left(time.time())
         if facts.pool.dry_run:
             raise Conflict(f"pool {message.pool}: dry_run: it orders nothing; take dry_run out of the file")
@@ -97,7 +101,7 @@ class MachineRequests:
             )
         why = message.reason or f"ordered by {message.by}"
         log.info("machines ordered by a person", pool=message.pool, count=message.count, by=message.by)
-        await self._write(message.pool, message.count, message.by, why)
+        await self._write(message.pool, message.count, message.by, why, command)
         self._changed()
         return self._status()
 

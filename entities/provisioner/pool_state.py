@@ -104,11 +104,11 @@ def affordable(record: PoolRecord, pool: MachinePool, now: float) -> float:
 
     Or until the day ends, with which the next day's budget begins.
     """
-    if pool.budget is None or not pool.price:
+    if (budget := pool.daily_budget) is None:
         return math.inf
     ahead_h = min(1.0, (DAY - now % DAY) / 3600.0)
     committed = sum(machine.price for machine in record.machines) * ahead_h
-    left = pool.budget - spent_today(record, now) - committed
+    left = budget - spent_today(record, now) - committed
     return max(0, math.floor(left / (pool.price * ahead_h) + 1e-9))
 
 
@@ -165,22 +165,25 @@ def _seen(
             return replaced(record, ended, now)
         return record
     if there is False and node is None and told:
-        return replaced(record, moved(machine, MachineState.ENDED, "it is gone", now), now)
+        why = machine.reason if state is MachineState.DRAINING else "it is gone"
+        return replaced(record, moved(machine, MachineState.ENDED, why, now), now)
     if not told:
         return record
     if state is MachineState.DRAINING:
-        if node is None or (node.cordoned and not node.taken):
+        late = now - machine.since >= pool.drain_s + pool.away_s  # its agent should have ended itself by now
+        if node is None or late or (node.cordoned and not node.taken):
             return replaced(record, moved(machine, MachineState.RELEASED, machine.reason, now), now)
         return record
-    if node is not None and node.taken:
-        idle_since = None
+    if node is None:  # nobody knows what runs there: it is not idle
+        idle_since, away_since = None, machine.away_since or now
+        if now - away_since >= pool.boot_s:
+            away = moved(machine, MachineState.RELEASED, f"its node has been away for {pool.boot_s:g} s", now)
+            return replaced(record, away, now)
     else:
-        idle_since = now if machine.idle_since is None else machine.idle_since
-    if node is None and idle_since is not None and now - idle_since >= pool.boot_s:
-        away = moved(machine, MachineState.RELEASED, f"its node has been away for {pool.boot_s:g} s", now)
-        return replaced(record, away, now)
-    if idle_since != machine.idle_since:
-        return replaced(record, machine.model_copy(update={"idle_since": idle_since}), now)
+        idle_since, away_since = None if node.taken else machine.idle_since or now, None
+    if (idle_since, away_since) != (machine.idle_since, machine.away_since):
+        changed = machine.model_copy(update={"idle_since": idle_since, "away_since": away_since})
+        return replaced(record, changed, now)
     return record
 
 
@@ -244,10 +247,14 @@ def ordered(
     job: str,
     because: str,
     now: float,
+    order: str = "",
     *,
     is_gang: bool = False,
 ) -> PoolRecord:
-    """The record with so many machines that are about to be ordered. Their names are new for ever."""
+    """The record with so many machines that are about to be ordered. Their names are new for ever.
+
+    `order`: the command by which a person ordered them. `is_gang`: fewer are of no use.
+    """
     numbers = range(record.number + 1, record.number + count + 1)
     new = tuple(
         Machine(
@@ -260,6 +267,7 @@ def ordered(
             reason=because,
             gang=f"{prefix}{numbers.start}" if is_gang and count > 1 else "",
             gang_size=count if is_gang and count > 1 else 0,
+            order=order,
         )
         for number in numbers
     )

@@ -426,7 +426,8 @@ class Router:
         if sample.job not in self.book.active or is_data(sample.stage) or sample.service_ms <= 0:
             return
         fail_slow = self._slow.setdefault(sample.job, FailSlow(self.config.fail_slow))
-        verdict = fail_slow.observe(sample.sid, sample.incarnation, sample.service_ms, sample.microbatches)
+        done, work_ms = sample.microbatches, sample.stage_cost_ms
+        verdict = fail_slow.observe(sample.sid, sample.incarnation, sample.service_ms, done, work_ms)
         if verdict is None:
             return
         log.warning("instance speed", sid=sample.sid, slow=verdict.slow, evidence=verdict.evidence)

@@ -71,7 +71,7 @@ def _users_own(value: str) -> str:
 UserCallable = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"), AfterValidator(_users_own)]
 """`module:callable` of the user's own code."""
 
-SampleName = Annotated[str, Field(pattern=SAMPLE_NAME_PATTERN)]
+SampleName = Annotated[str, Field(pattern=SAMPLE_NAME_PATTERN, max_length=120)]
 """A name of a batch: a parameter of the model's forward, or of the loss."""
 
 Shape = Annotated[tuple[Annotated[int, Field(ge=1, le=1 << 40)], ...], Field(max_length=16)]

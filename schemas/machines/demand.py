@@ -27,7 +27,8 @@ class WantedSlots(Part):
 class JobDemand(Part):
     """The slots that one job or version lacks beside the free ones.
 
-    `lacking` is indivisible: fewer would let it begin no sooner. `wished` may come one by one.
+    `lacking` is indivisible: fewer would let it begin no sooner. `wished` may come one by one. A job that
+    `waits` and lacks nothing is about to take slots that are free.
     """
 
     job: Token
@@ -37,6 +38,7 @@ class JobDemand(Part):
     slots: int = Field(ge=0, description="with which it begins, or that it has")
     lacking: int = Field(0, ge=0, description="of these that have to be there beside the free ones")
     wished: int = Field(0, ge=0, description="further ones, for the replicas that it is to have")
+    waits: bool = Field(False, description="for slots, to begin: what it does not lack is free")
     unfit_pools: tuple[str, ...] = Field((), description="pools of which there are slots, none for this job")
     reason: str = ""
 

@@ -53,11 +53,20 @@ class MachinePool(Part):
     bits_class: str = Field("", max_length=120, description="class of bits of its slots; empty: unknown")
     labels: dict[str, str] = Field({}, max_length=64, description="that its nodes have, beside `pool`")
     price: float = Field(0.0, ge=0, le=1e9, description="of one machine for an hour")
-    budget: float | None = Field(None, ge=0, le=1e12, description="most to be spent in a day (UTC)")
+    budget: float | None = Field(
+        None, ge=0, le=1e12, description="most to be spent in a day (UTC); none: 0 where there is a price"
+    )
     grow: bool = Field(True, description="also for replicas beyond the fewest with which jobs begin")
     idle_s: Seconds = Field(120.0, description="how long a machine stays without work")
     boot_s: Seconds = Field(300.0, gt=0, description="from the order until its node must have joined")
-    drain_s: Seconds = Field(120.0, description="before a budget is used up, machines begin to be emptied")
+    away_s: Seconds = Field(
+        30.0, description="how long a joined machine counts as coming back while its node is not heard of"
+    )
+    drain_s: Seconds = Field(
+        120.0,
+        gt=0,
+        description="a machine's time to be emptied: it begins so long before a budget is used up",
+    )
     doubt_s: Seconds = Field(
         60.0, gt=0, description="how long an order whose end nobody saw is looked for by its name"
     )
@@ -79,14 +88,22 @@ class MachinePool(Part):
             raise ValueError(f"kubernetes: of the driver kubernetes alone: {given}")
         if self.kubernetes is not None and self.credential:
             raise ValueError("credential: nodes in pods take it from a Secret: give kubernetes.secret")
+        if self.budget is not None and not self.price:
+            raise ValueError("budget: it is counted by price, which is 0: give price, or leave budget out")
         if self.least > self.most:
             raise ValueError(f"least {self.least} is more than most {self.most}")
         return self
 
+    def price_of(self, slots: int) -> float:
+        """Of so many slots for an hour, in whole machines."""
+        return self.price * -(-slots // self.slots)
+
     @property
-    def slot_price(self) -> float:
-        """Of one slot for an hour."""
-        return self.price / self.slots
+    def daily_budget(self) -> float | None:
+        """Most to be spent in a day; None: its machines cost nothing. What nobody has allowed is 0."""
+        if not self.price:
+            return None
+        return self.budget or 0.0
 
 
 class PoolsFile(Part):
@@ -94,3 +111,13 @@ class PoolsFile(Part):
 
     name: PoolName = Field("dmsc", description="of the mesh, in the names of its machines")
     pools: dict[PoolName, MachinePool] = Field(max_length=64)
+
+    @model_validator(mode="after")
+    def _is_named(self) -> Self:
+        elsewhere = [name for name, pool in self.pools.items() if pool.driver != "local"]
+        if elsewhere and "name" not in self.model_fields_set:
+            raise ValueError(
+                f"name: missing: it begins the names of the machines of {elsewhere[0]}, and a mesh gives back"
+                " machines of its name that it has not ordered: give one that no other mesh has"
+            )
+        return self

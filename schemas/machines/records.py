@@ -63,6 +63,8 @@ class Machine(Part):
     gang_size: int = Field(0, ge=0, description="how many these are; 0: it is of use alone")
     reason: str = Field("", description="why it is in its present state")
     idle_since: Time | None = Field(None, description="since when it has no work; null: it has")
+    away_since: Time | None = Field(None, description="since when its node is not heard of; null: it is")
+    order: str = Field("", max_length=200, description="the command of the person who ordered it")
     ended_at: Time | None = None
 
 

@@ -53,11 +53,11 @@ class BatchState(StrEnum):
     CANCELLING = "cancelling"
     """Its user wants it ended; what is not answered yet is not answered any more."""
     FINALIZING = "finalizing"
-    """All units are committed; its files are being entered."""
+    """All units are committed; its files are being entered. Cancelled now, it still has all its answers."""
     COMPLETED = "completed"
     CANCELLED = "cancelled"
     FAILED = "failed"
-    """Its user's token was revoked, or the quota has no room; `error` says so."""
+    """Its user's token was revoked, the quota has no room, or its gateway failed; `error` says so."""
     EXPIRED = "expired"
     """Its 24 hours are over."""
 
@@ -66,7 +66,7 @@ B = BatchState
 BATCH_TRANSITIONS: dict[BatchState, frozenset[BatchState]] = {
     B.IN_PROGRESS: frozenset({B.CANCELLING, B.FINALIZING, B.FAILED, B.EXPIRED}),
     B.CANCELLING: frozenset({B.CANCELLED}),
-    B.FINALIZING: frozenset({B.COMPLETED}),
+    B.FINALIZING: frozenset({B.COMPLETED, B.CANCELLING, B.FAILED}),
     **{state: frozenset() for state in (B.COMPLETED, B.CANCELLED, B.FAILED, B.EXPIRED)},
 }
 BATCH_OVER = frozenset(state for state, next_states in BATCH_TRANSITIONS.items() if not next_states)
@@ -76,6 +76,7 @@ class BatchRecord(Message, wire="service.batch"):
     """A batch. In the bucket `batches`, written by gateways by compare-and-set; `gateway` works on it."""
 
     batch: Token
+    request_sha256: str = Field("", description="of the request that created it, for repetitions of its key")
     user: str
     role: Role | None = None
     token_id: str = Field("", description="of the token that created it: revoked, it ends the batch")

@@ -69,7 +69,6 @@ class Generation(Message, wire="serve.generation"):
     session: int = Field(ge=0, lt=1 << 63, description="its number in waves")
     prompt: Annotated[tuple[int, ...], PRIVATE] = Field((), description="tokens")
     most_tokens: int = Field(ge=0)
-    whole: bool = Field(False, description="the version has no cache: each token computes all rows")
     sampling: Sampling = Sampling()
     stop: Annotated[tuple[str, ...], PRIVATE] = Field(
         (), max_length=MOST_STOPS, description="texts that end the answer"
@@ -110,13 +109,14 @@ class BindSession(Message, wire="serve.bind"):
 
 
 class SessionBound(Message, wire="serve.bound"):
-    """The instance's answer. `full`: it has no room now; `fenced`: it obeys a newer writer or attempt.
+    """The instance's answer. `full`: it has no room now; `fenced`: it obeys a newer writer or attempt;
+    `uncached`: it has no cache, and the binding was not `whole`.
 
     `cached`: rows of the session that it has keys and values of; `tokens`: of the answer, that it knows of.
     """
 
     session: int
-    outcome: Literal["bound", "full", "fenced", "too_long"]
+    outcome: Literal["bound", "full", "fenced", "too_long", "uncached"]
     cached: int = 0
     tokens: Annotated[tuple[int, ...], PRIVATE] = ()
     load: SessionLoad = SessionLoad()

@@ -12,14 +12,12 @@ from pydantic import Field
 from schemas.base import Message, Part, Time, Token
 from schemas.marks import HOLDS_USER_VALUES, PRIVATE, SECRET, Url
 from schemas.serve_spec import KeepSpec, KeptPart
-from schemas.services.generation import KeptMessage, KeptTerms
+from schemas.services.generation import KeptMessage
 
 MOST_ITEM_BYTES = 64 << 10
 """Most bytes of an item's texts: longer requests are not kept."""
 SubjectName = Annotated[str, Field(min_length=1, max_length=200)]
 """Whose request it is, as `user` of the request names them: a person that the token's user serves."""
-
-__all__ = ["KeptMessage", "KeptTerms"]
 
 
 class Consent(Message, wire="service.consent"):

@@ -14,6 +14,8 @@ from schemas.quota import Quota
 
 WHOLE = 10_000
 """The sum of a service's weights: traffic is shared by ten-thousandths."""
+MOST_WHY = 500
+"""Characters of a reason that a record keeps; a longer one is cut where nobody waits to shorten it."""
 
 
 class ServiceState(StrEnum):
@@ -38,6 +40,8 @@ class VersionState(StrEnum):
     """Stopped by a person, or by a newer version's promotion."""
 
 
+DEPLOYED = frozenset({VersionState.READY, VersionState.IDLE})
+"""States of a version that answers whoever asks; an idle one starts for that."""
 _ENDS = (VersionState.REFUSED, VersionState.RETIRED)
 VERSION_TRANSITIONS: dict[VersionState, frozenset[VersionState]] = {
     VersionState.DEPLOYING: frozenset({VersionState.READY, VersionState.IDLE, *_ENDS}),
@@ -161,7 +165,7 @@ class OrderService(Message, wire="service.order"):
     weights: dict[Token, int] = {}
     replicas: int | None = Field(None, ge=0, description="of `scale`")
     expected: int | None = Field(None, description="revision of the record that the asker has seen")
-    why: str = Field("", max_length=500)
+    why: str = Field("", max_length=MOST_WHY)
     quota: Quota | None = Field(None, description="the user's, as Type 3 told it")
 
 
@@ -170,7 +174,7 @@ class TrafficBody(Part):
 
     weights: dict[Token, int] = Field(max_length=64)
     expected: int | None = Field(None, description="revision of the record that the asker has seen")
-    why: str = Field("", max_length=500)
+    why: str = Field("", max_length=MOST_WHY)
 
 
 class ServiceQuery(Message, wire="service.query"):

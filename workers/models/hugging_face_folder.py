@@ -58,6 +58,24 @@ def public_names(spec: ModelSpec) -> Callable[[str], str]:
     return public
 
 
+_EMBEDDINGS = {"llama": "embed.embed_tokens.weight", "gpt2": "embed.wte.weight"}
+
+
+def stand_ins(spec: ModelSpec) -> Mapping[str, tuple[str, ...]]:
+    """Full parameter name → the tensors of a folder that it begins with where the folder lacks its own.
+
+    A pretrained model whose embedding is its output head, as GPT-2's, is stored without the head; `causal_lm`
+    gives the head weights of its own, unless `tie_weights` says otherwise.
+    """
+    if spec.factory != CAUSAL_LM or spec.args.get("tie_weights"):
+        return {}
+    try:
+        embedding = _EMBEDDINGS.get(str(_config(spec).get("model_type")))
+    except BadModel:
+        return {}
+    return {} if embedding is None else {"head.lm_head.weight": (embedding,)}
+
+
 def library_names(spec: ModelSpec) -> Callable[[Iterable[str]], Mapping[str, str]]:
     """Names in a pretrained folder → their names in the model, where transformers has changed them since.
 

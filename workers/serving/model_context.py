@@ -1,12 +1,15 @@
-"""How many tokens a model takes: as it says itself, and as far as what was recorded of it holds."""
+"""How large a sample a model takes: as it says itself, and as far as what was recorded of it holds."""
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from schemas.callables import MODELS
 from schemas.errors import BadModel
@@ -26,6 +29,75 @@ _OTHERWISE_FROM = (
     "attention_chunk_size",
     "original_max_position_embeddings",
 )
+
+MOST_TIMES = 16
+"""A sample may be so many times as large as the one that the model was tried with. Convolutions take any
+size, and the memory for it is not for clients to choose."""
+ALWAYS = 4096
+"""Elements that a sample may have however small the one was that the model was tried with."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleLimits:
+    """How large a sample of a single pass may be.
+
+    Attributes:
+        tried: The inputs that the model was tried with, without the dimension of samples; empty: not known.
+        recorded: Whether its layers were recorded with these: its own code may compute something else for
+            larger ones.
+        tokens: Most tokens of an input of one dimension; 0: the model does not say.
+    """
+
+    tried: Sequence[TensorSchema] = ()
+    recorded: bool = False
+    tokens: int = 0
+
+    def refusal(self, sample: Mapping[str, Tensor]) -> str:
+        """Why this sample is too large, in one line; empty: it is not."""
+        for tried in self.tried:
+            tensor = sample.get(tried.name)
+            if tensor is not None and (why := self._refusal(tried, tuple(tensor.shape))):
+                return f"{tried.name}: a sample of the shape {list(tensor.shape)} {why}"
+        return ""
+
+    def _refusal(self, tried: TensorSchema, shape: tuple[int, ...]) -> str:
+        if self.tokens and len(tried.shape) == len(shape) == 1:
+            return f"is longer than the {self.tokens} that this model takes" if shape[0] > self.tokens else ""
+        usual = list(tried.shape)
+        if self.recorded:
+            larger = len(shape) != len(usual) or any(map(int.__gt__, shape, usual))
+            return f"goes beyond {usual}, for which this model was recorded" if larger else ""
+        most = max(MOST_TIMES * math.prod(usual), ALWAYS)
+        text = f"has more than {most} elements; this model was tried with {usual}"
+        return text if math.prod(shape) > most else ""
+
+
+NO_LIMITS = SampleLimits()
+
+
+def sample_limits(
+    graph: ModelGraph, spec: ModelSpec, batch: Sequence[TensorSchema], most_tokens: int
+) -> SampleLimits:
+    """The limits of a model of single passes.
+
+    Args:
+        graph: The whole model; its weights are not read.
+        spec: What it was made of.
+        batch: The tensors that it was tried with.
+        most_tokens: Of the longest text that is looked at.
+    """
+    taken = tuple(tensor for tensor in batch if tensor.name in graph.inputs)
+    own = model_context(spec, graph.model)
+    of_texts = own is not None and taken and all(len(tensor.shape) == 1 for tensor in taken)
+    if not of_texts or own is None:
+        return SampleLimits(taken, graph.recorded)
+    tokens = min(own, most_tokens)
+    if graph.recorded:
+        try:
+            tokens, _ = recorded_context(graph, spec, batch, tokens)
+        except BadModel:  # nobody knows from which length on: so it is that of the recording
+            tokens = 0
+    return SampleLimits(taken, graph.recorded, tokens)
 
 
 def model_context(spec: ModelSpec, model: object = None) -> int | None:

@@ -65,11 +65,13 @@ class MatchedWeights:
         missing: Names in the model that the files lack.
         unexpected: Names in the files that nothing here takes: other stages' tensors, or nobody's.
             Other names of tensors that were taken do not count.
+        shards: The files, with tensors of all stages.
     """
 
     found: Mapping[str, StoredTensor]
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
+    shards: frozenset[str] = frozenset()
 
 
 async def match_weights(
@@ -127,6 +129,7 @@ async def match_weights(
         found,
         tuple(sorted(set(own) - set(found))),
         tuple(sorted(set(theirs.values()) - taken)),
+        frozenset(shard_of.values()),
     )
 
 
@@ -182,6 +185,7 @@ async def load_initial(
     public_name: Callable[[str], str] = lambda name: name,
     is_new: Callable[[str], bool] = lambda name: False,
     own_names_of: Callable[[Iterable[str]], Mapping[str, str]] = lambda names: {},
+    stand_ins: Mapping[str, Sequence[str]] = {},
     checked: bool = False,
 ) -> MatchedWeights:
     """Loads the stage's weights from a folder of safetensors, with or without an index.
@@ -194,6 +198,7 @@ async def load_initial(
         public_name: See `match_weights`.
         is_new: Of a full name: it may be missing, and then begins as the factory made it.
         own_names_of: See `match_weights`.
+        stand_ins: Full name → tensors that it begins with where the files lack its own.
         checked: Whether they must have the digest that the section names, if it names one.
 
     Raises:
@@ -204,7 +209,8 @@ async def load_initial(
     # a shared weight bears the name of its first place in every stage
     own = file_weights(stage)
     outline = {name: _outlined(weight) for name, weight in own.items()}
-    matched = await match_weights(outline, artifacts, source, public_name, stage.aliases, own_names_of)
+    aliases = joined(stage.aliases, stand_ins)
+    matched = await match_weights(outline, artifacts, source, public_name, aliases, own_names_of)
     missing = tuple(name for name in matched.missing if not is_new(name))
     matched = replace(matched, missing=missing)
     check_missing(matched, source, f"layers {stage.first_layer} to {stage.last_layer - 1}")
@@ -213,11 +219,19 @@ async def load_initial(
     pairs = [(stored, own[name]) for name, stored in matched.found.items()]
     digest_of: DigestOf = lambda stored: None  # noqa: E731
     if checked and source.expected_sha256:
-        shards = (await _locate(artifacts, source)).values()
-        lines = await expected_tensors(artifacts, shards, source.expected_sha256, source.url)
+        lines = await expected_tensors(artifacts, matched.shards, source.expected_sha256, source.url)
         digest_of = lambda stored: TensorDigest(stored, lines, source.url)  # noqa: E731
     await read_tensors(artifacts, pairs, run=run, digest_of=digest_of)
     return matched
+
+
+def joined(
+    aliases: Mapping[str, Sequence[str]], stand_ins: Mapping[str, Sequence[str]]
+) -> dict[str, Sequence[str]]:
+    """Names that are looked for behind a weight's own: its other names, then those of its stand-ins."""
+    return {
+        name: (*aliases.get(name, ()), *stand_ins.get(name, ())) for name in aliases.keys() | stand_ins.keys()
+    }
 
 
 def _outlined(weight: Target) -> Tensor:

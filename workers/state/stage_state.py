@@ -30,6 +30,7 @@ from workers.models.hugging_face_folder import (
     is_adapter,
     library_names,
     public_names,
+    stand_ins,
     written_names,
 )
 from workers.process.url_rules import open_url
@@ -92,6 +93,7 @@ class StageState:
                 public_name=public_names(model),
                 is_new=is_new,
                 own_names_of=library_names(model),
+                stand_ins=stand_ins(model),
             )
 
     async def move_to(self, version: int) -> None:

@@ -29,10 +29,10 @@ from workers.data.preprocessing.preprocessed import PreprocessedBatches
 from workers.data.storage import node_cache
 from workers.data.text.vocabulary import check_logits, embeddings_checked
 from workers.graph.model_graph import sharing_layers
-from workers.models.hugging_face_folder import is_adapter, library_names, public_names
+from workers.models.hugging_face_folder import is_adapter, library_names, public_names, stand_ins
 from workers.recipe.probe import try_recipe
 from workers.requirements import check_requirements
-from workers.state.initial_weights import check_missing, describe_match, match_weights
+from workers.state.initial_weights import check_missing, describe_match, joined, match_weights
 from workers.tasks.compiled import check_compiled
 from workers.tasks.served import analyse_served, served_sample
 from workers.tasks.short_lived import answer, bus_for
@@ -96,7 +96,8 @@ async def unmatched_by_sample(spec: JobSpec, sample: Batch, bus: Bus | None) -> 
     own = {name: weight for name, weight in weights if name not in graph.unsaved and not is_new(name)}
     artifacts = await asyncio.to_thread(open_artifacts, source.url, bus)
     theirs, library = public_names(spec.model), library_names(spec.model)
-    matched = await match_weights(own, artifacts, source, theirs, graph.aliases, library)
+    aliases = joined(graph.aliases, stand_ins(spec.model))
+    matched = await match_weights(own, artifacts, source, theirs, aliases, library)
     check_missing(matched, source, "the model")
     return describe_match(matched, source)
 

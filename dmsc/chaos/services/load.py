@@ -90,7 +90,8 @@ def requests_of(count: int, tokens: int, context: int, seed: int) -> tuple[LoadR
 def judge(answer: LoadAnswer, reference: LoadAnswer) -> AnswerVerdict:
     """What `answer` is beside the undisturbed `reference`.
 
-    Digests are compared where both have one for each token: those of a server that died are not known.
+    There is a digest for each token, so that more or fewer of them are tokens that came twice or were lost,
+    even where the text does not show it. An empty one is not known, of a server that died, and not compared.
     """
     if answer.error:
         return AnswerVerdict.FAILED
@@ -98,8 +99,12 @@ def judge(answer: LoadAnswer, reference: LoadAnswer) -> AnswerVerdict:
         return AnswerVerdict.SHORT
     if answer.text != reference.text:
         return AnswerVerdict.LONG if len(answer.text) > len(reference.text) else AnswerVerdict.OTHER
-    known = answer.digests and len(answer.digests) == len(reference.digests)
-    if known and all(answer.digests) and answer.digests != reference.digests:
+    if len(answer.digests) < len(reference.digests):
+        return AnswerVerdict.SHORT
+    if len(answer.digests) > len(reference.digests):
+        return AnswerVerdict.LONG
+    pairs = zip(answer.digests, reference.digests, strict=True)
+    if any(own and other and own != other for own, other in pairs):
         return AnswerVerdict.OTHER
     return AnswerVerdict.EQUAL if answer.finish == reference.finish else AnswerVerdict.OTHER
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass
 
 from dmsc.chaos.holding import Holding
@@ -21,7 +21,7 @@ from dmsc.state.settings import find_gateway
 from schemas.errors import BadInput, DmscError
 from schemas.job import JobSpec
 from schemas.services.completion import Completion
-from schemas.services.model_service import ModelService, ServedVersion, VersionState
+from schemas.services.model_service import ServedVersion
 
 USELESS = frozenset({FaultKind.DATA, FaultKind.DISK_FULL, FaultKind.NO_ROOM})
 """Faults that a service has nothing to show for: it has no data, and keeps nothing on a disk."""
@@ -33,6 +33,10 @@ class LoadOptions:
 
     clients: int = 8
     tokens: int = 64
+    pause_s: float = (
+        0.1  # of a client that was told an error, before it asks again; doubled with each further one
+    )
+    longest_pause_s: float = 2.0
 
 
 def check_options(options: ChaosOptions) -> None:
@@ -98,25 +102,24 @@ class ServiceChaos:
         return name, version
 
     async def _ready(self, name: str, wanted: str | None) -> ServedVersion:
-        """The version, once it is ready. Raises `BadInput` where it will not be."""
-        said = ""
-        while True:
-            service: ModelService = await persistently(lambda: self._chaos.client.service(name))
-            version = service.version(wanted or service.stable or "")
-            if version is None:
-                names = ", ".join(each.version for each in service.versions) or "none"
-                raise BadInput(f"service {name} has no version {wanted or 'with traffic'}; it has {names}")
-            if version.state in (VersionState.REFUSED, VersionState.RETIRED):
-                raise BadInput(
-                    f"{name}@{version.version} is {version.state}: {version.reason or 'no reason'}"
-                )
-            if version.state is VersionState.READY:
-                break
-            if version.state != said:
+        """The version, once it is deployed.
+
+        Raises:
+            BadInput: It does not answer with tokens.
+            NotFound, LastingConflict: See `wait_for_version`.
+        """
+        last = ""
+
+        def show(version: ServedVersion) -> None:
+            nonlocal last
+            if version.state != last:
                 self._chaos.say(f"{name}@{version.version} is {version.state}")
-                said = version.state
-            await asyncio.sleep(self._chaos.times.look_every_s)
-        if version.kind != "generate":
+                last = version.state
+
+        version = await self._chaos.client.wait_for_version(
+            name, wanted, poll_s=self._chaos.times.look_every_s, progress=show
+        )
+        if version.kind == "predict":
             raise BadInput(
                 f"{name} answers with tensors; chaos compares the tokens of services that generate"
             )
@@ -135,13 +138,14 @@ class ServiceChaos:
         for reference in references:
             if reference.error:
                 raise BadInput(f"{model} does not answer: {reference.error}")
+        await self._chaos.injector.all_here(version.job)  # an idle version has instances from here on
         kinds = ", ".join(kind.value for kind in options.kinds)
         self._chaos.say(f"{model}: a fault every {options.every} ({kinds}), seed {options.seed}")
         answers: list[LoadAnswer] = []
         over = asyncio.Event()
         async with asyncio.TaskGroup() as asking:
             for client, request in zip(clients, requests, strict=True):
-                asking.create_task(_ask_again_and_again(client, model, request, answers, over))
+                asking.create_task(_ask_again_and_again(client, model, request, answers, over, self._load))
             try:
                 faults = await self._faults(version.job, options, answers)
             finally:
@@ -151,6 +155,7 @@ class ServiceChaos:
             version=version.version,
             job=version.job,
             exact=bool(version.exact),
+            inexact_because=version.inexact_because,
             seed=options.seed,
             every=str(options.every),
             clients=count,
@@ -167,10 +172,8 @@ class ServiceChaos:
         frozen: list[ProcessHandle] = []
         async with AsyncExitStack() as stack:
             stack.callback(resume, frozen)
-            stack.push_async_callback(chaos.injector.free_disks)
             holding = await stack.enter_async_context(Holding(chaos.client, frozen, chaos.say))
             tell: Tell = await stack.enter_async_context(auditing(chaos.client, chaos.say, chaos.times))
-            await chaos.injector.all_here(job)
             began, every_s = time.monotonic(), options.every.seconds or 0.0
             for planned in plan(options.seed, options.every, options.kinds):
                 if planned.number >= (options.faults or 0):
@@ -187,10 +190,25 @@ class ServiceChaos:
 
 
 async def _ask_again_and_again(
-    client: AsyncClient, model: str, request: LoadRequest, answers: list[LoadAnswer], over: asyncio.Event
+    client: AsyncClient,
+    model: str,
+    request: LoadRequest,
+    answers: list[LoadAnswer],
+    over: asyncio.Event,
+    load: LoadOptions,
 ) -> None:
+    """Asks until `over`; after an error the next request waits a little, so that it is no second fault."""
+    pause_s = load.pause_s
     while not over.is_set():
-        answers.append(await ask(client, model, request))
+        answer = await ask(client, model, request)
+        answers.append(answer)
+        if not answer.error:
+            pause_s = load.pause_s
+            continue
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await over.wait()
+        pause_s = min(2 * pause_s, load.longest_pause_s)
 
 
 async def ask(client: AsyncClient, model: str, request: LoadRequest) -> LoadAnswer:

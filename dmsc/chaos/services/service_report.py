@@ -16,7 +16,7 @@ from dmsc.chaos import plot
 from dmsc.chaos.report import InjectedFault, quantile
 from dmsc.chaos.services.load import AnswerVerdict, LoadAnswer, judge, pieces_per_s
 
-SAID = 5
+MOST_LISTED = 5
 """Wrong answers that are listed; the others are counted."""
 
 
@@ -38,6 +38,7 @@ class ServiceChaosReport:
     version: str
     job: str
     exact: bool
+    inexact_because: str = ""
     seed: int
     every: str
     clients: int
@@ -99,13 +100,17 @@ class ServiceChaosReport:
             for answer in self.answers
             if (verdict := judge(answer, self.references[answer.request])) is not AnswerVerdict.EQUAL
         ]
-        for answer, verdict in wrong[:SAID]:
-            what = (
-                answer.error or f"{answer.text[-24:]!r} beside {self.references[answer.request].text[-24:]!r}"
-            )
+        for answer, verdict in wrong[:MOST_LISTED]:
+            what = answer.error or _difference(answer, self.references[answer.request])
             lines.append(f"request {answer.request} {verdict.value}: {what}")
-        if len(wrong) > SAID:
-            lines.append(f"{len(wrong) - SAID} more answers are not as undisturbed")
+        if len(wrong) > MOST_LISTED:
+            lines.append(f"{len(wrong) - MOST_LISTED} more answers are not as undisturbed")
+        if not self.exact and any(verdict is AnswerVerdict.OTHER for _, verdict in wrong):
+            why = self.inexact_because or "it did not say why"
+            lines.append(
+                f"{self.service}@{self.version} is not exact ({why}): its answers depend on who computes "
+                "them, also without faults"
+            )
         lines += [
             f"fault {fault.number} did not fire: {fault.missed}" for fault in self.faults if fault.failed
         ]
@@ -124,6 +129,7 @@ class ServiceChaosReport:
             "version": self.version,
             "job": self.job,
             "exact": self.exact,
+            "inexact_because": self.inexact_because,
             "seed": self.seed,
             "every": self.every,
             "clients": self.clients,
@@ -177,8 +183,8 @@ class ServiceChaosReport:
             table.append(("goodput", f"{self.goodput:.2f}", "of the undisturbed run"))
         for verdict in (AnswerVerdict.SHORT, AnswerVerdict.LONG, AnswerVerdict.OTHER, AnswerVerdict.FAILED):
             table.append((verdict.value, str(verdicts[verdict]), "answers"))
-        known = sum(bool(answer.digests) and all(answer.digests) for answer in self.answers)
-        table.append(("digests", str(known), "answers whose logits were compared token by token"))
+        compared = sum(bool(answer.digests) and all(answer.digests) for answer in self.answers)
+        table.append(("digests", str(compared), "answers whose logits were compared token by token"))
         return table
 
     def closing(self, width: int = 72) -> list[str]:
@@ -203,6 +209,19 @@ class ServiceChaosReport:
         slice_s = (ended - began) / columns
         counts = Counter(min(int((at - began) / slice_s), columns - 1) for at in arrivals)
         return [counts[column] / slice_s for column in range(columns)], (began, ended)
+
+
+def _difference(answer: LoadAnswer, reference: LoadAnswer) -> str:
+    """Where an answer is another one, in words."""
+    if answer.text != reference.text:
+        return f"{answer.text[-24:]!r} beside {reference.text[-24:]!r}"
+    if len(answer.digests) != len(reference.digests):
+        return f"{len(answer.digests)} tokens beside {len(reference.digests)}, though the text is the same"
+    pairs = enumerate(zip(answer.digests, reference.digests, strict=True))
+    first = next((place for place, (own, other) in pairs if own and other and own != other), None)
+    if first is None:
+        return f"it ends by {answer.finish or 'nothing'} beside {reference.finish}"
+    return f"the text is the same, the logits of token {first} are others"
 
 
 def svg(report: ServiceChaosReport) -> str:

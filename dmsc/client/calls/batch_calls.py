@@ -82,12 +82,12 @@ class BatchCalls:
         return await self._gateways.ask_for(OpenaiBatch, "POST", f"/v1/batches/{segment(batch)}/cancel")
 
     async def wait_for_batch(
-        self, batch: str, *, poll_s: float = 1.0, told: Callable[[OpenaiBatch], None] = lambda _: None
+        self, batch: str, *, poll_s: float = 1.0, progress: Callable[[OpenaiBatch], None] = lambda _: None
     ) -> OpenaiBatch:
-        """Wait until a batch is over; a failed one raises nothing: see `status`. `told` gets each look."""
+        """Wait until a batch is over; a failed one raises nothing: see `status`. `progress`: at each look."""
         while True:
             found = await self.batch(batch)
-            told(found)
+            progress(found)
             if found.status in OVER:
                 return found
             await asyncio.sleep(poll_s)

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Any
 
 from dmsc.client.gateway_requests import Gateways
+from schemas.errors import BadInput
 from schemas.services.calls import CallAnswered, CallsAnswered
 from schemas.services.completion import (
     Completion,
@@ -105,7 +106,11 @@ class GenerationCalls:
         user: str | None = None,
         consent: bool | None = None,
     ) -> Completion:
-        """The whole answer; see `ask`. `aggregation`: also `vote` of versions; nothing of a vote is kept."""
+        """The whole answer; see `ask`. `aggregation`: also `vote` of versions; nothing of a vote is kept.
+
+        Raises:
+            BadInput: consent is given to a vote.
+        """
         asked: dict[str, Any] = {
             "tokens": tokens,
             "temperature": temperature,
@@ -121,6 +126,8 @@ class GenerationCalls:
         if how in (None, "first"):
             pieces = self.ask(model, prompt, consent=consent, **asked)
             return joined([piece async for piece in pieces])
+        if consent:
+            raise BadInput(f"consent: nothing of aggregation {how} is kept; leave one of them out")
         body = {"model": model, "prompt": prompt if isinstance(prompt, str) else list(prompt), **asked}
         body["max_tokens"] = body.pop("tokens")
         body["stop"] = list(stop) or None

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dmsc.authoring.code_folder import PackedCode
 from dmsc.client import http_protocol
 from dmsc.client.calls.access_calls import segment
 from dmsc.client.calls.code_calls import CodeCalls
-from schemas.errors import BadJob
+from schemas.errors import BadJob, LastingConflict, NotFound
 from schemas.pages import ServicePage
-from schemas.services.model_service import ModelService
+from schemas.services.model_service import DEPLOYED, ModelService, ServedVersion, VersionState
 
 SERVICES = "/v1/services"
+ENDED = frozenset({VersionState.REFUSED, VersionState.RETIRED})
 
 
 class ServiceCalls(CodeCalls):
@@ -44,6 +46,45 @@ class ServiceCalls(CodeCalls):
     async def service(self, service: str) -> ModelService:
         """One service with its versions. Raises `NotFound`."""
         return await self._gateways.ask_for(ModelService, "GET", f"{SERVICES}/{segment(service)}")
+
+    async def wait_for_version(
+        self,
+        service: str,
+        version: str | None = None,
+        *,
+        replicas: int = 0,
+        poll_s: float = 0.3,
+        progress: Callable[[ServedVersion], None] = lambda _: None,
+    ) -> ServedVersion:
+        """Wait until a version is deployed: it is ready, or idle, and starts with the next request.
+
+        Args:
+            service: The service's name.
+            version: The version's; None: the one that a rollback goes back to, or the first.
+            replicas: Wait until each stage has at least so many; an idle version has none.
+            poll_s: Seconds between two looks.
+            progress: Gets the version at each look.
+
+        Raises:
+            NotFound: There is no such service, or it has no such version.
+            LastingConflict: The version is refused or stopped; the text says why.
+        """
+        while True:
+            record = await self.service(service)
+            first = record.versions[0].version if record.versions else ""
+            name = version or record.stable or first
+            found = record.version(name)
+            if found is None:
+                names = ", ".join(each.version for each in record.versions) or "none"
+                raise NotFound(f"service {service} has no version {name or 'yet'}; it has {names}")
+            progress(found)
+            if found.state in ENDED:
+                raise LastingConflict(
+                    f"{service}@{found.version} is {found.state}: {found.reason or 'no reason was given'}"
+                )
+            if found.state in DEPLOYED and min(found.replicas, default=0) >= replicas:
+                return found
+            await asyncio.sleep(poll_s)
 
     async def set_traffic(
         self, service: str, weights: Mapping[str, int], *, expected: int | None = None, why: str = ""

@@ -63,6 +63,12 @@ def cost(
     begin, end = period(since, until, time.time())
     if prices is not None and recording is None:
         raise BadInput("--prices goes with --recording: a mesh's prices are those of its accountant")
+    if recording is not None:
+        given = {"--user": user is not None, "--service": service is not None, "--all": everybody}
+        if extra := [name for name, is_given in given.items() if is_given]:
+            raise BadInput(
+                f"--recording is of one job, and of all that it used; leave out {', '.join(extra)}"
+            )
     if recording is None:
         statement = mesh.ask(
             lambda client: client.accounts(

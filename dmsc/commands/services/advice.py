@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from schemas.services.model_service import (
+    DEPLOYED,
     ModelService,
     ServedVersion,
     ServiceState,
@@ -46,11 +47,12 @@ def of_service(service: ModelService) -> list[str]:
                 f"{version.version} went back ({back.by}): {back.why}; mend it, and deploy it under another "
                 f"name: dmsc serve FILE --service {name} --version NAME"
             )
-        elif _is_idle(service, version):
+        elif _lacks_traffic(service, version):
             share = f"{service.stable or 'OTHER'}=95 {version.version}=5"
             lines.append(
-                f"{version.version} is ready and gets no traffic: dmsc service traffic {name} {share}, "
-                f"or have it answer copies only: dmsc service shadow {name} {version.version}"
+                f"{version.version} is {version.state} and gets no traffic: "
+                f"dmsc service traffic {name} {share}, or have it answer copies only: "
+                f"dmsc service shadow {name} {version.version}"
             )
     if len(service.weights) > 1 and service.stable not in service.weights:
         lines.append(
@@ -59,15 +61,15 @@ def of_service(service: ModelService) -> list[str]:
         )
     if service.history:
         last = service.history[-1]
-        why = f": {last.why}" if last.why else ""
+        why = f": {last.why}" if last.why and not any(last.why in line for line in lines) else ""
         lines.append(f"traffic as {last.by} set it{why}; all changes: dmsc service show {name} --history")
     return lines
 
 
 def went_back(service: ModelService, version: str) -> TrafficChange | None:
-    """The rollback by which a version that is ready lost its traffic; None: it was none."""
+    """The rollback by which a version that is deployed lost its traffic; None: it was none."""
     found = service.version(version)
-    if found is None or not _is_idle(service, found):
+    if found is None or not _lacks_traffic(service, found):
         return None
     before: TrafficChange | None = None
     lost_by: TrafficChange | None = None
@@ -91,15 +93,11 @@ def _troubles(service: ModelService, among: Iterable[ServedVersion] | None = Non
                 f"{version.version} was refused{why}; mend that, and deploy it under another name: "
                 f"dmsc serve FILE --service {name} --version NAME"
             )
-    if not service.weights and any(_is_ready(version) for version in service.versions):
-        ready = next(version.version for version in service.versions if _is_ready(version))
-        yield f"nobody answers: dmsc service promote {name} {ready}"
+    deployed = [version.version for version in service.versions if version.state in DEPLOYED]
+    if not service.weights and deployed:
+        yield f"nobody answers: dmsc service promote {name} {deployed[0]}"
 
 
-def _is_ready(version: ServedVersion) -> bool:
-    return version.state.value == "ready"
-
-
-def _is_idle(service: ModelService, version: ServedVersion) -> bool:
-    asked = service.weights.get(version.version) or version.version in service.shadow
-    return bool(service.weights) and _is_ready(version) and not asked
+def _lacks_traffic(service: ModelService, version: ServedVersion) -> bool:
+    is_asked = service.weights.get(version.version) or version.version in service.shadow
+    return bool(service.weights) and version.state in DEPLOYED and not is_asked

@@ -54,6 +54,8 @@ def ask(
         raise bad_input("the prompt is empty; give a text")
     if aggregation not in (None, "first", "vote"):
         raise bad_input(f"--aggregation {aggregation}: of texts there are first and vote")
+    if aggregation == "vote" and consent:
+        raise bad_input("--consent: nothing of a vote is kept; leave out --consent or --aggregation vote")
 
     async def answer(client: AsyncClient) -> Completion:
         from dmsc.client.calls.generation_calls import joined
@@ -99,14 +101,14 @@ def ask(
     whole = mesh.ask(answer)
     if whole.choices[0].finish_reason == "length" and sys.stderr.isatty() and not mesh.json:
         print(f"\n(ends after {tokens} tokens; --tokens N for more)", end="", file=sys.stderr)
-    told = whole.choices[0].logprobs
-    if mesh.json or told is None:
+    logs = whole.choices[0].logprobs
+    if mesh.json or logs is None:
         mesh.show(whole, "")
         return
     rows = []
-    for number, token in enumerate(told.tokens):
-        value = told.token_logprobs[number]
-        rivals = told.top_logprobs[number] if told.top_logprobs else {}
+    for number, token in enumerate(logs.tokens):
+        value = logs.token_logprobs[number]
+        rivals = logs.top_logprobs[number] if logs.top_logprobs else {}
         listed = " ".join(f"{other!r} {each:.3f}" for other, each in rivals.items())
         rows.append((repr(token), "" if value is None else f"{value:.3f}", listed))
     mesh.show_table(whole, ("token", "logprob", "likeliest"), rows)

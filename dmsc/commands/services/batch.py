@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from dmsc.console.command_app import argument, option
-from dmsc.console.exit_codes import bad_input
+from dmsc.console.exit_codes import ExitCode, bad_input
 from dmsc.console.option_groups import GatewayQuery
+from dmsc.console.running import leave
 
 if TYPE_CHECKING:
     from dmsc.client.async_client import AsyncClient
@@ -20,6 +23,9 @@ ENDPOINTS = {
     "predict": "/v1/predict",
     "embeddings": "/v1/embeddings",
 }
+FILES = "files"
+FLEETING = "deleted once fetched"
+"""Of a batch's metadata: its files at the mesh are this command's own, and go with the answers' arrival."""
 
 
 def batch(
@@ -39,12 +45,17 @@ def batch(
     ] = None,
     cancel: Annotated[bool, option("--cancel", "Ends the batch; what is answered is fetched.")] = False,
     detach: Annotated[bool, option("--detach", "Prints the batch's id, and waits for nothing.")] = False,
+    keep_files: Annotated[
+        bool, option("--keep-files", "Requests and answers also stay at the mesh, in your quota.")
+    ] = False,
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Have all requests of a file answered, in the file's order; without a file, list your batches.
 
     A line is a request as OpenAI's batches have it, or its body alone, such as {"prompt": "def parse("}.
     Whatever dies meanwhile, each request has one answer. Interrupted, it goes on: dmsc batch ID fetches it.
+    Once the answers are fetched, what this command has stored at the mesh is deleted. The exit code is 1 if
+    the batch has failed or expired.
 
     Example: dmsc batch requests.jsonl --service stdlib --out answers.jsonl
     """
@@ -60,15 +71,18 @@ def batch(
         raise bad_input(f"{source}: there is no such file, and no batch has that id")
 
     async def run(client: AsyncClient) -> OpenaiBatch:
-        found = await _begun(client, source, service, ENDPOINTS[endpoint])
+        found = await _begun(client, source, service, ENDPOINTS[endpoint], keep_files)
         if cancel:
             found = await client.cancel_batch(found.id)
         if detach:
             return found
         if not is_id:
             print(f"{found.id}: {found.request_counts.total} requests", file=sys.stderr)
-        found = await client.wait_for_batch(found.id, told=_tell)
+        with _progress_line() as show:
+            found = await client.wait_for_batch(found.id, progress=show)
         await _fetch(client, found, out or Path(f"{found.id if is_id else Path(source).stem}.out.jsonl"))
+        if not keep_files and (found.metadata or {}).get(FILES) == FLEETING:
+            await _delete_files(client, found)
         return found
 
     found = mesh.ask(run)
@@ -79,24 +93,63 @@ def batch(
     if found.errors is not None:
         lines += [each.message for each in found.errors.data]
     mesh.show(found, "\n".join(lines))
-    if found.status in ("failed", "expired"):
-        raise SystemExit(1)
+    leave(ExitCode.FAILED if found.status in ("failed", "expired") else ExitCode.OK)
 
 
-async def _begun(client: AsyncClient, source: str, service: str | None, endpoint: str) -> OpenaiBatch:
+async def _begun(
+    client: AsyncClient, source: str, service: str | None, endpoint: str, keep_files: bool
+) -> OpenaiBatch:
     if source.startswith("batch_"):
         return await client.batch(source)
+    metadata = None if keep_files else {FILES: FLEETING}
     if source.startswith("bus://"):
-        return await client.create_batch(source, endpoint=endpoint, model=service or "")
+        return await client.create_batch(source, endpoint=endpoint, model=service or "", metadata=metadata)
+    from schemas.errors import DmscError
+
     file = await client.upload_file(Path(source))
-    return await client.create_batch(file.id, endpoint=endpoint, model=service or "")
+    try:
+        return await client.create_batch(file.id, endpoint=endpoint, model=service or "", metadata=metadata)
+    except DmscError:
+        if not keep_files:
+            with suppress(DmscError):  # why there is no batch matters more
+                await client.delete_file(file.id)
+        raise
 
 
-def _tell(found: OpenaiBatch) -> None:
-    counts = found.request_counts
-    if sys.stderr.isatty():
-        done = counts.completed + counts.failed
-        print(f"\r{found.status}: {done} of {counts.total}   ", end="", file=sys.stderr, flush=True)
+@contextmanager
+def _progress_line() -> Iterator[Callable[[OpenaiBatch], None]]:
+    """What shows how far a batch is, in one line of a terminal, which ends with the block."""
+    is_open = False
+
+    def show(batch: OpenaiBatch) -> None:
+        nonlocal is_open
+        if sys.stderr.isatty():
+            counts = batch.request_counts
+            done = counts.completed + counts.failed
+            print(f"\r{batch.status}: {done} of {counts.total}   ", end="", file=sys.stderr, flush=True)
+            is_open = True
+
+    try:
+        yield show
+    finally:
+        if is_open:
+            print(file=sys.stderr, flush=True)
+
+
+async def _delete_files(client: AsyncClient, found: OpenaiBatch) -> None:
+    """Removes a batch's files from the mesh, whose answers are on this disk."""
+    from schemas.errors import DmscError, NotFound
+
+    files = (found.input_file_id, found.output_file_id, found.error_file_id)
+    for file in files:
+        if file is None or file.startswith("bus://"):
+            continue
+        try:
+            await client.delete_file(file)
+        except NotFound:  # somebody was quicker
+            continue
+        except DmscError as error:  # the answers are there all the same
+            print(f"{file} stays at the mesh: {error.text}", file=sys.stderr)
 
 
 async def _fetch(client: AsyncClient, found: OpenaiBatch, out: Path) -> None:

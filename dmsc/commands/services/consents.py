@@ -42,8 +42,9 @@ def withdraw(
 
     Example: dmsc consent withdraw chat
     """
-    said = mesh.ask(lambda client: client.withdraw_consent(service, subject=subject))
-    mesh.show(said, f"{service} keeps nothing of yours any more; {said.erased:,} requests were erased")
+    withdrawal = mesh.ask(lambda client: client.withdraw_consent(service, subject=subject))
+    erased = f"{withdrawal.erased:,} requests were erased"
+    mesh.show(withdrawal, f"{service} keeps nothing of yours any more; {erased}")
 
 
 def list_(subject: SubjectOption = None, mesh: GatewayQuery = GatewayQuery()) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -109,8 +110,6 @@ def learn(
 
 
 async def _learn(service: str, spec: JobSpec, options: LearnOptions, mesh: GatewayQuery) -> Learned:
-    import sys
-
     from dmsc.backflow.learning import learn
 
     async with mesh.client() as client:
@@ -140,12 +139,18 @@ def erase(
 
         if service is not None:
             return [await client.erase_kept(service, user, subject=subject)]
-        erased = []
+        erased: list[KeptErased] = []
+        refusals: dict[str, Refused] = {}
         for each in await client.services():
             try:
                 erased.append(await client.erase_kept(each.service, user, subject=subject))
-            except Refused:  # another's service, which its owner or an operator asks
-                continue
+            except Refused as error:  # another's service, which its owner or an operator asks
+                refusals[each.service] = error
+        if refusals and not erased:
+            last = next(reversed(refusals.values()))
+            raise Refused(f"nothing was erased, for no service is yours: {last.text}", **last.fields)
+        if refusals:
+            print(f"not erased of services that are others': {', '.join(refusals)}", file=sys.stderr)
         return erased
 
     found = mesh.ask(act)

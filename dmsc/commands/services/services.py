@@ -243,5 +243,5 @@ def _row(service: ModelService, version: ServedVersion) -> tuple[str, ...]:
         " ".join(map(str, version.replicas)),
         exact,
         version.sha256[:12] or version.weights,
-        (version.reason or slow) if back is None else f"went back: {back.why}",
+        (version.reason or slow) if back is None else f"went back, by {back.by}",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,7 +87,7 @@ async def _serve(
         made = await client.deploy(spec)
         if detach:
             return made, ExitCode.OK
-        return await _until_ready(client, made, spec.serve.version, mesh)
+        return await _until_deployed(client, made, spec.serve.version, mesh)
 
 
 def _is_file(text: str) -> bool:
@@ -116,37 +117,44 @@ def _document(record: JobRecord, overrides: list[str]) -> dict[str, Any]:
     return document
 
 
-async def _until_ready(
-    client: AsyncClient, made: ModelService, name: str, mesh: GatewayQuery, *, look_s: float = 0.3
+async def _until_deployed(
+    client: AsyncClient, made: ModelService, name: str, mesh: GatewayQuery
 ) -> tuple[ModelService, ExitCode]:
-    """Says on standard error how the version gets on, until it is ready or refused."""
-    import asyncio
-    import sys
-
+    """Says on standard error how the version gets on, until it is deployed or refused."""
     from dmsc.console.exit_codes import ExitCode
-    from schemas.services.model_service import VersionState
+    from schemas.errors import LastingConflict
 
-    said, ends = "", (VersionState.READY, VersionState.REFUSED, VersionState.RETIRED)
-    while True:
-        found = made.version(name)
-        if found is not None:
-            text = f"{found.state}: {found.reason}" if found.reason else str(found.state)
-            if text != said and not mesh.json:
-                print(f"{made.service} {name} {text}", file=sys.stderr)
-            said = text
-            if found.state in ends:
-                break
-        await asyncio.sleep(look_s)
-        made = await client.service(made.service)
-    if found.state is not VersionState.READY:
-        return made, ExitCode.FAILED
+    show = print_progress(made.service)
+    try:
+        found = await client.wait_for_version(
+            made.service, name, progress=(lambda _: None) if mesh.json else show
+        )
+    except LastingConflict:  # its state and reason are printed
+        return await client.service(made.service), ExitCode.FAILED
+    made = await client.service(made.service)
     if not mesh.json:
         print_text(described(made, found))
     return made, ExitCode.OK
 
 
+def print_progress(service: str) -> Callable[[ServedVersion], None]:
+    """What prints a version's state and reason to standard error whenever they change."""
+    import sys
+
+    last = ""
+
+    def show(version: ServedVersion) -> None:
+        nonlocal last
+        text = f"{version.state}: {version.reason}" if version.reason else str(version.state)
+        if text != last:
+            print(f"{service} {version.version} {text}", file=sys.stderr, flush=True)
+        last = text
+
+    return show
+
+
 def described(service: ModelService, version: ServedVersion) -> str:
-    """A version that is ready, in one line."""
+    """A version that is deployed, in one line."""
     share = service.weights.get(version.version, 0) / 100
     exact = "exact" if version.exact else f"not exact: {version.inexact_because}"
     kind = version.kind or "unknown kind"

@@ -6,11 +6,11 @@ that somebody downloaded, and uploaded again under another name, are beyond it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from entities.model_records.model_index import ModelIndex
 from schemas.job import JobRecord
+from schemas.models.version import ModelVersion
 from schemas.services.model_service import ModelService, VersionState
 
 _ENDED = (VersionState.REFUSED, VersionState.RETIRED)
@@ -26,12 +26,21 @@ class LearntFrom:
 
 
 def learnt_from(
-    sources: set[str], jobs: Iterable[JobRecord], index: ModelIndex, services: Iterable[ModelService]
+    sources: set[str],
+    jobs: Iterable[JobRecord],
+    versions: Collection[ModelVersion],
+    services: Iterable[ModelService],
 ) -> LearntFrom:
     """All that was trained on one of these files, or went on from weights that were.
 
-    `jobs`: all known ones. A version in the registry counts by its own lineage, too: it outlives its job.
+    Args:
+        sources: The files' URLs.
+        jobs: All known ones.
+        versions: Of models, all in the registry. One counts by its own lineage, too: it outlives its job.
+        services: All.
     """
+    if not sources:
+        return LearntFrom((), (), ())
     records = list(jobs)
     tainted = {record.job for record in records if sources & set(record.spec.data.urls().values())}
     models: set[str] = set()
@@ -39,24 +48,24 @@ def learnt_from(
         of_jobs = {record.job for record in records if _begins_with(record, tainted, models)}
         of_models = {
             each.reference
-            for each in index.each()
+            for each in versions
             if each.lineage.job in tainted
             or each.lineage.parent in models
             or sources & {data.source for data in each.lineage.data}
         }
-        of_jobs |= {each.lineage.job for each in index.each() if each.reference in of_models} - {""}
+        of_jobs |= {each.lineage.job for each in versions if each.reference in of_models} - {""}
         if of_jobs <= tainted and of_models <= models:
             break
         tainted |= of_jobs
         models |= of_models
     serving = {record.job for record in records if record.spec.serve is not None}
-    versions = {
+    served = {
         f"{service.service}@{version.version}"
         for service in services
         for version in service.versions
         if version.state not in _ENDED and (version.job in tainted or _names(version.weights, tainted))
     }
-    return LearntFrom(tuple(sorted(tainted - serving)), tuple(sorted(models)), tuple(sorted(versions)))
+    return LearntFrom(tuple(sorted(tainted - serving)), tuple(sorted(models)), tuple(sorted(served)))
 
 
 def _begins_with(record: JobRecord, jobs: set[str], models: set[str]) -> bool:

@@ -148,7 +148,9 @@ class BackflowOperations:
             await self.keeping.stored(body.generation)  # the answer may be as old as a moment
             who = await self._pseudonyms.of(access.user, None)
             entry = await self._items.find(who.user, body.generation)
-            correction = await self.keeping.redacted(body.correction, self._hide(entry.message.service))
+            asked = [each.text for each in entry.message.messages if each.role != "assistant"]
+            hide, before = self._hide(entry.message.service), asked[-1] if asked else ""
+            correction = await self.keeping.redacted(body.correction, hide, before)
             said = Feedback(rating=body.rating, correction=correction[:MOST_CORRECTION], at=time.time())
             await self._items.add_feedback(entry, said)
             return said
@@ -248,8 +250,14 @@ class BackflowOperations:
             await self._collections.remove(collection, "a subject was erased")
         count = await self._items.erase(service, who)
         sources = {collection.source for collection in holding}
-        learnt = learnt_from(
-            sources, self._known.jobs(), self._known.models(), self._known.services().values()
+        known = self._known
+        # All jobs and models are looked at, again and again: beside the loop, of which answers are waiting.
+        learnt = await asyncio.to_thread(
+            learnt_from,
+            sources,
+            tuple(known.jobs()),
+            tuple(known.models().each()),
+            tuple(known.services().values()),
         )
         jobs = len(learnt.jobs)
         log.info("erased", service=service, items=count, collections=len(gone), jobs=jobs, own=own)

@@ -1,17 +1,19 @@
 """Takes personal data and secrets out of texts before they are stored. Pure.
 
 It prefers to take out too much: whatever has nine digits or more is a number of somebody. It looks at all
-texts of a request together and as whole texts, so nothing hides in the gap between two pieces.
+texts of a request together, both as lines and as one text that goes on: an answer may end the word that its
+prompt began. So nothing hides in the gap between two pieces.
 Names, addresses and what only a reader would understand are beyond patterns (ADR-0165).
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from entities.gateway.backflow.number_shapes import Found, find_numbers
 from entities.gateway.backflow.plain_form import plain_form
@@ -29,23 +31,48 @@ class Redacted:
     counts: dict[str, int]
 
 
-def redact(texts: Sequence[str], hide: Iterable[str] = ()) -> Redacted:
+def redact(texts: Sequence[str], hide: Iterable[str] = (), *, before: str = "", behind: str = "") -> Redacted:
     """Takes out what `KINDS` says, of all texts of one request together.
 
-    `hide`: further texts, in any case of letters.
+    Args:
+        texts: In their order.
+        hide: Further texts to take out, in any case of letters.
+        before: What stood before the first of the texts and is not kept: something may begin there.
+        behind: The same behind the last one.
     """
-    joined = "\n".join(texts)
-    plain = plain_form(joined)
-    found = [*_secrets(plain.text), *_emails(plain.text), *_addresses(plain.text), *find_numbers(plain.text)]
-    found += _hidden(plain.text, hide)
-    spans = _merged([Found(*plain.span(each.start, each.end), each.kind) for each in found])
-    counts = Counter(span.kind for span in spans)
+    hidden = tuple(hide)
+    pieces = (before, *texts, behind)
+    lines = _found("\n".join(pieces), hidden)
+    # An address that is whole at the end of its text does not go on with the word that follows.
+    whole = {each.start for each in lines if each.kind == "email"}
+    across = [each for each in _across(pieces, hidden) if each.kind != "email" or each.start not in whole]
+    spans = _merged(lines + across)
     done: list[str] = []
-    start = 0
+    start = first = len(before) + 1
     for text in texts:
         done.append(_without(text, start, spans))
         start += len(text) + 1
+    counts = Counter(span.kind for span in spans if first < span.end and span.start < start - 1)
     return Redacted(tuple(done), dict(sorted(counts.items())))
+
+
+def _found(text: str, hide: Sequence[str]) -> list[Found]:
+    plain = plain_form(text)
+    found = [*_secrets(plain.text), *_emails(plain.text), *_addresses(plain.text), *find_numbers(plain.text)]
+    found += _hidden(plain.text, hide)
+    return [Found(*plain.span(each.start, each.end), each.kind) for each in found]
+
+
+def _across(pieces: Sequence[str], hide: Sequence[str]) -> Iterator[Found]:
+    """What begins in one of the pieces and ends in another, without a break between them.
+
+    Its places are those in the text that has a line break between two pieces.
+    """
+    ends = list(accumulate(map(len, pieces)))
+    for each in _found("".join(pieces), hide):
+        first, last = bisect_right(ends, each.start), bisect_right(ends, each.end - 1)
+        if first != last:
+            yield Found(each.start + first, each.end + last, each.kind)
 
 
 def _merged(found: list[Found]) -> list[Found]:

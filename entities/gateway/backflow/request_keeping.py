@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from bus.logs import get_logger
 from bus.tasks import TaskSet
@@ -24,6 +25,8 @@ from schemas.services.keeping import MOST_ITEM_BYTES, KeptItem
 log = get_logger("backflow")
 
 DAY_SECONDS = 86_400
+MOST_BESIDE = 4_096
+"""Characters of a text that is not kept which are looked at beside one that is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,10 +117,11 @@ class RequestKeeping:
         except DmscError as error:
             log.warning("a request is not kept: it can't be stored", code=error.code, error=error.text)
 
-    async def redacted(self, text: str, hide: Sequence[str]) -> str:
-        """The text without what redaction takes out, beside the event loop."""
+    async def redacted(self, text: str, hide: Sequence[str], before: str = "") -> str:
+        """The text without what redaction takes out, off the event loop. `before`: what it goes on from."""
         loop = asyncio.get_running_loop()
-        return (await loop.run_in_executor(self._thread, redact, (text,), hide)).texts[0]
+        work = partial(redact, (text,), hide, before=before[-MOST_BESIDE:])
+        return (await loop.run_in_executor(self._thread, work)).texts[0]
 
     async def stored(self, generation: str) -> None:
         """Waits until this answer is stored, if it is about to be, for as long as a gateway that stops."""
@@ -155,13 +159,23 @@ def _bytes_of(messages: Iterable[tuple[str, str]]) -> int:
 def item_of(
     generation: Generation, terms: KeptTerms, rules: KeepSpec, answer: Callable[[], str]
 ) -> KeptItem | None:
-    """The item, redacted; None: its texts are too long, or the service keeps none of them."""
-    messages = [(each.role, each.text) for each in terms.messages] if "prompt" in rules.parts else []
+    """The item, redacted; None: its texts are too long, or the service keeps none of them.
+
+    A text that is not kept is looked at beside one that is: a number may begin in one and end in the other.
+    """
+    asked, messages = [(each.role, each.text) for each in terms.messages], []
+    before = behind = ""
+    if "prompt" in rules.parts:
+        messages += asked
+    elif asked:
+        before = asked[-1][1][-MOST_BESIDE:]
     if "answer" in rules.parts:
         messages.append(("assistant", answer()))
+    elif messages:
+        behind = answer()[:MOST_BESIDE]
     if not messages or _bytes_of(messages) > MOST_ITEM_BYTES:
         return None
-    redacted = redact([text for _, text in messages], rules.hide)
+    redacted = redact([text for _, text in messages], rules.hide, before=before, behind=behind)
     kept = [
         KeptMessage(role=role, text=text) for (role, _), text in zip(messages, redacted.texts, strict=True)
     ]

@@ -9,6 +9,7 @@ batch_lines.py    pure: a file's lines as units of requests, and answers as line
 batch_rules.py    pure: who works on a batch, what it is in OpenAI's shape
 file_store.py     users' files: stored, listed, read, deleted
 batch_log.py      rows of batches and units, by compare-and-set
+shared_read.py    one read of a bucket for all who ask at the same time
 batch_runner.py   works on this gateway's batches, and takes over those of gateways that are gone
 unit_work.py      the requests of one unit, answered
 operations.py     what the routes call

@@ -12,6 +12,7 @@ from http import HTTPStatus
 from typing import Any, get_args
 
 from entities.gateway.calls.failures import openai_error
+from entities.gateway.calls.json_bounds import check_elements
 from schemas.errors import BadInput
 from schemas.services.batches import MOST_LINE_BYTES, MOST_LINES, UNIT_BYTES, UNIT_LINES
 from schemas.services.calls import CallPath
@@ -24,12 +25,22 @@ MOST_SERVICES = 16
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """One request. `number` counts from 0 in the batch; `key` is the same for the same line at its place."""
+    """One request.
+
+    Attributes:
+        number: From 0, in the batch.
+        key: The same for the same line at its place.
+        model: That it names, or the batch; empty: none.
+        user: That it names.
+        text: Its body as JSON. Decoded it may take twenty times as much, and so it is only while it is read.
+    """
 
     number: int
     key: str
     custom_id: str
-    body: dict[str, Any]
+    model: str
+    user: str | None
+    text: bytes
 
 
 @dataclass(slots=True)
@@ -101,9 +112,8 @@ class BatchScan:
                 reason="duplicate_custom_id",
                 param="input_file_id",
             )
-        model = request.body.get("model") or ""
-        if isinstance(model, str) and len(self.models) <= MOST_SERVICES:
-            self.models[model] = None
+        if len(self.models) <= MOST_SERVICES:
+            self.models[request.model] = None
 
     def _is_unit_full(self) -> bool:
         """Whether the request that was just read begins a unit; the first one does."""
@@ -125,16 +135,22 @@ def request_of(line: bytes, number: int, path: CallPath, model: str) -> BatchReq
     """The request in a line. `model`: of one that names none.
 
     Raises:
-        BadInput: it is none; `custom_id` is the line's own, where it has one.
+        BadInput: it is none; `custom_id` is the line's own, or that of its place where it has none.
     """
+    usual = f"request-{number + 1}"
+    try:
+        check_elements(line)
+    except BadInput as error:
+        raise BadInput(f"request {number + 1}: {error.text}", custom_id=usual) from None
     try:
         document = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"request {number + 1} is no JSON: {str(error).partition(';')[0][:120]}") from None
+        text = f"request {number + 1} is no JSON: {str(error).partition(';')[0][:120]}"
+        raise BadInput(text, custom_id=usual) from None
     if not isinstance(document, dict):
-        raise BadInput(f"request {number + 1} is no JSON object")
+        raise BadInput(f"request {number + 1} is no JSON object", custom_id=usual)
     named = document.get("custom_id")
-    custom_id = named if isinstance(named, str) and named else f"request-{number + 1}"
+    custom_id = named if isinstance(named, str) and named else usual
     body: Any = document
     if "body" in document or "url" in document:
         body = document.get("body")
@@ -145,13 +161,21 @@ def request_of(line: bytes, number: int, path: CallPath, model: str) -> BatchReq
     if len(custom_id) > MOST_ID:
         problem, custom_id = f"custom_id has more than {MOST_ID} characters", custom_id[:MOST_ID]
     if not _is_text(custom_id):
-        problem, custom_id = "custom_id has half a character", f"request-{number + 1}"
+        problem, custom_id = "custom_id has half a character", usual
     if problem or not isinstance(body, dict):
         raise BadInput(f"request {number + 1}: {problem or 'body is no object'}", custom_id=custom_id)
     if model and not body.get("model"):
         body = {**body, "model": model}
     digest = hashlib.blake2b(b"%d\0" % number + line.strip(), digest_size=12).hexdigest()
-    return BatchRequest(number, digest, custom_id, body)
+    asked, user = body.get("model") or "", body.get("user")
+    return BatchRequest(
+        number,
+        digest,
+        custom_id,
+        asked if isinstance(asked, str) else "",
+        user if isinstance(user, str) else None,
+        json.dumps(body).encode(),
+    )
 
 
 def _problem(document: dict[str, Any], path: CallPath) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from bus import subjects
 from bus.connection import Bus
+from entities.gateway.batches.shared_read import SharedRead
 from schemas.base import is_token
 from schemas.errors import Conflict, NotFound, Unavailable
 from schemas.services.batches import BatchRecord, BatchUnit
@@ -20,6 +21,7 @@ class BatchLog:
     def __init__(self, bus: Bus) -> None:
         self._batches = bus.bucket(subjects.BATCH)
         self._units = bus.bucket(subjects.BATCH_UNIT)
+        self._all = SharedRead(self._batches.entries)
 
     async def create(self, record: BatchRecord) -> BatchRecord:
         """Enters a batch; one that is there under its id, from the same request before, is returned."""
@@ -43,7 +45,7 @@ class BatchLog:
 
     async def each(self, user: str) -> list[BatchRecord]:
         """A user's batches, newest first."""
-        entries = await self._batches.entries()
+        entries = await self._all()
         own = [entry.message for entry in entries if entry.message.user == user]
         return sorted(own, key=lambda each: (-each.created_at, each.batch))
 

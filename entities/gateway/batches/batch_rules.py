@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from schemas.errors import IllegalTransition
@@ -34,26 +35,45 @@ def is_forsaken(record: BatchRecord, registry: Mapping[str, ServiceRecord]) -> b
     return worker is None or worker.incarnation != record.incarnation or worker.state in _GONE
 
 
-def next_batches(
-    records: Iterable[BatchRecord], running: Collection[str], most: int, now: float
-) -> list[BatchRecord]:
-    """Which of a gateway's own batches begin now, so that at most `most` run.
+def only_ends(record: BatchRecord, now: float) -> bool:
+    """Whether none of its requests is answered any more: it has no time left, or is about to end."""
+    return record.state is not S.IN_PROGRESS or record.expires_at <= now
 
-    Those of the user who has the fewest running come first, then the oldest. One that only has to end, or has
-    no time left, takes no room.
+
+def next_batches(
+    records: Iterable[BatchRecord],
+    running: Collection[str],
+    most: int,
+    now: float,
+    *,
+    forsaken: Collection[str] = (),
+    left: Mapping[str, float] = MappingProxyType({}),
+) -> list[BatchRecord]:
+    """Which batches a gateway begins, or takes over, now, so that at most `most` run.
+
+    Those of the user who has the fewest running come first. Of these, one that gave its place back is behind
+    all others, one whose gateway is gone before them, and else the oldest is first. One that only has to end
+    takes no room.
+
+    Args:
+        records: The gateway's own batches whose services can be asked, those that run, and forsaken ones.
+        running: Batches that run here.
+        forsaken: Batches whose gateway is gone, and those taken over that have not begun yet.
+        left: When a batch gave its place here back, since its requests could not begin.
     """
-    own = sorted(records, key=lambda each: (each.created_at, each.batch))
-    busy = Counter(each.user for each in own if each.batch in running)
+    everyone = sorted(records, key=lambda each: (each.created_at, each.batch))
+    busy = Counter(each.user for each in everyone if each.batch in running)
     begun: list[BatchRecord] = []
     waiting: list[BatchRecord] = []
-    for each in own:
+    for each in everyone:
         if each.batch not in running:
-            only_ends = each.state is not S.IN_PROGRESS or each.expires_at <= now
-            (begun if only_ends else waiting).append(each)
+            (begun if only_ends(each, now) else waiting).append(each)
     for _ in range(most - len(running)):
         if not waiting:
             break
-        first = min(waiting, key=lambda each: busy[each.user])  # of the oldest ones of all users
+        first = min(
+            waiting, key=lambda each: (busy[each.user], left.get(each.batch, 0.0), each.batch not in forsaken)
+        )
         waiting.remove(first)
         busy[first.user] += 1
         begun.append(first)

@@ -19,7 +19,7 @@ from bus.logs import get_logger
 from bus.messaging.key_value import Change
 from bus.tasks import TaskSet, background
 from entities.gateway.batches.batch_log import BatchLog
-from entities.gateway.batches.batch_rules import files_of, is_forsaken, moved, next_batches
+from entities.gateway.batches.batch_rules import files_of, is_forsaken, moved, next_batches, only_ends
 from entities.gateway.batches.file_store import FileStore
 from entities.gateway.batches.unit_work import LineConfig, UnitWork
 from entities.patient_watch import watching
@@ -37,6 +37,7 @@ class BatchConfig:
     """How many batches a gateway works on at a time, and how often it looks whether one needs it."""
 
     most: int = 4
+    stuck_s: float = 30.0  # without a request under way: then a batch gives its place to one that waits
     units: int = 2  # of one batch, at a time: one ends while the next has begun
     look_s: float = 1.0  # between two looks at who is gone, while there are batches
     again_s: float = 2.0  # before a batch goes on whose work failed because the bus was away
@@ -72,7 +73,10 @@ class BatchRunner:
         self._records: dict[str, BatchRecord] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._ending: dict[str, asyncio.Event] = {}
+        self._yielding: dict[str, asyncio.Event] = {}
+        self._left: dict[str, float] = {}  # batches that gave their place back: when
         self._claims: set[str] = set()
+        self._taken: set[str] = set()  # batches taken over, until they begin
         self._news = asyncio.Event()
         self._tasks = TaskSet()
 
@@ -96,29 +100,59 @@ class BatchRunner:
             if record.state is S.CANCELLING and record.batch in self._ending:
                 self._ending[record.batch].set()
         elif change.key:
-            self._records.pop(change.key.partition(".")[2], None)
+            self._forget(change.key.partition(".")[2])
         self._news.set()
 
     def _look(self) -> None:
         """Leaves batches that another gateway has, begins own ones, takes over those of gateways gone."""
-        registry = self._registry()
-        own = [record for record in self._records.values() if self._is_mine(record)]
-        others = [record for record in self._records.values() if not self._is_mine(record)]
-        for record in others:
+        registry, now = self._registry(), time.time()
+        own = {record.batch: record for record in self._records.values() if self._is_mine(record)}
+        forsaken: dict[str, BatchRecord] = {}
+        for record in self._records.values():
+            if record.batch in own:
+                continue
             if (running := self._running.get(record.batch)) is not None:
                 running.cancel()
+            self._work.forget(record.batch)
+            if registry is not None and is_forsaken(record, registry) and record.batch not in self._claims:
+                forsaken[record.batch] = record
+        may_begin: list[BatchRecord] = []
+        for record in (*own.values(), *forsaken.values()):
+            if record.batch in self._running or only_ends(record, now) or self._work.may_begin(record):
+                may_begin.append(record)
+            elif record.batch in forsaken:
+                self._claim(record.batch)  # it takes no place, and somebody has to wait for its service
         most = self._config.most - len(self._claims)
-        for record in next_batches(own, self._running.keys(), most, time.time()):
-            self._ending[record.batch] = asyncio.Event()
-            task = self._tasks.create(self._run_one(record), name=record.batch)
-            self._running[record.batch] = task
-            task.add_done_callback(partial(self._over, record.batch))
-        for record in sorted(others, key=lambda each: (each.created_at, each.batch)):
-            if registry is not None and is_forsaken(record, registry) and self._has_room():
+        lost = forsaken.keys() | self._taken
+        chosen = next_batches(may_begin, self._running.keys(), most, now, forsaken=lost, left=self._left)
+        for record in chosen:
+            if record.batch in forsaken:
                 self._claim(record.batch)
+            else:
+                self._begin(record)
+        begun = {record.batch for record in chosen} | self._running.keys()
+        if any(record.batch not in begun for record in may_begin):
+            self._free_a_place()
 
-    def _has_room(self) -> bool:
-        return len(self._running) + len(self._claims) < self._config.most
+    def _free_a_place(self) -> None:
+        """Has the batch yield to one that waits of which no request could begin for longest, if there is any.
+
+        What it has answered so far is kept.
+        """
+        if any(event.is_set() for event in self._yielding.values()):
+            return
+        now = time.monotonic()
+        stuck = {batch: self._work.stuck_s(batch, now) for batch in self._running}
+        longest = max(stuck, key=stuck.__getitem__, default=None)
+        if longest is not None and stuck[longest] >= self._config.stuck_s:
+            self._yielding[longest].set()
+
+    def _begin(self, record: BatchRecord) -> None:
+        self._taken.discard(record.batch)
+        self._ending[record.batch], self._yielding[record.batch] = asyncio.Event(), asyncio.Event()
+        task = self._tasks.create(self._run_one(record), name=record.batch)
+        self._running[record.batch] = task
+        task.add_done_callback(partial(self._over, record.batch))
 
     def _is_mine(self, record: BatchRecord) -> bool:
         me = self._bus.sender
@@ -127,13 +161,25 @@ class BatchRunner:
     def _over(self, batch: str, _: asyncio.Task[None]) -> None:
         self._running.pop(batch, None)
         self._ending.pop(batch, None)
+        self._yielding.pop(batch, None)
         self._news.set()
+
+    def _forget(self, batch: str) -> None:
+        """It is over."""
+        self._records.pop(batch, None)
+        self._left.pop(batch, None)
+        self._taken.discard(batch)
+        self._work.forget(batch)
 
     def _claim(self, batch: str) -> None:
         if batch not in self._claims:
             self._claims.add(batch)
             task = self._tasks.create(self._take_over(batch), name=f"claim {batch}")
-            task.add_done_callback(lambda _: self._claims.discard(batch))
+            task.add_done_callback(partial(self._claim_over, batch))
+
+    def _claim_over(self, batch: str, _: asyncio.Task[None]) -> None:
+        self._claims.discard(batch)
+        self._news.set()
 
     async def _take_over(self, batch: str) -> None:
         me = self._bus.sender
@@ -150,21 +196,27 @@ class BatchRunner:
             log.info("batch not taken over yet", batch=batch, code=error.code)
         else:
             if record is not None and self._is_mine(record):
+                self._taken.add(batch)
                 log.info("batch taken over", batch=batch)
 
     # --- one batch ------------------------------------------------------------------------------------------
     async def _run_one(self, record: BatchRecord) -> None:
-        """Works on a batch until it is over, or another gateway has it."""
+        """Works on a batch until it is over, another gateway has it, or it gives its place back."""
         defects = 0
         while True:
             try:
                 if defects < self._config.most_defects:
-                    state, why = await self._until_end(record)
+                    end = await self._until_end(record)
                 else:
-                    state, why = S.FAILED, "the gateway failed at its work; its log says why"
-                await self._end(record.batch, state, why)
-                self._records.pop(record.batch, None)
-                return
+                    end = S.FAILED, "the gateway failed at its work; its log says why"
+                if end is None:
+                    log.info("batch waits: none of its requests can begin", batch=record.batch)
+                    self._left[record.batch] = time.monotonic()
+                    return
+                ended = await self._end(record.batch, *end, enters=defects < 2 * self._config.most_defects)
+                if ended is None or ended.state in BATCH_OVER:
+                    self._forget(record.batch)
+                return  # else another gateway has it
             except DmscError as error:
                 log.info("batch goes on in a moment", batch=record.batch, code=error.code, error=error.text)
             except Exception as error:  # a defect must not have it begun again at once, or for ever
@@ -173,8 +225,8 @@ class BatchRunner:
             await asyncio.sleep(self._config.again_s)
             record = self._records.get(record.batch, record)
 
-    async def _until_end(self, record: BatchRecord) -> tuple[BatchState, str]:
-        """How the batch ends, and why, once it does.
+    async def _until_end(self, record: BatchRecord) -> tuple[BatchState, str] | None:
+        """How the batch ends, and why, once it does; None: its requests can't begin, and others wait.
 
         Raises:
             DmscError: the bus is away.
@@ -187,14 +239,20 @@ class BatchRunner:
         committed = {unit.unit for unit in await self._log.units(record.batch)}
         units = self._units(record, (unit for unit in range(record.units) if unit not in committed))
         left_s = max(0.0, record.expires_at - time.time())
-        async with background(ending.wait()) as ended, background(units) as work:
-            await asyncio.wait({ended, work}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        yielding = self._yielding[record.batch]
+        async with (
+            background(ending.wait()) as ended,
+            background(yielding.wait()) as yielded,
+            background(units) as work,
+        ):
+            events = {ended, yielded, work}
+            await asyncio.wait(events, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 why = work.result()
                 return (S.FAILED, why) if why else (S.COMPLETED, "")
             if ended.done():
                 return S.CANCELLED, ""
-            return S.EXPIRED, "its 24 hours were over"
+            return None if yielded.done() else (S.EXPIRED, "its 24 hours were over")
 
     async def _units(self, record: BatchRecord, units: Iterable[int]) -> str:
         """Answers units until all are committed; returns why not, if they never will.
@@ -208,6 +266,7 @@ class BatchRunner:
             try:
                 made = await self._work.answered(record, unit)
                 decided = await self._log.commit(made)
+                self._work.committed(record, unit)
                 if decided != made:
                     await self._work.drop(made, decided)
             finally:
@@ -227,9 +286,13 @@ class BatchRunner:
             raise error from None
         return ""
 
-    async def _end(self, batch: str, state: BatchState, why: str) -> None:
-        """Enters the files of the batch's answers, and then its end. Each step may come again."""
-        units = await self._log.units(batch)
+    async def _end(self, batch: str, state: BatchState, why: str, *, enters: bool) -> BatchRecord | None:
+        """Enters the files of the batch's answers, and then its end. Each step may come again.
+
+        `enters`: else its files are given up, since entering them has failed too often.
+        Returns the record as it is then; None: there is none.
+        """
+        units = await self._log.units(batch) if enters else []
         now = time.time()
 
         def finalized(record: BatchRecord) -> BatchRecord | None:
@@ -248,11 +311,13 @@ class BatchRunner:
 
         record = await self._log.change(batch, finalized)
         if record is None or not self._is_mine(record) or record.state in BATCH_OVER:
-            return
+            return record
         for file in files_of(record, units, now):
             await self._files.enter(file)
         # What a gateway that died has stored, and not decided, would count in the user's quota for ever.
-        await self._files.sweep(record, units)
+        if enters:
+            await self._files.sweep(record, units)
         record = await self._log.change(batch, ended)
         if record is not None:
             log.info("batch over", batch=batch, state=record.state.value, error=record.error)
+        return record

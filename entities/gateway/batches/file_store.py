@@ -10,6 +10,7 @@ from contextlib import suppress
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
+from entities.gateway.batches.shared_read import SharedRead
 from entities.gateway.storage.uploads import Uploads
 from schemas.base import is_token
 from schemas.errors import BadInput, Conflict, NotFound, OverQuota
@@ -29,6 +30,7 @@ class FileStore:
         self._hold_s = hold_s
         self._files = bus.bucket(subjects.STORED_FILE)
         self._units = bus.bucket(subjects.BATCH_UNIT)
+        self._all = SharedRead(self._files.entries)
 
     async def store(
         self,
@@ -97,7 +99,7 @@ class FileStore:
 
     async def each(self, user: str) -> list[StoredFile]:
         """A user's files, newest first."""
-        entries = await self._files.entries()
+        entries = await self._all()
         own = [entry.message for entry in entries if entry.message.user == user]
         return sorted(own, key=lambda each: (-each.created_at, each.file))
 

@@ -6,7 +6,9 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 from bus.connection import Bus
 from bus.logs import get_logger
@@ -15,6 +17,7 @@ from entities.gateway.batches.batch_log import BatchLog
 from entities.gateway.batches.batch_rules import batch_view, moved
 from entities.gateway.batches.file_store import FileStore, folder_of
 from entities.gateway.calls.calls import Allow, service_of
+from entities.gateway.operations.idempotency import key_reused
 from schemas.errors import BadInput, LastingConflict, NotFound, OverQuota, RateLimited
 from schemas.services.batches import (
     BATCH_OVER,
@@ -30,6 +33,8 @@ from schemas.urls import bus_name
 
 log = get_logger("batches")
 
+MOST_SCANS = 2
+"""Files of one user that are looked through at a time, each for a batch."""
 MOST_OPEN = 64
 """Batches of one user that are not over."""
 DATA_SETS = "datasets/"
@@ -40,14 +45,25 @@ MayRead = Callable[[str], Awaitable[object]]
 class BatchOperations:
     """Files and batches. Who asks was told to the authorizer before.
 
-    `life_s`: seconds of a batch's `completion_window`, of which there is one.
+    Args:
+        most_bytes: Of a data set whose lines are a batch's requests, as of a file.
+        life_s: Seconds of a batch's `completion_window`, of which there is one.
     """
 
-    def __init__(self, bus: Bus, batches: BatchLog, files: FileStore, life_s: float = 86_400.0) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        batches: BatchLog,
+        files: FileStore,
+        most_bytes: int = 200 << 20,
+        life_s: float = 86_400.0,
+    ) -> None:
         self.files = files
         self._bus = bus
         self._log = batches
+        self._most_bytes = most_bytes
         self._life_s = life_s
+        self._scans: Counter[str] = Counter()
 
     async def store(
         self,
@@ -57,9 +73,25 @@ class BatchOperations:
         stated_bytes: int,
         key: str | None,
     ) -> StoredFile:
-        """Stores a file of requests; a repetition with the same idempotency key takes its place."""
-        file = f"file-{_token(access.user, key)}" if key is not None else ""
-        return await self.files.store(access, filename, pieces, stated_bytes, file)
+        """Stores a file of requests; a repetition with the same idempotency key stores nothing.
+
+        Raises:
+            KeyReused: the key came with another file before.
+            OverQuota: the user has no room for it, or as many files as they may.
+        """
+        if key is None:
+            return await self.files.store(access, filename, pieces, stated_bytes)
+        file = f"file-{_token(access.user, key)}"
+        try:
+            former = await self.files.get(file, access.user)
+        except NotFound:
+            return await self.files.store(access, filename, pieces, stated_bytes, file)
+        digest = hashlib.sha256()
+        async for piece in pieces:
+            digest.update(piece)
+        if former.sha256 != digest.hexdigest():
+            raise key_reused()
+        return former
 
     async def delete_file(self, file: str, access: AccessDecision) -> None:
         """Raises `NotFound`, or `LastingConflict` while a batch needs it."""
@@ -79,24 +111,28 @@ class BatchOperations:
 
         Raises:
             BadInput: the file has none, too many, or two under one `custom_id`.
+            KeyReused: the key came with another request before.
             Refused: the user may not use one of the services.
-            RateLimited: the user has as many open batches as they may.
+            RateLimited: the user has as many open batches as they may, or creates too many at a time.
             OverQuota: the user has as many batches with files as they may.
         """
         folder_of(access.user)
         batch = f"batch_{_token(access.user, key) if key is not None else secrets.token_hex(12)}"
         own = await self._log.each(access.user)
         again = next((each for each in own if each.batch == batch), None)
+        request = hashlib.sha256(body.model_dump_json().encode()).hexdigest()
         if again is not None:
-            return await self.view(again)
+            return await self.view(_same(again, request))
         await self._make_room(own, access.user)
         source, digest = await self._source(body.input_file_id, access, may_read)
-        scan = await self._scanned(source, body)
+        with self._scanning(access.user):
+            scan = await self._scanned(source, body)
         services = await self._services(scan, body, allow)
         now, me = time.time(), self._bus.sender
         record = await self._log.create(
             BatchRecord(
                 batch=batch,
+                request_sha256=request,
                 user=access.user,
                 role=access.role,
                 token_id=access.token_id,
@@ -121,7 +157,7 @@ class BatchOperations:
             )
         )
         log.info("batch created", batch=batch, lines=scan.lines, user=access.user)
-        return await self.view(record)
+        return await self.view(_same(record, request))
 
     async def show(self, batch: str, access: AccessDecision) -> OpenaiBatch:
         return await self.view(await self._log.get(batch, access.user))
@@ -136,7 +172,7 @@ class BatchOperations:
         return batch_view(record) if is_over else batch_view(record, await self._log.units(record.batch))
 
     async def cancel(self, batch: str, access: AccessDecision) -> OpenaiBatch:
-        """Ends a batch; what is answered so far stays. One that ends anyway is left as it is.
+        """Ends a batch; what is answered so far stays, in its files.
 
         Raises:
             LastingConflict: it is over.
@@ -145,8 +181,8 @@ class BatchOperations:
         def cancelled(record: BatchRecord) -> BatchRecord | None:
             if record.state in BATCH_OVER:
                 raise LastingConflict(f"batch {batch} is {record.state.value} already", reason="batch_over")
-            if record.state is not BatchState.IN_PROGRESS:
-                return None
+            if record.state is BatchState.CANCELLING:
+                return None  # it is being done already
             return moved(record, BatchState.CANCELLING, time.time())
 
         await self._log.get(batch, access.user)
@@ -179,7 +215,11 @@ class BatchOperations:
         name = bus_name(named)
         if name.startswith(DATA_SETS) and name.count("/") == 1:
             await may_read(name.removeprefix(DATA_SETS))
-            return name, (await self._bus.objects.info(name)).digest
+            info = await self._bus.objects.info(name)
+            if info.size > self._most_bytes:
+                text = f"input_file_id: {named[:120]} has more than {self._most_bytes} bytes; split it"
+                raise BadInput(text, param="input_file_id")
+            return name, info.digest
         if name or "://" in named:
             raise BadInput(
                 f"input_file_id: {named[:120]} is no file of yours, and no data set bus://datasets/NAME",
@@ -192,6 +232,18 @@ class BatchOperations:
                 param="input_file_id",
             )
         return f"{folder_of(access.user)}/{record.file}", record.sha256
+
+    @contextmanager
+    def _scanning(self, user: str) -> Iterator[None]:
+        if self._scans[user] >= MOST_SCANS:
+            text = f"{MOST_SCANS} files of yours are being looked through for batches; ask again in a moment"
+            raise RateLimited(text, retry_after_s=1.0)
+        self._scans[user] += 1
+        try:
+            yield
+        finally:
+            self._scans.subtract((user,))
+            self._scans += Counter()  # which drops those at zero
 
     async def _scanned(self, source: str, body: BatchBody) -> BatchScan:
         scan = BatchScan(body.endpoint)
@@ -218,6 +270,13 @@ class BatchOperations:
         for service in services:
             await allow(service)
         return tuple(services)
+
+
+def _same(record: BatchRecord, request: str) -> BatchRecord:
+    """A batch that is there under a key already, if it comes of the same request. Raises `KeyReused`."""
+    if record.request_sha256 not in ("", request):
+        raise key_reused()
+    return record
 
 
 def _token(user: str, key: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -32,8 +31,18 @@ from schemas.signals import AccessDecision
 
 log = get_logger("batches")
 
-INLINE_BYTES = 16 << 10
-"""Lines up to this size are parsed at once: a thread costs more than they do."""
+KEPT_BYTES = 64 << 20
+"""Bytes of answers of units that are not committed, of all batches: beyond it those of a batch that gives its
+place back are computed again."""
+
+
+@dataclass(slots=True)
+class _BatchAtWork:
+    """What a batch's units do."""
+
+    at: float  # when it began, or one of its requests ended last; monotonic seconds
+    units: int = 0
+    under_way: int = 0  # requests that are made now
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +71,37 @@ class UnitWork:
         self._config = config
         self._room = asyncio.Semaphore(config.most_lines)
         self._begun: Counter[str] = Counter()  # requests under way, by model
+        self._at_work: dict[str, _BatchAtWork] = {}
+        self._kept: dict[str, dict[int, tuple[bytes, bool]]] = {}  # answers by batch and request's number
+        self._kept_bytes = 0
+
+    def may_begin(self, record: BatchRecord) -> bool:
+        """Whether a request of a batch may be made now: one of its services answers, or fails for good.
+
+        Versions that are idle start meanwhile: a batch waits for them without taking any room.
+        """
+        named, held = record.model.partition("@")[0], self._calls.operations.held
+        models = [record.model if service == named else service for service in record.services]
+        key = RequestKey.of(record.user, None, f"batch/{record.batch}").text
+        awake = [held.wake(model, key, record.user) for model in models]  # each that is idle has to start
+        return not models or any(awake)
+
+    def stuck_s(self, batch: str, now: float) -> float:
+        """For how long no request of a batch could begin, or ended; `now`: monotonic seconds."""
+        work = self._at_work.get(batch)
+        return 0.0 if work is None or work.under_way else now - work.at
+
+    def committed(self, record: BatchRecord, unit: int) -> None:
+        """The answers of a unit are decided."""
+        kept = self._kept.get(record.batch, {})
+        first, *behind = (*record.firsts[unit:], record.lines)
+        for number in [number for number in kept if first <= number < behind[0]]:
+            self._kept_bytes -= len(kept.pop(number)[0])
+
+    def forget(self, batch: str) -> None:
+        """A batch is over, or another gateway's."""
+        for line, _ in self._kept.pop(batch, {}).values():
+            self._kept_bytes -= len(line)
 
     async def answered(self, record: BatchRecord, unit: int) -> BatchUnit:
         """The unit with its answers, which are stored, and not decided yet.
@@ -72,15 +112,14 @@ class UnitWork:
             OverQuota: the batch's user has no room for the answers.
             Unavailable: the bus is away.
         """
-        lines = await self._lines(record, unit)
-        # One unit whose service is away or full takes no room from those of other services.
-        room, first = asyncio.Semaphore(self._config.most_lines), record.firsts[unit]
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._line(record, first + place, line, room))
-                for place, line in enumerate(lines)
-            ]
-        told = [task.result() for task in tasks]
+        work = self._at_work.setdefault(record.batch, _BatchAtWork(time.monotonic()))
+        work.units += 1
+        try:
+            told = await self._answers(record, unit)
+        finally:
+            work.units -= 1
+            if not work.units:
+                del self._at_work[record.batch]
         output = b"".join(line for line, failed in told if not failed)
         errors = b"".join(line for line, failed in told if failed)
         return BatchUnit(
@@ -94,6 +133,28 @@ class UnitWork:
             error_bytes=len(errors),
             by=self._bus.sender.name,
         )
+
+    async def _answers(self, record: BatchRecord, unit: int) -> list[tuple[bytes, bool]]:
+        """The line of each request, and whether it is one of an error."""
+        lines = await self._lines(record, unit)
+        # One unit whose service is away or full takes no room from those of other services.
+        room, first = asyncio.Semaphore(self._config.most_lines), record.firsts[unit]
+        kept = self._kept.setdefault(record.batch, {})
+
+        async def answer(number: int, line: bytes) -> tuple[bytes, bool]:
+            if number in kept:  # of before the batch gave its place back
+                return kept[number]
+            async with room:
+                made = await self._line(record, number, line)
+            self._at_work[record.batch].at = time.monotonic()
+            if self._kept.get(record.batch) is kept and self._kept_bytes + len(made[0]) <= KEPT_BYTES:
+                kept[number] = made
+                self._kept_bytes += len(made[0])
+            return made
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(answer(first + place, line)) for place, line in enumerate(lines)]
+        return [task.result() for task in tasks]
 
     async def _lines(self, record: BatchRecord, unit: int) -> list[bytes]:
         """The unit's requests. Empty lines are left out as they come: a file may have any number of them."""
@@ -117,44 +178,39 @@ class UnitWork:
     async def _store(self, record: BatchRecord, unit: int, part: str, data: bytes) -> str:
         if not data:
             return ""
-        digest = hashlib.sha256(data).hexdigest()[:16]
+        digest = await self._calls.decoded(len(data), _digest_of, data)
         name = f"{folder_of(record.user)}/{record.batch}/{unit:06d}-{part}-{digest}"
         await self._files.put(_decision(record), name, data, len(data))
         return name
 
     # --- one request ----------------------------------------------------------------------------------------
-    async def _line(
-        self, record: BatchRecord, number: int, line: bytes, room: asyncio.Semaphore
-    ) -> tuple[bytes, bool]:
+    async def _line(self, record: BatchRecord, number: int, line: bytes) -> tuple[bytes, bool]:
         """Its line, and whether it is one of an error."""
+        decoded = self._calls.decoded
         try:
-            if len(line) > INLINE_BYTES:
-                request = await asyncio.to_thread(request_of, line, number, record.endpoint, record.model)
-            else:
-                request = request_of(line, number, record.endpoint, record.model)
+            request = await decoded(len(line), request_of, line, number, record.endpoint, record.model)
         except BadInput as error:
             return unread_line(number, error), True
-        async with room:
-            try:
-                made = await self._patiently(record, request)
-            except DmscError as error:
-                status, body = openai_failure(error)
-                return answered_line(request.key, request.custom_id, int(status), body), True
-            except Exception as error:  # a defect at one request must not cost the others' answers
-                log.error("a request of a batch failed", batch=record.batch, number=number, exc_info=error)
-                status, body = openai_failure(DmscError("the gateway failed; its log says why"))
-                return answered_line(request.key, request.custom_id, int(status), body), True
-        body = _steady(made, request, int(record.created_at)).model_dump(mode="json")
-        return answered_line(request.key, request.custom_id, 200, body), False
+        try:
+            made = await self._patiently(record, request)
+        except DmscError as error:
+            status, body = openai_failure(error)
+            return answered_line(request.key, request.custom_id, int(status), body), True
+        except Exception as error:  # a defect at one request must not cost the others' answers
+            log.error("a request of a batch failed", batch=record.batch, number=number, exc_info=error)
+            status, body = openai_failure(DmscError("the gateway failed; its log says why"))
+            return answered_line(request.key, request.custom_id, int(status), body), True
+        # Where much was asked, the answer may be large too.
+        return await decoded(len(line), _line_of, made, request, int(record.created_at)), False
 
     async def _patiently(self, record: BatchRecord, request: BatchRequest) -> Part:
         """Its answer. What another time may bring is tried again for `line_s`, waits for room not counted."""
-        config, text = self._config, json.dumps(request.body).encode()
+        config, model = self._config, request.model
         # The same draws, and the same version, whichever gateway makes the request, however often.
         key = f"batch/{request.key}"
         left_s, pause_s = config.line_s, config.pause_s
-        model, named = str(request.body.get("model", "")), request.body.get("user")
-        drawn_by = RequestKey.of(record.user, named if isinstance(named, str) else None, key).text
+        drawn_by = RequestKey.of(record.user, request.user, key).text
+        held = self._calls.operations.held
 
         async def allow(service: str) -> AccessDecision:
             if service not in record.services:
@@ -162,10 +218,14 @@ class UnitWork:
             return _decision(record)
 
         while True:
-            async with self._turn(model, drawn_by):
+            began = time.monotonic()
+            # A version that is idle starts before the request takes one of the turns.
+            await held.in_background(model, drawn_by, record.user, max(0.0, left_s))
+            left_s -= time.monotonic() - began
+            async with self._turn(record.batch, model, drawn_by):
                 began = time.monotonic()
                 try:
-                    return await self._calls.answer(record.endpoint, text, allow, key)
+                    return await self._calls.answer(record.endpoint, request.text, allow, key)
                 except DmscError as error:
                     left_s -= time.monotonic() - began
                     if not error.retryable or left_s <= 0:
@@ -176,20 +236,32 @@ class UnitWork:
             await asyncio.sleep(wait_s)
 
     @asynccontextmanager
-    async def _turn(self, model: str, drawn_by: str) -> AsyncIterator[None]:
+    async def _turn(self, batch: str, model: str, drawn_by: str) -> AsyncIterator[None]:
         """Waits until those who ask themselves leave room for a request, which is made within the block."""
         config, passes = self._config, self._calls.operations.passes
         while True:
             async with self._room:
                 if passes.has_room(model, drawn_by, config.share, self._begun[model], config.fresh_s):
+                    work = self._at_work[batch]
+                    work.under_way += 1
                     self._begun[model] += 1
                     try:
                         yield
                     finally:
+                        work.under_way -= 1
                         self._begun.subtract((model,))
                         self._begun += Counter()  # which drops those at zero
                     return
             await asyncio.sleep(config.pause_s)  # no event says that an instance has less to do
+
+
+def _digest_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _line_of(made: Part, request: BatchRequest, created: int) -> bytes:
+    body = _steady(made, request, created).model_dump(mode="json")
+    return answered_line(request.key, request.custom_id, 200, body)
 
 
 def _decision(record: BatchRecord) -> AccessDecision:

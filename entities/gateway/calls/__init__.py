@@ -5,6 +5,7 @@ one or several versions or replicas, and makes answers in the shapes of the API.
 no token (who calls it says who may), and imports nothing of HTTP.
 
 calls.py            the entrance: a path and a body in, an answer out
+json_bounds.py      pure: how much a body may hold, counted before it is decoded
 bodies.py           pure: bodies of OpenAI's requests; what is not supported is refused by its name
 answers.py          answers in OpenAI's shapes, whole and in pieces
 tensor_values.py    pure: tensors as JSON, and back

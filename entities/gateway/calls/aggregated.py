@@ -169,12 +169,14 @@ class AggregatedCalls:
             everyone = frozenset(member for path in paths for member in path)
             for number, path in enumerate(paths):
                 avoid = everyone.difference(path)
-                ask = partial(self._begun, service, body, access, key, said, avoid)
+                ask = partial(self._begun, service, body, access, key, said, avoid, hedges=number > 0)
                 asks[f"{version.version}#{number}"] = ask
         else:
             for name in _versions(service, body.model, how)[0]:
                 pinned = body.model_copy(update={"model": f"{service.service}@{name}"})
-                asks[name] = partial(self._begun, service, pinned, access, key, said, frozenset())
+                hedges = bool(asks)
+                ask = partial(self._begun, service, pinned, access, key, said, frozenset(), hedges=hedges)
+                asks[name] = ask
         number, answering = await hedged([*asks.values()], self._hedge_s(service), Answering.cancel)
         name = [*asks][number]
         by = AggregatedBy(how="first", answered_by=(name,), shares={name: 1.0})
@@ -188,12 +190,14 @@ class AggregatedCalls:
         key: str,
         said: Said,
         avoid: frozenset[Member],
+        *,
+        hedges: bool = False,
     ) -> Answering:
         with self._timed(service.service):
             if isinstance(body, ChatBody):
-                answering = await self._operations.chat(body, access, key, said, avoid)
+                answering = await self._operations.chat(body, access, key, said, avoid, hedges)
             else:
-                answering = await self._operations.complete(body, access, key, said, avoid)
+                answering = await self._operations.complete(body, access, key, said, avoid, hedges)
             try:
                 for session in answering.sessions:
                     await session.spoken()

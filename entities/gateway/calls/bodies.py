@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from entities.gateway.calls.json_bounds import check_elements
 from schemas.base import Part
 from schemas.errors import BadInput
 from schemas.explain import explain
@@ -53,8 +54,10 @@ def read_request(kind: type[B], text: bytes) -> B:
     """The request in `text`.
 
     Raises:
-        BadInput: it is no JSON object, or a parameter is unknown, unsupported or wrong; `param` names it.
+        BadInput: it is no JSON object, it has too many values, or a parameter is unknown, unsupported or
+            wrong; `param` names it.
     """
+    check_elements(text)
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:

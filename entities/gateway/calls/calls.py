@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
 
 from entities.gateway.backflow.consent_rules import Said
 from entities.gateway.calls.aggregated import AggregatedCalls, TextBody, no_vote
@@ -21,6 +24,13 @@ from schemas.services.embeddings import EmbeddingsBody, TextVectors
 from schemas.services.prediction import NamedTensor
 from schemas.signals import AccessDecision
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+INLINE_BYTES = 16 << 10
+"""Bodies up to this size are decoded at once: a thread costs more than they do."""
+DECODERS = 2
+"""Threads that decode large bodies: each may take hundreds of megabytes while it works."""
 Allow = Callable[[str], Awaitable[AccessDecision]]
 """From a service's name to the decision that allows the caller to use it. Raises `Refused`."""
 
@@ -31,6 +41,16 @@ class WholeCalls:
     def __init__(self, operations: GenerationOperations, several: AggregatedCalls | None = None) -> None:
         self.operations = operations
         self._several = several or AggregatedCalls(operations)
+        self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="bodies")
+
+    async def decoded(self, size: int, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        """The outcome of `work`, which decodes or writes a body of `size` bytes.
+
+        Large ones are beside the event loop, and few at a time, also those whose client has left.
+        """
+        if size <= INLINE_BYTES:
+            return work(*args, **named)
+        return await asyncio.get_running_loop().run_in_executor(self._decoders, partial(work, *args, **named))
 
     async def answer(self, path: CallPath, text: bytes, allow: Allow, key: str | None) -> Part:
         """The whole answer to this body at this path.
@@ -48,9 +68,9 @@ class WholeCalls:
             return await self.embed(text, allow, key)
         body: TextBody
         if path == "/v1/completions":
-            body = read_request(CompletionBody, text)
+            body = await self.decoded(len(text), read_request, CompletionBody, text)
         else:
-            body = read_request(ChatBody, text)
+            body = await self.decoded(len(text), read_request, ChatBody, text)
         if body.stream:
             raise BadInput("stream: answers within another request come whole; leave it out", param="stream")
         begun = await self.begin(body, allow, key, "none")
@@ -83,7 +103,7 @@ class WholeCalls:
     async def predict(self, text: bytes, allow: Allow, key: str | None) -> Prediction:
         """What a model gives for the named tensors of this body."""
         # Lists of a million numbers take half a second; the loop serves others meanwhile.
-        body, tensors = await asyncio.to_thread(question_of, text)
+        body, tensors = await self.decoded(len(text), question_of, text)
         access = await allow(service_of(body.model))
         how = body.aggregation or self._usual(body.model)
         outputs, served = (
@@ -126,7 +146,7 @@ class WholeCalls:
 
     async def embed(self, text: bytes, allow: Allow, key: str | None) -> TextVectors:
         """The vectors of this body's texts."""
-        body = read_request(EmbeddingsBody, text)
+        body = await self.decoded(len(text), read_request, EmbeddingsBody, text)
         access = await allow(service_of(body.model))
         return await embed(self.operations, body, access, key)
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, ValidationError
 
+from entities.gateway.calls.json_bounds import check_elements
 from schemas.aggregation import Aggregation
 from schemas.base import Part
 from schemas.errors import BadInput
@@ -24,8 +25,6 @@ WIDTHS = {"float16": 2, "bfloat16": 2, "bool": 1} | {
     name: array(code).itemsize for name, code in CODES.items()
 }
 MOST_DEPTH = 8
-MOST_LISTS = 1 << 18
-"""Most lists and objects of one request: an empty one has two bytes as JSON, and some eighty in memory."""
 TensorName = Annotated[str, StringConstraints(min_length=1, max_length=120)]
 
 
@@ -57,15 +56,14 @@ class Prediction(Part):
 
 def question_of(text: bytes) -> tuple[PredictBody, list[NamedTensor]]:
     """What a request asks, with its tensors. Raises `BadInput` with the place of what is wrong."""
-    if text.count(b"[") + text.count(b"{") > MOST_LISTS:
-        raise BadInput(f"inputs: more than {MOST_LISTS:,} lists; give dtype, shape and data in base64")
+    check_elements(text)
     try:
         body = PredictBody.model_validate_json(text)
     except ValidationError as error:
         lines = explain(error, PredictBody)
         raise BadInput(lines[0], problems="\n".join(lines)) from None
     if body.format not in ("values", "base64"):
-        raise BadInput(f"format: {body.format!r} is neither values nor base64", param="format")
+        raise BadInput(f"format: {body.format[:60]!r} is neither values nor base64", param="format")
     tensors = [tensor_of(name, value) for name, value in body.inputs.items()]
     if (size := sum(len(each.data) for each in tensors)) > MOST_PREDICT_BYTES:
         most = MOST_PREDICT_BYTES
@@ -83,7 +81,7 @@ def tensor_of(name: str, value: Any) -> NamedTensor:
     if isinstance(value, dict):
         unknown = sorted(value.keys() - {"dtype", "shape", "values", "data"})
         if unknown:
-            raise BadInput(f"{place}: unknown key {unknown[0]}; give dtype, shape and data, or values")
+            raise BadInput(f"{place}: unknown key {unknown[0][:60]}; give dtype, shape and data, or values")
         if value.get("data") is not None:
             return _of_bytes(name, place, value)
         dtype, values = value.get("dtype"), value.get("values")
@@ -95,7 +93,8 @@ def tensor_of(name: str, value: Any) -> NamedTensor:
         dtype = "int64" if flat and all(type(each) is int for each in flat) else "float32"
     code = "B" if dtype == "bool" else CODES.get(dtype) if isinstance(dtype, str) else None
     if code is None:
-        raise BadInput(f"{place}: {dtype!r} is no dtype for lists; there are {', '.join(CODES)}, bool")
+        known = ", ".join(CODES)
+        raise BadInput(f"{place}: {repr(dtype)[:60]} is no dtype for lists; there are {known}, bool")
     try:
         flat = [bool(each) for each in flat] if dtype == "bool" else flat
         data = array(code, [float(each) for each in flat] if code in "fd" else flat)
@@ -107,7 +106,7 @@ def tensor_of(name: str, value: Any) -> NamedTensor:
 def _of_bytes(name: str, place: str, value: dict[str, Any]) -> NamedTensor:
     dtype, shape = value.get("dtype"), value.get("shape")
     if not isinstance(dtype, str) or dtype not in WIDTHS:
-        raise BadInput(f"{place}.dtype: {dtype!r} is none of {', '.join(WIDTHS)}")
+        raise BadInput(f"{place}.dtype: {repr(dtype)[:60]} is none of {', '.join(WIDTHS)}")
     if (
         not isinstance(shape, list)
         or len(shape) > MOST_DEPTH
@@ -118,6 +117,8 @@ def _of_bytes(name: str, place: str, value: dict[str, Any]) -> NamedTensor:
         data = base64.b64decode(value["data"], validate=True)
     except (TypeError, ValueError, binascii.Error):
         raise BadInput(f"{place}.data: is no base64") from None
+    if math.prod(max(1, n) for n in shape) > MOST_PREDICT_BYTES:  # also beside a 0: no library has such
+        raise BadInput(f"{place}.shape: {shape} is above the limit of {MOST_PREDICT_BYTES} bytes")
     due = math.prod(shape) * WIDTHS[dtype]
     if len(data) != due:
         raise BadInput(f"{place}: {len(data)} bytes, but a {dtype} tensor of {shape} has {due}")

@@ -18,7 +18,7 @@ from schemas.services.model_service import WHOLE, ModelService, ServedVersion, T
 from schemas.telemetry import SessionLoad
 
 SERVICES = 200
-"""Services with a row, by name; the others are counted."""
+"""Services with a row, the first ones by name; the page says so, and `dmsc service list` has all."""
 VERSIONS = 20
 """Versions of one service with a row: those with traffic or in shadow, then the newest."""
 CHANGES = 20

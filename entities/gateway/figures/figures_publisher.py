@@ -23,7 +23,7 @@ class FiguresConfig:
     """How often figures are told, in seconds."""
 
     every_s: float = 1.0  # between two messages: how late a page, or a decision about replicas, is
-    again_s: float = 5.0  # versions that changed lately are told again after that, for new listeners
+    again_s: float = 5.0  # versions with answers under way, or changed lately, are told again after that
     lately_s: float = 60.0  # … if they changed within this time
 
 
@@ -61,7 +61,7 @@ class FiguresPublisher:
 
     def readings(self) -> Iterator[metrics.MetricReading]:
         """The metrics of all versions that were asked, and of the traffic that each should get."""
-        for figures in self._counter.figures():
+        for figures in self._counter.figures(time.monotonic()):
             yield from self._counted(figures)
         for service in self._services():
             for version in service.versions:

@@ -11,13 +11,16 @@ from dataclasses import dataclass, field
 from entities.gateway.generation.path_choice import UNKNOWN, KnownLoad
 from entities.gateway.generation.session import GenerationSession
 from entities.gateway.generation.session_machine import SessionState
-from schemas.errors import DmscError
+from schemas.errors import DmscError, errors_below
 from schemas.services.figures import FIRST_TOKEN_S, MOST_VERSIONS, VersionFigures
 from schemas.services.generation import Generation
 from schemas.telemetry import SessionLoad
 
 REFUSED = frozenset({"full", "unavailable", "service_full"})
 """Outcomes of requests for which there was no room, or nobody."""
+KNOWN = REFUSED | {"context_length_exceeded"} | {each.code for each in errors_below(DmscError)}
+"""Outcomes that are counted by name. Any other is `failed`: its name may be made up by whoever asks, or by a
+model's code, and each name is a series of the metrics for ever."""
 KEPT = 1_000
 """Versions with counts; of more, those that are asked nothing and were asked longest ago are dropped."""
 
@@ -46,12 +49,18 @@ class ServiceCounter:
     Args:
         loads: What instances said of themselves, by SID.
         members: The SIDs of a job's instances.
+        fresh_s: What an instance said of its load counts for so long, seconds: it speaks with each answer's
+            pieces, and a dead one says no more.
     """
 
     def __init__(
-        self, loads: Mapping[str, KnownLoad], members: Callable[[str], Iterable[str]] = lambda job: ()
+        self,
+        loads: Mapping[str, KnownLoad],
+        members: Callable[[str], Iterable[str]] = lambda job: (),
+        fresh_s: float = 10.0,
     ) -> None:
         self._loads = loads
+        self._fresh_s = fresh_s
         self._members = members
         self._versions: dict[Key, VersionCount] = {}
         self._told: dict[Key, tuple[VersionFigures, float]] = {}
@@ -78,7 +87,8 @@ class ServiceCounter:
         if finish is None or finish.ended == "fenced":
             return  # whoever goes on with it counts it
         if finish.ended == "failed":
-            count.requests[finish.failure.partition(":")[0] or "failed"] += 1
+            code = finish.failure.partition(":")[0]
+            count.requests[code if code in KNOWN else "failed"] += 1
         else:
             count.requests["cancelled" if finish.ended == "cancelled" else "ok"] += 1
 
@@ -92,7 +102,7 @@ class ServiceCounter:
             yield
             outcome = "ok"
         except DmscError as error:
-            outcome = error.code
+            outcome = error.code if error.code in KNOWN else "failed"
             raise
         finally:
             count.predicting -= 1
@@ -127,24 +137,25 @@ class ServiceCounter:
             count.silent.discard(number)
 
     # --- what is told -------------------------------------------------------------------------------------
-    def figures(self) -> Iterator[VersionFigures]:
-        """All versions as they are now."""
+    def figures(self, now: float) -> Iterator[VersionFigures]:
+        """All versions as they are now. `now`: seconds of the clock of `KnownLoad.at`."""
         for key in self._versions:
-            yield self._figures(key)
+            yield self._figures(key, now)
 
     def changed(self, now: float, again_from: float | None = None) -> tuple[VersionFigures, ...]:
         """The versions that are others than they were told, at most `MOST_VERSIONS`; they count as told now.
 
         Args:
-            now: Seconds of a clock that only advances.
-            again_from: Tell those again, too, that changed since then, for whoever listens only now.
+            now: Seconds of the clock of `KnownLoad.at`, which only advances.
+            again_from: Tell those again, too, that changed since then or have an answer under way: for
+                whoever listens only now, or takes silence for this gateway's end.
         """
         found: list[VersionFigures] = []
         for key in reversed(self._versions):
-            figures, (told, at) = self._figures(key), self._told.get(key, (None, now))
+            figures, (told, at) = self._figures(key, now), self._told.get(key, (None, now))
             if figures != told:
                 at = now
-            elif again_from is None or at < again_from:
+            elif again_from is None or (at < again_from and not figures.sessions):
                 continue
             found.append(figures)
             self._told[key] = (figures, at)
@@ -152,7 +163,7 @@ class ServiceCounter:
                 break
         return tuple(found)
 
-    def _figures(self, key: Key) -> VersionFigures:
+    def _figures(self, key: Key, now: float) -> VersionFigures:
         count = self._versions[key]
         for number in tuple(count.silent):
             if (session := count.open.get(number)) is not None:
@@ -169,9 +180,10 @@ class ServiceCounter:
             first_token_s=round(count.first_token_s, 6),
             sessions=len(count.open) + count.predicting,
             waiting=sum(not each.machine.answer for each in count.open.values()),
-            loads=self._loads_of(count),
+            loads=self._loads_of(count, now),
         )
 
-    def _loads_of(self, count: VersionCount) -> dict[str, SessionLoad]:
-        known = {sid: self._loads[sid].said for sid in self._members(count.job) if sid in self._loads}
-        return {sid: said for sid, said in known.items() if said != UNKNOWN}
+    def _loads_of(self, count: VersionCount, now: float) -> dict[str, SessionLoad]:
+        known = {sid: self._loads[sid] for sid in self._members(count.job) if sid in self._loads}
+        fresh = {sid: load for sid, load in known.items() if now - load.at <= self._fresh_s}
+        return {sid: load.said for sid, load in fresh.items() if load.said != UNKNOWN}

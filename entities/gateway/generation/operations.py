@@ -118,7 +118,8 @@ class GenerationOperations:
         self.keeping: RequestKeeping | None = None  # of whoever makes the gateway; None: nothing is kept
 
     def models(self) -> tuple[ServedModel, ...]:
-        """Each service, and each of its versions."""
+        """Each service, and each of its versions. Raises `Unavailable` until they were read."""
+        self.book.must_be_current()
         found: list[ServedModel] = []
         for service in self.book.living():
             made = int(service.created_at)
@@ -146,6 +147,7 @@ class GenerationOperations:
         key: str | None,
         said: Said = "",
         avoid: frozenset[Member] = frozenset(),
+        hedges: bool = False,
     ) -> Answering:
         """Begins the answers to a completion. They are kept, if at all, once `keep` is called.
 
@@ -153,6 +155,8 @@ class GenerationOperations:
             key: The request's idempotency key.
             said: What it says of being kept.
             avoid: Instances that work for the same request already.
+            hedges: Whether it is begun beside another answer to the same request, which versions in shadow
+                answer already.
         """
         if (answers := len(body.prompts) * body.n) > MOST_CHOICES:  # before any text is tokenized
             text = f"n: prompts times n are {answers} answers, and {MOST_CHOICES} are the most of one request"
@@ -170,7 +174,7 @@ class GenerationOperations:
             return [[("user", text)] for text in texts]
 
         keep = await self._terms(template, said, body.user, asked)
-        return await self._begin(draw, tokenizer, template, prompts, body.n, keep, avoid)
+        return await self._begin(draw, tokenizer, template, prompts, body.n, keep, avoid, hedges)
 
     async def chat(
         self,
@@ -179,6 +183,7 @@ class GenerationOperations:
         key: str | None,
         said: Said = "",
         avoid: frozenset[Member] = frozenset(),
+        hedges: bool = False,
     ) -> Answering:
         """Begins the answers to a conversation; see `complete`."""
         sticky = RequestKey.of(access.user, body.user, key)
@@ -200,14 +205,16 @@ class GenerationOperations:
             return [[(message.role, message.text) for message in body.messages]]
 
         keep = await self._terms(template, said, body.user, asked)
-        return await self._begin(draw, tokenizer, template, (prompt,), body.n, keep, avoid)
+        return await self._begin(draw, tokenizer, template, (prompt,), body.n, keep, avoid, hedges)
 
     async def resume(self, id: str, access: AccessDecision) -> Answering:
         """Goes on with an answer that another gateway, or another connection, began.
 
         Raises:
             NotFound: there is none of this user, or not any more.
+            Unavailable: the services were not read yet.
         """
+        self.book.must_be_current()
         session = await self.keeper.take_over(id, lambda generation: generation.user == access.user)
         generation = session.generation
         service = self.book.get(generation.service)
@@ -372,7 +379,6 @@ class GenerationOperations:
             writer=self._gateway,
             session=0,
             most_tokens=most_tokens,
-            whole=version.cached is False,
             sampling=sampling.model_copy(update={"scored": is_judged(service)}),
             stop=body.stops,
             model=body.model,
@@ -389,6 +395,7 @@ class GenerationOperations:
         choices: int,
         keep: Sequence[KeptTerms | None],
         avoid: frozenset[Member],
+        hedges: bool,
     ) -> Answering:
         for prompt in prompts:
             _check_length(len(prompt), template.most_tokens, draw.version)
@@ -421,7 +428,8 @@ class GenerationOperations:
         except BaseException:
             answering.cancel()
             raise
-        self._shadows.mirror(draw, sessions[::choices])
+        if not hedges:
+            self._shadows.mirror(draw, sessions[::choices])
         for session in sessions:
             session.on_end(lambda tokens: self._rates.charge(template.user, tokens, time.monotonic()))
         return answering

@@ -17,6 +17,9 @@ from schemas.services.model_service import ServedVersion
 P = ParamSpec("P")
 T = TypeVar("T")
 
+MOST_CHARACTERS = 1 << 20
+"""Most characters of one request's texts together, as many as a body at the path itself has bytes: a
+tokenizer makes an object of each few of them. Tokens that are given count as characters."""
 INLINE_CHARACTERS = 2_000
 """Texts up to this length are encoded at once: a thread costs more than they do."""
 
@@ -79,7 +82,12 @@ async def of_completion(
 async def tokens_of(
     texts: Iterable[str | tuple[int, ...]], tokenizer: Tokenizer, vocabulary: int, param: str
 ) -> tuple[tuple[int, ...], ...]:
-    """The tokens of each text, or the tokens that are given. `param`: what errors name. Raises as above."""
+    """The tokens of each text, or the tokens that are given. `param`: what errors name.
+
+    Raises `BadInput` as above, and if the texts are longer than `MOST_CHARACTERS` together.
+    """
+    texts = tuple(texts)
+    _check_size(sum(map(len, texts)), param)
     found: list[tuple[int, ...]] = []
     for text in texts:
         if isinstance(text, str):
@@ -93,12 +101,22 @@ async def tokens_of(
 async def of_chat(body: ChatBody, tokenizer: Tokenizer, vocabulary: int) -> tuple[int, ...]:
     """The tokens of a conversation, by the version's template. Raises `BadInput` as `of_completion` does."""
     messages = [(message.role, message.text) for message in body.messages]
+    _check_size(sum(len(text) for _, text in messages), "messages")
     if isinstance(tokenizer, Utf8Tokenizer):
         characters = sum(len(role) + len(text) for role, text in messages)
         tokens = await _beside_the_loop(characters, tokenizer.chat, messages)
     else:  # a template is a program, which may take its two seconds however short the conversation is
         tokens = await asyncio.to_thread(tokenizer.chat, messages)
     return _checked(tokens, vocabulary, "messages")
+
+
+def _check_size(characters: int, param: str) -> None:
+    if characters > MOST_CHARACTERS:
+        raise BadInput(
+            f"{param}: {characters:,} characters are above the limit of {MOST_CHARACTERS:,}; send less",
+            reason="context_length_exceeded",
+            param=param,
+        )
 
 
 def _checked(tokens: Sequence[int], vocabulary: int, param: str) -> tuple[int, ...]:

@@ -79,6 +79,7 @@ class ServiceBook:
         self._salt = ""
         self._services: dict[str, ModelService] = {}
         self._shares: dict[str, TrafficShares] = {}
+        self._is_current = False
 
     async def run(self) -> None:
         """Watches the bucket until cancelled."""
@@ -103,16 +104,26 @@ class ServiceBook:
                 await asyncio.sleep(self._retry_s)
 
     async def _changed(self, change: Change) -> None:
-        if isinstance(change.message, ModelService):
+        if not change.key:
+            self._is_current = True
+        elif isinstance(change.message, ModelService):
             self._services[change.key] = service = change.message
             shares = TrafficShares.of_service(service)
             if shares is not None:
                 self._shares[change.key] = shares
             else:
                 self._shares.pop(change.key, None)
-        elif change.key:
+        else:
             self._services.pop(change.key, None)
             self._shares.pop(change.key, None)
+
+    def must_be_current(self) -> None:
+        """Raises `Unavailable` until all services were read: a gateway that starts knows none of them yet.
+
+        A client goes on to another gateway then; "there is no such model" would be its last word.
+        """
+        if not self._is_current:
+            raise Unavailable("this gateway has not read the services yet: ask again", retry_after_s=1.0)
 
     def get(self, name: str) -> ModelService | None:
         return self._services.get(name)
@@ -124,9 +135,17 @@ class ServiceBook:
 
     def stages_of(self, generation: Generation) -> int:
         """How many stages the version of a generation has; 0: this gateway does not know it."""
-        service = self.get(generation.service)
-        version = None if service is None else service.version(generation.version)
+        version = self._version_of(generation)
         return 0 if version is None else version.stages
+
+    def is_whole(self, generation: Generation) -> bool:
+        """Whether a stage of a generation's version has no cache now: its sessions are bound as whole."""
+        version = self._version_of(generation)
+        return version is not None and version.cached is False
+
+    def _version_of(self, generation: Generation) -> ServedVersion | None:
+        service = self.get(generation.service)
+        return None if service is None else service.version(generation.version)
 
     def living(self) -> Iterator[ModelService]:
         """Those that are not stopped, by name."""
@@ -143,8 +162,9 @@ class ServiceBook:
 
         Raises:
             NotFound: there is no such service or version; the text names those that there are.
-            Unavailable: it has no version that answers now.
+            Unavailable: it has no version that answers now, or the services were not read yet.
         """
+        self.must_be_current()
         name, _, wanted = model.partition("@")
         service = self.get(name)
         if service is None or service.state is ServiceState.STOPPED:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Container, Iterable
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from bus import subjects
 from bus.connection import Bus
@@ -46,6 +47,8 @@ from schemas.telemetry import SessionLoad
 
 log = get_logger("generation")
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, kw_only=True)
 class SessionConfig:
@@ -59,17 +62,29 @@ class SessionConfig:
 
 @dataclass(slots=True)
 class SessionPorts:
-    """What sessions share: the bus, who is there, loads, and past tokens."""
+    """What sessions share: the bus, who is there, loads, and past tokens.
+
+    `is_whole`: whether a stage of the version has no cache, as its record has it now. A session may be older.
+    """
 
     bus: Bus
     stages: Callable[[Generation], tuple[tuple[Member, ...], ...]]
     recall: Callable[[Generation], AsyncIterator[GeneratedToken]]
+    is_whole: Callable[[Generation], bool]
     config: SessionConfig
     loads: dict[str, KnownLoad] = field(default_factory=dict)
 
     def said(self, sid: str, load: SessionLoad) -> None:
         known = self.loads.get(sid)
         self.loads[sid] = KnownLoad(load, known.own if known is not None else 0, time.monotonic())
+
+    def forget(self, present: Container[str]) -> None:
+        """Drops the loads of instances that are not there any more, and that have no session of this gateway.
+
+        `present`: SIDs of those that are.
+        """
+        for sid in [sid for sid, known in self.loads.items() if not known.own and sid not in present]:
+            del self.loads[sid]
 
     def count(self, path: Path, by: int) -> None:
         """`by` more sessions of this gateway are bound to these owners."""
@@ -152,14 +167,14 @@ class GenerationSession:
     def on_end(self, callback: Callable[[int], None]) -> None:
         """Calls `callback` with the number of the answer's tokens once the session is over."""
         if self.finished is not None:
-            callback(len(self._tokens))
+            tell(callback, len(self._tokens))
         else:
             self._on_end.append(callback)
 
     def on_over(self, callback: Callable[[AnswerTrace], None]) -> None:
         """Calls `callback` with how the answer came, once the session is over."""
         if self._trace is not None:
-            callback(self._trace)
+            tell(callback, self._trace)
         else:
             self._on_over.append(callback)
 
@@ -275,7 +290,7 @@ class GenerationSession:
             tokens=generation.prompt + tuple(machine.answer),
             prompt_tokens=len(generation.prompt),
             most_tokens=generation.most_tokens,
-            whole=generation.whole,
+            whole=machine.is_whole or self._ports.is_whole(generation),
             sampling=generation.sampling,
         )
         try:
@@ -341,7 +356,7 @@ class GenerationSession:
             attempts=self.machine.attempt + 1,
         )
         for callback in self._on_end:
-            callback(len(self._tokens))
+            tell(callback, len(self._tokens))
         self._trace = trace = AnswerTrace(
             ended=effect.ended,
             failure=effect.failure,
@@ -352,13 +367,21 @@ class GenerationSession:
             score=self._tokens[0].prompt_logprob if self._tokens else None,
         )
         for hears in self._on_over:
-            hears(trace)
+            tell(hears, trace)
         self.ended.set()
         self._news.set()
 
     async def settle(self) -> None:
         """Waits until the owners have been told of the end."""
         await self._tasks.wait()
+
+
+def tell(listener: Callable[[T], None], news: T) -> None:
+    """Calls a listener. Its failure is its own: it ends no session, and keeps the news from nobody else."""
+    try:
+        listener(news)
+    except Exception as error:
+        log.error("a listener failed", listener=getattr(listener, "__qualname__", ""), exc_info=error)
 
 
 def failure_of(failure: str, busy_s: float) -> DmscError:

@@ -12,7 +12,7 @@ from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.messaging.handlers import Subscription
-from entities.gateway.generation.session import GenerationSession, SessionConfig, SessionPorts
+from entities.gateway.generation.session import GenerationSession, SessionConfig, SessionPorts, tell
 from entities.presence.registry_view import RegistryView
 from schemas.envelope import Envelope
 from schemas.errors import DmscError, NotFound
@@ -31,11 +31,17 @@ class KeeperConfig:
     tick_s: float = 0.1  # between two looks of all sessions at the time
     record_s: float = 3_600.0  # for which a record lives, in memory, while nobody ends its session
     ended_s: float = 30.0  # … and after that: a client whose gateway died meanwhile gets the answer's end
+    recalls: int = 4  # readers of past tokens at a time: each reads all of a job since its session began
     skew_s: float = 5.0  # clocks may differ so much: tokens seem to be older than their request
 
 
 class SessionKeeper:
-    """The sessions of one gateway. `stages_of`: how many stages the version has that a job runs."""
+    """The sessions of one gateway.
+
+    Args:
+        stages_of: How many stages the version has that a job runs.
+        is_whole: Whether one of them has no cache, so that sessions are bound as whole.
+    """
 
     def __init__(
         self,
@@ -43,6 +49,7 @@ class SessionKeeper:
         gateway: str,
         view: RegistryView,
         stages_of: Callable[[Generation], int],
+        is_whole: Callable[[Generation], bool],
         config: KeeperConfig = KeeperConfig(),
     ) -> None:
         self._bus = bus
@@ -51,7 +58,8 @@ class SessionKeeper:
         self._stages_of = stages_of
         self._config = config
         self._bucket = bus.bucket(subjects.GENERATION)
-        self.ports = SessionPorts(bus, self._stages, self._recall, config.session)
+        self.ports = SessionPorts(bus, self._stages, self._recall, is_whole, config.session)
+        self._recalls = asyncio.Semaphore(config.recalls)
         self._sessions: dict[tuple[str, int], GenerationSession] = {}
         self._revisions: dict[str, int] = {}
         self._followed: Counter[str] = Counter()
@@ -69,7 +77,7 @@ class SessionKeeper:
                 await asyncio.sleep(self._config.tick_s)
                 for session in list(self._sessions.values()):
                     session.tick()
-                    self.needed(session.generation)
+                    tell(self.needed, session.generation)
         finally:
             for task in self._subscriptions.values():
                 with suppress(DmscError, asyncio.CancelledError):
@@ -87,6 +95,7 @@ class SessionKeeper:
         """The registry changed."""
         for session in list(self._sessions.values()):
             session.review()
+        self.ports.forget(self._view.records)
 
     def drain(self) -> None:
         """This gateway stops: others go on with its sessions, whose owners work on."""
@@ -148,7 +157,7 @@ class SessionKeeper:
         session = GenerationSession(self.ports, generation, avoid)
         self._sessions[generation.job, generation.session] = session
         for observe in self.observers:
-            observe(session)
+            tell(observe, session)
         task = asyncio.create_task(self._until_over(session), name=f"generation {generation.id}")
         self._ends.add(task)
         task.add_done_callback(self._ends.discard)
@@ -204,11 +213,12 @@ class SessionKeeper:
 
     async def _recall(self, generation: Generation) -> AsyncIterator[GeneratedToken]:
         since = max(0.0, generation.began - self._config.skew_s)
-        async for record in self._bus.history(subjects.WAVE_TOKENS, since=since, job=generation.job):
-            if isinstance(record.message, WaveTokens):
-                for token in record.message.tokens:
-                    if token.session == generation.session and token.fence <= generation.fence:
-                        yield token
+        async with self._recalls:
+            async for record in self._bus.history(subjects.WAVE_TOKENS, since=since, job=generation.job):
+                if isinstance(record.message, WaveTokens):
+                    for token in record.message.tokens:
+                        if token.session == generation.session and token.fence <= generation.fence:
+                            yield token
 
     def _stages(self, generation: Generation) -> tuple[tuple[Member, ...], ...]:
         return tuple(

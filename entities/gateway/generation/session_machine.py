@@ -129,6 +129,8 @@ class GenerationMachine:
         self.answer: list[int] = []
         self.is_bound = False
         """Whether all owners of some path have taken the session."""
+        self.is_whole = False
+        """Whether an owner said that it has no cache: all are bound as whole from then on."""
         self._generation = generation
         self._times = times
         self._first = len(generation.prompt)
@@ -219,6 +221,9 @@ class GenerationMachine:
         if answer.outcome == "full":
             self._full.add(member)
             return self._choose_again(now)
+        if answer.outcome == "uncached":  # the version's record does not say so yet
+            self.is_whole = True
+            return [ChoosePath(frozenset(self._avoid | self._full), self.path)]
         self._waiting.discard(member)
         if not self._waiting:
             self.is_bound = True

@@ -46,7 +46,7 @@ class Shadows:
 
     async def _answer(self, draw: RequestDraw, version: ServedVersion, original: GenerationSession) -> None:
         names = {"id": secrets.token_hex(16), "session": secrets.randbits(62)}
-        of_it = {"version": version.version, "job": version.job, "whole": version.cached is False}
+        of_it = {"version": version.version, "job": version.job}
         copied = {**of_it, "stop": (), "mirrored": True, "keep": None, **names}
         began = time.monotonic()
         try:

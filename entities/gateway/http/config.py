@@ -26,13 +26,18 @@ class HttpConfig(ConnectionBounds):
     max_push_bytes: int = PUSH_BYTES  # of one push to a feed, whose records are checked one by one
     rate: RequestRate = USUAL_RATE  # of one identity: a user, else an address
     unknown_rate: RequestRate = UNKNOWN_RATE  # of an address, without a token that was accepted before
-    open_requests: int = 256  # requests being answered, without streams and files; beyond it 503
+    open_requests: int = 256  # requests being answered; beyond it 503. Streams, files, and what a service is
+    # asked are counted apart: they wait for others
     queued_requests: int = 256  # requests that wait for their turn; beyond it 503
     burst_s: float = 0.5  # how long the first request in the queue may have waited; beyond it 503
     standing_s: float = 0.05  # the same, once the queue has not been empty for burst_s
     shed_log_every_s: float = 1.0  # between two log lines about refusals under overload
     upload_hold_s: float = 30.0  # how long a data set's reservation outlives a gateway that fell silent
     stalled_each: int = 64  # bodies of one identity that wait for the client's bytes; beyond it 429
+    body_bytes_each: int = 64 << 20  # of bodies of one identity's requests, in memory; beyond it 429
+    body_bytes: int = 512 << 20  # of all bodies in memory; beyond it 503
+    charge_bytes: int = 256 << 10  # a body in memory is charged as one request for each such part of it
+    downloads_each: int = 64  # files that one identity reads at a time; beyond it 429
     drain_s: float = 5.0  # at shutdown, for requests that are being answered
     events: EventsConfig = field(default_factory=EventsConfig)
     prices: Prices = field(
@@ -47,5 +52,9 @@ class HttpConfig(ConnectionBounds):
             raise ValueError("standing_s must be above 0, and not above burst_s")
         if self.stalled_each < 1 or self.upload_hold_s <= 0:
             raise ValueError("stalled_each and upload_hold_s must be above 0")
+        if min(self.charge_bytes, self.downloads_each) < 1:
+            raise ValueError("charge_bytes and downloads_each must be at least 1")
+        if not 0 < self.body_bytes_each <= self.body_bytes:
+            raise ValueError("body_bytes_each must be above 0, and not above body_bytes")
         if self.drain_s < 0:
             raise ValueError("drain_s must not be below 0")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -92,6 +93,20 @@ class HttpContext:
     async def body(self, keyed: Keyed) -> bytes:
         """The request's JSON body. Raises `TooLarge` above `max_job_bytes`."""
         return await read_body(keyed.request, self.config.max_job_bytes)
+
+    @contextmanager
+    def asking(self, request: Request, bearer: Bearer) -> Iterator[None]:
+        """Counts a request, for the length of the block, as one that waits for a service.
+
+        It may wait for long: for a version that starts, for room, for tokens. So it takes no place of the
+        requests that this gateway answers by itself, and counts towards the user's limit of streams instead.
+        Raises `RateLimited` or `Overloaded`.
+        """
+        facts: RequestFacts = request.scope["dmsc"]
+        facts.identity = f"user {self.access.user_of(bearer.token)}"
+        with self.hub.admitted(facts.identity), self.load.asks():
+            facts.leave()
+            yield
 
     def stream(
         self,

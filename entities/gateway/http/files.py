@@ -8,9 +8,11 @@ from typing import Any
 
 from fastapi import Response
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from bus.files.artifacts import ReadableArtifacts
 from entities.gateway.http.problems import NotSatisfiable
+from entities.gateway.http.request_facts import RequestFacts
 
 BYTES = "application/octet-stream"
 _content = {BYTES: {"schema": {"type": "string", "format": "binary"}}}
@@ -22,9 +24,18 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
 
 
 class File(StreamingResponse):
-    """The response class of routes that answer with a file; it documents their media type."""
+    """The response class of routes that answer with a file; it documents their media type.
+
+    However slowly its client reads, it takes no place of the requests that are being answered.
+    """
 
     media_type = BYTES
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        facts: RequestFacts = scope["dmsc"]
+        with facts.downloads():
+            facts.leave()
+            await super().__call__(scope, receive, send)
 
 
 async def file_answer(artifacts: ReadableArtifacts, name: str, byte_range: str | None) -> Response:

@@ -9,11 +9,16 @@ from typing import Any
 from fastapi.responses import JSONResponse
 
 from entities.gateway.calls.failures import failure_status, openai_error, openai_status
+from entities.gateway.operations.idempotency import KeyReused
 from schemas.errors import BadInput, DmscError
 
 MEDIA_TYPE = "application/problem+json"
 OPENAI = ("/v1/models", "/v1/completions", "/v1/chat/", "/v1/embeddings", "/v1/files", "/v1/batches")
 """Paths of OpenAI's API, whose errors have its shape, so that its clients show them."""
+
+
+KEPT_STATUS = frozenset({KeyReused.code})
+"""Errors whose 422 is no 400 on OpenAI's paths either: the draft of `Idempotency-Key` wants it so."""
 
 
 class TooLarge(BadInput):
@@ -66,7 +71,7 @@ def problem_response(
     error, and `param` the parameter at fault.
     """
     is_openai = path.startswith(OPENAI)
-    if is_openai:
+    if is_openai and code not in KEPT_STATUS:
         status = openai_status(status)
     headers = {}
     if status is HTTPStatus.UNAUTHORIZED:

@@ -8,6 +8,7 @@ All that the mesh does because of the request carries it (`bus.wire.correlation`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from bus.wire.correlation import is_correlation, parse_traceparent
@@ -22,12 +23,17 @@ class RequestFacts:
 
     `leave` ends the request's count as open, before its answer: it waits for others, and counts elsewhere.
     `charge` takes one more request from the identity's bucket, and says whether there was one.
+    `keep` counts bytes of the body that stay in memory until the answer is over. Raises `RateLimited` or
+    `Overloaded`.
+    `downloads` counts the answer as a file's, for the length of the block. Raises `RateLimited`.
     """
 
     identity: str
     is_stream: bool = False
     leave: Callable[[], None] = lambda: None
     charge: Callable[[], bool] = lambda: True
+    keep: Callable[[int], None] = lambda size: None
+    downloads: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 def caller_correlation(headers: Mapping[bytes, bytes]) -> tuple[str | None, str]:

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, ValidationError
 
 from entities.gateway.http.paging import MOST, USUAL, Key, T, cut
 from entities.gateway.http.problems import TooLarge
+from entities.gateway.http.request_facts import RequestFacts
 from entities.gateway.operations.access_client import Bearer
 from entities.gateway.operations.idempotency import Answer
 from schemas.base import TOKEN_PATTERN, Part, is_token
@@ -186,8 +187,19 @@ def check_length(request: Request, limit: int) -> int:
 
 
 async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body, which counts as the identity's until the answer is over.
+
+    Raises:
+        TooLarge: it is above `limit`.
+        RateLimited, Overloaded: bodies of requests under way take too much memory.
+    """
     check_length(request, limit)
-    return b"".join([piece async for piece in BoundedBody(request, limit).pieces()])
+    facts: RequestFacts = request.scope["dmsc"]
+    pieces = []
+    async for piece in BoundedBody(request, limit).pieces():
+        facts.keep(len(piece))
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 def too_large(limit: int) -> TooLarge:

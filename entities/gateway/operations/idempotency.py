@@ -39,6 +39,10 @@ class KeyReused(BadInput):
     code = "idempotency_key_reused"
 
 
+def key_reused() -> KeyReused:
+    return KeyReused("Idempotency-Key: it came with another request before; take a new one")
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The answer to a POST: a JSON object, its status, and the URL of what was created."""
@@ -158,7 +162,7 @@ class IdempotencyStore:
         claimant = None if records is None or stored is None else records.get(stored.gateway)
         step = next_step(stored, digest, claimant, registry_known=records is not None)
         if step == "other request":
-            raise KeyReused("Idempotency-Key: it came with another request before; take a new one")
+            raise key_reused()
         if step == "in progress":
             raise _in_progress()
         return step

@@ -124,8 +124,10 @@ class OutcomeReports:
 
     def _changed(self) -> list[ServiceOutcomes]:
         """Reports without requests, of services whose traffic is another one than was told last."""
-        found = []
-        for service in self._services():
+        found, services = [], list(self._services())
+        for gone in self._told.keys() - {service.service for service in services}:
+            del self._told[gone]
+        for service in services:
             told = self._told.get(service.service)
             if told is None and not is_judged(service):
                 continue

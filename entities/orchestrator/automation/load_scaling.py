@@ -35,8 +35,8 @@ class ScalingTimes:
 
     every_s: float = 1.0
     """Between looks; gateways tell what has changed as often."""
-    told_s: float = 2.0
-    """Within which gateways have told what a version is asked that has just started, by whoever woke it."""
+    figures_s: float = 2.0
+    """Within which the figures of gateways are here for a version that has just started, with who woke it."""
 
 
 class LoadScaling:
@@ -47,6 +47,7 @@ class LoadScaling:
         runs: The running jobs by id.
         confirmed: Returns while this orchestrator leads.
         times: See there.
+        clock: Seconds that only advance.
     """
 
     def __init__(
@@ -55,21 +56,23 @@ class LoadScaling:
         runs: Mapping[str, JobRun],
         confirmed: Callable[[], Awaitable[None]],
         times: ScalingTimes = ScalingTimes(),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._bus = bus
         self._runs = runs
         self._confirmed = confirmed
         self._times = times
+        self._clock = clock
         self._load = ServedLoad()
         self._memory: dict[str, ScaleMemory] = {}
         self._advised: dict[str, int] = {}
 
-    async def _heard(self, message: ServiceFigures, envelope: Envelope) -> None:
-        self._load.take(message, time.monotonic())
+    async def _take(self, message: ServiceFigures, envelope: Envelope) -> None:
+        self._load.take(message, self._clock())
 
     async def run(self) -> None:
         """Hears gateways, and looks at all versions again and again, until cancelled."""
-        figures = await insistently(partial(self._bus.subscribe, subjects.SERVICE_FIGURES, self._heard))
+        figures = await insistently(partial(self._bus.subscribe, subjects.SERVICE_FIGURES, self._take))
         try:
             while True:
                 await asyncio.sleep(self._times.every_s)
@@ -86,7 +89,7 @@ class LoadScaling:
             del self._advised[job]
         for run in list(self._runs.values()):
             try:
-                await self._look(run, time.monotonic())
+                await self._look(run, self._clock())
             except DmscError as error:  # the bus is away; it is looked at again in a second
                 log.warning("not scaled", job=run.name, reason=error.text)
             except Exception as error:  # in the term's group it would end all jobs
@@ -101,7 +104,7 @@ class LoadScaling:
             return
         memory = self._memory.get(run.name)
         if memory is None:  # it has just started, or another orchestrator led before
-            memory = ScaleMemory(begun_at=now + self._times.told_s)
+            memory = ScaleMemory(begun_at=now + self._times.figures_s)
         present = run.holding.preferred or max(within.want, run.holding.replicas)
         stages = {unit.sid: unit.stage for unit in run.job.instances.graph.units}
         load = self._load.of(run.name, stages, serve, now)

@@ -14,7 +14,7 @@ from schemas.telemetry import SessionLoad
 
 
 @dataclass(slots=True)
-class _GatewaySpoke:
+class _GatewayFigures:
     """What one gateway said last of one version."""
 
     figures: VersionFigures
@@ -25,8 +25,7 @@ class _GatewaySpoke:
 
 @dataclass(slots=True)
 class _Version:
-    gateways: dict[str, _GatewaySpoke] = field(default_factory=dict)
-    loads: dict[str, SessionLoad] = field(default_factory=dict)
+    gateways: dict[str, _GatewayFigures] = field(default_factory=dict)
     refused: deque[tuple[float, int]] = field(default_factory=deque)
     asked_at: float = -float("inf")
 
@@ -36,11 +35,11 @@ class ServedLoad:
 
     Args:
         refused_s: For so long a request that found no room counts as one that still wants some.
-        unheard_s: A gateway that said nothing of a version for so long answers nothing of it: it repeats
-            itself each 10 s.
+        unheard_s: A gateway that said nothing of a version for so long answers nothing of it, and what
+            it said of instances' loads is too old: it repeats itself each 5 s while an answer is under way.
     """
 
-    def __init__(self, refused_s: float = 5.0, unheard_s: float = 35.0) -> None:
+    def __init__(self, refused_s: float = 5.0, unheard_s: float = 15.0) -> None:
         self._refused_s = refused_s
         self._unheard_s = unheard_s
         self._versions: defaultdict[str, _Version] = defaultdict(_Version)
@@ -50,8 +49,7 @@ class ServedLoad:
         for figures in message.versions:
             version = self._versions[figures.job]
             before = version.gateways.get(message.gateway)
-            told = version.gateways[message.gateway] = _GatewaySpoke(figures, message.since, now)
-            version.loads |= figures.loads
+            latest = version.gateways[message.gateway] = _GatewayFigures(figures, message.since, now)
             # A gateway that began anew counts from nothing.
             known = before is not None and before.since == message.since
             former = (
@@ -60,7 +58,7 @@ class ServedLoad:
                 else VersionFigures(service=figures.service, version=figures.version, job=figures.job)
             )
             if before is not None and known and now > before.at:
-                told.tokens_per_s = max(0, figures.tokens - former.tokens) / (now - before.at)
+                latest.tokens_per_s = max(0, figures.tokens - former.tokens) / (now - before.at)
             if known and (refused := figures.refused - former.refused) > 0:
                 version.refused.append((now, refused))
             if figures.sessions or _over(figures) > _over(former):
@@ -90,22 +88,26 @@ class ServedLoad:
             return VersionLoad(room=serve.sessions)
         while version.refused and now - version.refused[0][0] > self._refused_s:
             version.refused.popleft()
-        told = [each for each in version.gateways.values() if now - each.at <= self._unheard_s]
+        for gone in [name for name, each in version.gateways.items() if now - each.at > self._unheard_s]:
+            del version.gateways[gone]
+        told = list(version.gateways.values())
         sessions = sum(each.figures.sessions for each in told)
         if sessions:
             version.asked_at = now
         by_stage: defaultdict[int, list[SessionLoad]] = defaultdict(list)
-        for sid, load in version.loads.items():
+        loads: dict[str, SessionLoad] = {}
+        for gateway in sorted(told, key=lambda each: each.at):  # who spoke last knows best
+            loads |= gateway.figures.loads
+        for sid, load in loads.items():
             if sid in stages:
                 by_stage[stages[sid]].append(load)
-        version.loads = {sid: load for sid, load in version.loads.items() if sid in stages}
         single_passes = bool(by_stage) and not any(load.rows for loads in by_stage.values() for load in loads)
         return VersionLoad(
             sessions=sessions,
             # A client that is refused asks again each second: it counts once.
             refused=max((count for _, count in version.refused), default=0),
             room=serve.batch if single_passes else serve.sessions,
-            filled=max(map(_filled, by_stage.values()), default=0.0),
+            used=max(map(_used, by_stage.values()), default=0.0),
             token_ms=sum(fmean(load.wave_ms for load in loads) for loads in by_stage.values()),
             tokens_per_s=sum(each.tokens_per_s for each in told if each.figures.sessions),
             asked_at=version.asked_at,
@@ -116,7 +118,7 @@ def _over(figures: VersionFigures) -> int:
     return sum(figures.requests.values())
 
 
-def _filled(loads: Iterable[SessionLoad]) -> float:
+def _used(loads: Iterable[SessionLoad]) -> float:
     """Part of the rows of a stage's replicas that is in use."""
     loads = list(loads)
     rows = sum(load.rows for load in loads)

@@ -25,7 +25,7 @@ class VersionLoad:
         sessions: Answers under way.
         refused: Requests of the last seconds that found all instances full.
         room: Sessions that one replica takes at a time.
-        filled: Part of the cache that is in use, of the fullest stage.
+        used: Part of the cache that is in use, of the stage that uses most of its own.
         token_ms: From a token to the next by what waves take now, milliseconds; 0: not known.
         tokens_per_s: Of all replicas together.
         asked_at: When it was last asked anything, or had an answer under way.
@@ -34,7 +34,7 @@ class VersionLoad:
     sessions: int = 0
     refused: int = 0
     room: int = 1
-    filled: float = 0.0
+    used: float = 0.0
     token_ms: float = 0.0
     tokens_per_s: float = 0.0
     asked_at: float = -math.inf
@@ -117,7 +117,7 @@ def need(load: VersionLoad, replicas: int, rules: ScaleSpec) -> tuple[float, str
         said += f" and {load.refused} refused for want of room"
     found = [
         (sessions / (load.room * rules.fill), f"{said}, of {load.room} per replica"),
-        (load.filled * replicas / rules.fill, f"{load.filled:.0%} of the cache in use"),
+        (load.used * replicas / rules.fill, f"{load.used:.0%} of the cache in use"),
     ]
     if rules.token_ms is not None and load.token_ms > rules.token_ms:
         # More replicas than sessions make no token faster.

@@ -85,13 +85,15 @@ class Parking:
         if self.hold_reason and not record.dormant:
             return
         if record.dormant and record.state is JobState.PARKED:  # from now on no request resumes it
-            writing = self._job.store.note(now=True, held=why, dormant=False)
+            writing = self._job.store.move(JobState.PARKED, why, held=why, dormant=False)
             await written_down(writing, self._times.order_kept_s)
             return
         self._resumed.clear()
         waits = not self._has_begun and self._in_queue()
         writing = self._job.store.note(now=True, held=why, dormant=False)
         await written_down(writing, self._times.order_kept_s)
+        if self.hold_reason != why:  # it was resumed while that was written
+            return
         if waits and self._in_queue():  # it got no slots meanwhile
             self._job.queue.again()
             return
@@ -99,12 +101,17 @@ class Parking:
             self._break_off()
 
     async def rest(self, why: str) -> bool:
-        """Has a running version of a service give its slots back until somebody asks it; False: not now."""
+        """Has a running version of a service give its slots back until somebody asks it; False: not now.
+
+        Whoever asks it meanwhile has it stay: see `resume`.
+        """
         if not self.can_give_way:
             return False
         self._resumed.clear()
         writing = self._job.store.note(now=True, held=why, dormant=True)
         await written_down(writing, self._times.order_kept_s)
+        if not self._job.store.record.dormant:  # it was asked, or parked, while that was written
+            return False
         return self._come_to_rest(why)
 
     async def resume(self, why: str) -> None:

@@ -21,6 +21,7 @@ from schemas.fault import ClusterReport
 from schemas.job import StepResult
 from schemas.signals import QosReport
 from schemas.step import MicrobatchClaim
+from schemas.task_graph import TaskGraph
 
 COOL_C = WARM_C - 5.0
 """Temperature below which the alert of a device that was too warm is cleared."""
@@ -67,8 +68,16 @@ class Alerts:
         """The alerts that are not cleared."""
         return tuple(self._raised.values())
 
-    def decided(self, result: StepResult, claims: Iterable[MicrobatchClaim]) -> list[Alert]:
-        """A step was decided; `claims`: all claims of that step."""
+    def decided(
+        self, result: StepResult, claims: Iterable[MicrobatchClaim], graph: TaskGraph | None = None
+    ) -> list[Alert]:
+        """A step was decided.
+
+        Args:
+            result: What came of it.
+            claims: All claims of that step.
+            graph: Its units have the layers that they had in that step; None: layers stay as they are.
+        """
         changes = []
         turn = self._loss.observe(result.loss)
         if turn is not None:
@@ -78,20 +87,26 @@ class Alerts:
         if turn is not None:
             usual = math.exp(turn.usual)
             changes.append(_of_step(AlertKind.GRADIENT_NORM, "gradient norm", turn, result.step, norm, usual))
-        changes += self._stragglers(result, claims)
+        changes += self._stragglers(result, claims, graph)
         return [self._note(alert) for alert in changes]
 
-    def _stragglers(self, result: StepResult, claims: Iterable[MicrobatchClaim]) -> Iterable[Alert]:
+    def _stragglers(
+        self, result: StepResult, claims: Iterable[MicrobatchClaim], graph: TaskGraph | None
+    ) -> Iterable[Alert]:
         """Instances that became slower than before while others did not (`entities.detection.fail_slow`)."""
         took: dict[tuple[str, str], list[float]] = defaultdict(list)
+        stage_of: dict[str, int] = {}
         for claim in claims:
             took[claim.owner.sid, claim.owner.incarnation].append(claim.forward_ms + claim.backward_ms)
+            stage_of[claim.owner.sid] = claim.stage
         yield from self._left(result, dict(took.keys()))
         for (sid, incarnation), times in sorted(took.items()):
             self._computed[sid] += len(times)
             if sid in self._inherited:
                 self._slow.resume(sid, incarnation, self._inherited.pop(sid))
-            verdict = self._slow.observe(sid, incarnation, median(times), self._computed[sid])
+            units = () if graph is None else graph.stage(stage_of[sid])
+            work_ms = units[0].requirements.reference_ms if units else 0.0
+            verdict = self._slow.observe(sid, incarnation, median(times), self._computed[sid], work_ms)
             if verdict is not None:
                 yield Alert(
                     kind=AlertKind.STRAGGLER,

@@ -348,5 +348,4 @@ def first_policy(
 
 def reference_ms(graph: TaskGraph, stage: int) -> float:
     """What a microbatch of a stage takes on a device of speed 1."""
-    needs = graph.stage(stage)[0].requirements
-    return needs.cost_ms * needs.measured_speed
+    return graph.stage(stage)[0].requirements.reference_ms

@@ -37,6 +37,8 @@ log = get_logger("orchestrator")
 
 NO_SLOT_HELPS = frozenset({Cause.HELD, Cause.AFTER, Cause.ARRAY, Cause.QUOTA})
 """Jobs that wait for these would wait on any number of slots."""
+OVER_SOON = frozenset({None, Cause.ROOM})
+"""Why jobs wait that lack nothing any more, and that the next decision starts: None is not decided yet."""
 
 Supply = tuple[int, tuple[bool, ...]]
 """Free slots that are equal to all waiting jobs: their pool, and for which of the bars they are barred."""
@@ -223,10 +225,10 @@ def demand_of(
     ]:
         wish, lacks = wishes.get(request.job), lacking.get(request.job, 0)
         wished = 0 if wish is None else wish.lacking
-        if not (lacks or wished):
-            continue
         waits = request.job in lacking
         hold = holds.get(request.job)
+        if not (lacks or wished or (waits and (None if hold is None else hold.cause) in OVER_SOON)):
+            continue
         reason = (
             f"is to have {request.replicas.want} replicas"
             if not waits
@@ -243,6 +245,7 @@ def demand_of(
                 slots=request.least_slots,
                 lacking=lacks,
                 wished=wished,
+                waits=waits,
                 unfit_pools=_unfit(facts.table, pools, request.needs),
                 reason=reason,
             )
@@ -352,15 +355,23 @@ def _as_told(demand: _Demand) -> CapacityDemand:
 class CapacitySignalConfig:
     """When the wanted capacity is published. Times in seconds."""
 
-    least_s: float = 1.0
-    """Between two messages: whoever adds nodes needs minutes, and each message goes to all that listen."""
+    least_s: float = 0.2
+    """Between two messages: each goes to all that listen. A submission changes the queue more than once."""
+    share: float = 0.1
+    """Of the time that is spent on finding out what is wanted: with many jobs messages are rarer."""
     repeat_s: float = 10.0
     """An unchanged message is sent again after this long: for those that came late or missed one."""
+    settle_s: float = 10.0
+    """At most so long after its start a leader that has not heard of all nodes yet tells no machine demand.
+
+    It would take the slots of the others for slots that are lacking.
+    """
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.least_s <= self.repeat_s:
+        if not (0.0 < self.least_s <= self.repeat_s and 0.0 < self.share <= 1.0):
             raise ValueError(
-                f"capacity: least {self.least_s} s, repeat {self.repeat_s} s: 0 < least ≤ repeat"
+                f"capacity: least {self.least_s} s, repeat {self.repeat_s} s, share {self.share}:"
+                " 0 < least ≤ repeat, 0 < share ≤ 1"
             )
 
 
@@ -370,6 +381,7 @@ class CapacitySignal:
     Args:
         wanted: the present capacity, and the same by job for the provisioner.
         looked: set by the queue whenever it has looked at mesh and jobs; cleared here.
+        settled: whether all nodes that there are have been heard of.
     """
 
     def __init__(
@@ -378,21 +390,29 @@ class CapacitySignal:
         wanted: Callable[[], Awaitable[tuple[QueueCapacity, MachineDemand]]],
         looked: asyncio.Event,
         config: CapacitySignalConfig,
+        settled: Callable[[], bool],
     ) -> None:
         self._config = config
         self._bus = bus
         self._wanted = wanted
         self._looked = looked
+        self._settled = settled
 
     async def run(self) -> None:
         """Publishes, at first at once, until cancelled."""
         rows: tuple[Subject, ...] = (subjects.QUEUE_CAPACITY, subjects.MACHINE_DEMAND)
         said: dict[Subject, Message] = {}
-        again_at = 0.0
+        again_at, settled = 0.0, False
+        settled_at = time.monotonic() + self._config.settle_s
         while True:
             self._looked.clear()
+            began = time.monotonic()
+            settled = settled or self._settled() or began >= settled_at
             present = dict(zip(rows, await self._wanted(), strict=True))
-            due = time.monotonic() >= again_at
+            if not settled:
+                del present[subjects.MACHINE_DEMAND]
+            due = (now := time.monotonic()) >= again_at
+            pause_s = max(self._config.least_s, (now - began) * (1.0 / self._config.share - 1.0))
             try:
                 for row, message in present.items():
                     if due or said.get(row) != message:
@@ -402,7 +422,7 @@ class CapacitySignal:
                     again_at = time.monotonic() + self._config.repeat_s
             except DmscError as error:
                 log.info("capacity not published", code=error.code, error=error.text)
-            await asyncio.sleep(self._config.least_s)
+            await asyncio.sleep(min(pause_s, self._config.repeat_s))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, again_at - time.monotonic())):
                     await self._looked.wait()

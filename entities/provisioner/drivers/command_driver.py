@@ -86,6 +86,7 @@ class CommandDriver:
             )
         except OSError as error:
             raise Refused(f"{what}: {arguments[0]}: {error.strerror}") from None
+        code = None
         try:
             async with asyncio.timeout(self._commands.timeout_s):
                 out, complaint = await asyncio.gather(_read(process.stdout), _read(process.stderr))
@@ -93,9 +94,10 @@ class CommandDriver:
         except TimeoutError:
             raise Unavailable(f"{what} took longer than {self._commands.timeout_s:g} s") from None
         finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+            if code is None:  # what one that has ended leaves behind is its own affair: a machine, say
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
         if whole and code == 0:
             return code, out
         lines = [line.strip() for line in (complaint or out).splitlines() if line.strip()]

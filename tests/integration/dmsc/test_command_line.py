@@ -147,6 +147,19 @@ def test_a_port_that_was_asked_for_and_is_taken(tmp_path: Path) -> None:
         (("store", "j", "s", "-t", "x", "--bus", "nats://127.0.0.1:1"), "dmsc: --table x: configuration, "),
         (("store", "j", "s", "-w", "x", "--bus", "nats://127.0.0.1:1"), "dmsc: --where x: write it as "),
         (("policy", "run", "none.py", "--bus", "nats://127.0.0.1:1"), "dmsc: none.py: no such file"),
+        (
+            ("cost", "--recording", "r", "--user", "u"),
+            "dmsc: --recording is of one job, and of all that it used; leave out --user",
+        ),
+        (
+            ("cost", "--recording", "r", "--service", "s", "--all"),
+            "dmsc: --recording is of one job, and of all that it used; leave out --service, --all",
+        ),
+        (
+            ("ask", "s", "p", "--aggregation", "vote", "--consent"),
+            "dmsc: --consent: nothing of a vote",
+        ),
+        (("ask", "s", "p", "--aggregation", "weighted"), "dmsc: --aggregation weighted: of texts there are"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

@@ -68,7 +68,10 @@ class StandInInstance:
         self.fails = ""
         """Why there is no token, as `bad_model_output: …`."""
         self.lost_positions: set[int] = set()
+        self.is_cached = True
+        self.refused_binds = 0  # because they were not whole
         self.bound: dict[int, BindSession] = {}
+        self.orders: list[BindSession] = []  # those that it took
         self.ended: list[EndSession] = []
         self.binds = 0
         self.shift = 0  # of its letters: another version writes another text
@@ -107,6 +110,9 @@ class StandInInstance:
 
     async def _bind(self, message: BindSession, envelope: Envelope) -> SessionBound:
         self.binds += 1
+        if not (self.is_cached or message.whole):
+            self.refused_binds += 1
+            return SessionBound(session=message.session, outcome="uncached", load=self.load)
         former = self.bound.get(message.session)
         if former is not None and (former.fence, former.attempt) > (message.fence, message.attempt):
             return SessionBound(session=message.session, outcome="fenced")
@@ -118,6 +124,7 @@ class StandInInstance:
             )
             return SessionBound(session=message.session, outcome="too_long", text=text)
         self.bound[message.session] = message
+        self.orders.append(message)
         told = list(message.tokens[message.prompt_tokens :])
         if self.is_last and len(told) >= len(self._known.get(message.session, ())):
             self._known[message.session] = told

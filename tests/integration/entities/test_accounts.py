@@ -198,6 +198,7 @@ async def test_a_used_up_budget_holds_jobs_and_accounts_are_their_users(
         assert (whole.only, [line.name for line in whole.lines]) == (None, ["ruth"])
         assert whole.idle is not None
         assert (await olga.accounts(**since, user="ruth")).lines == own.lines
+        assert (await olga.accounts(**since, service="chat")).lines == (), "no version of that worked"
         with pytest.raises(BadInput, match="ends after it begins"):
             await ruth.accounts(since=began, until=began - 1)
         prices.write_text(PRICES.replace("LIMIT", "500"))

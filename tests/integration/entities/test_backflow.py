@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,12 +14,15 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
+from dmsc.client.async_client import AsyncClient
 from entities.gateway import Gateway
 from entities.gateway.generation.session import GenerationSession
-from schemas.envelope import EntityKind
+from schemas.envelope import EntityKind, Envelope
 from schemas.serve_spec import KeepSpec
 from schemas.services.keeping import KeptCollection, KeptItem
+from schemas.services.model_service import ServiceList, ServiceQuery
 from tests.builders.jobs import job, spec
+from tests.integration.dmsc.command_line import dmsc
 from tests.integration.entities.conftest import Dial, bearer
 from tests.integration.entities.serving_stand_in import Gate, StandInInstance, answer_to, deploy
 from tests.waiting import eventually
@@ -347,6 +351,60 @@ async def test_a_collection_is_its_owners_and_goes_with_a_subject(keeping: Keepi
     assert (again["number"], again["items"]) == (2, 1)
     summary = (await keeping.http.get(kept, headers=bearer("ruth"))).json()
     assert (summary["items"], [each["number"] for each in summary["collections"]]) == (1, [2])
+
+
+async def test_the_command_line_gives_shows_and_takes_back(
+    keeping: Keeping, gateway: Gateway, tmp_path: Path
+) -> None:
+    async def run(user: str, *command: str) -> tuple[int, str, str]:
+        mesh = ("--gateway", str(keeping.http.base_url), "--token", user)
+        done = await asyncio.to_thread(dmsc, *command, *mesh, cwd=tmp_path)
+        return done.returncode, done.stdout, done.stderr
+
+    code, text, errors = await run("ruth", "consent", "give", "letters")
+    assert (code, "letters may keep prompt, answer, feedback for 2 days" in text) == (0, True), (text, errors)
+    code, _, errors = await run("ruth", "consent", "give", "plain")
+    assert (code, "keeps nothing" in errors, len(errors.splitlines())) == (2, True, 1), errors
+    async with AsyncClient(str(keeping.http.base_url), token="rob") as rob:
+        given = await rob.give_consent("letters")
+        assert (given.service, given.state, given.days) == ("letters", "given", 2)
+        (listed,) = await rob.consents()
+        assert listed == given
+    for user in ("ruth", "rob"):
+        await keeping.ask(user)
+    await keeping.until(2)
+    code, text, errors = await run("ruth", "consent", "list", "--json")
+    assert [each["service"] for each in json.loads(text)["consents"]] == ["letters"], errors
+    code, text, errors = await run("ruth", "service", "kept", "letters")
+    assert text.startswith("2 requests of 2 users (2 subjects), 0 with feedback"), (text, errors)
+    code, _, errors = await run("rob", "service", "kept", "letters")
+    assert (code, len(errors.splitlines())) == (4, 1), errors
+
+    async def services(query: ServiceQuery, envelope: Envelope) -> ServiceList:
+        entries = await keeping.bus.bucket(subjects.MODEL_SERVICE).entries()
+        return ServiceList(services=tuple(entry.message for entry in entries))
+
+    await keeping.bus.serve(subjects.SERVICES_QUERY, services)
+
+    # Who has no right to erase is told so, and nothing goes.
+    code, _, errors = await run("rob", "data", "erase", "ruth")
+    assert (code, len(errors.splitlines())) == (4, 1), errors
+    assert errors.startswith("dmsc: nothing was erased, for no service is yours: ")
+    assert len(await keeping.items()) == 2
+    await deploy(keeping.bus, "hers", job="serve3", stages=1)
+    service = await keeping.bus.bucket(subjects.MODEL_SERVICE).get(service="hers")
+    assert service is not None
+    of_rob = service.message.model_copy(update={"user": "rob"})
+    await keeping.bus.bucket(subjects.MODEL_SERVICE).put(of_rob, service="hers")
+    book = gateway.generations.book
+    await eventually(lambda: (found := book.get("hers")) is not None and found.user == "rob")
+    code, text, errors = await run("ruth", "data", "erase", "rob", "--json")
+    assert (code, errors) == (0, "not erased of services that are others': hers\n")
+    counts = {each["service"]: each["items"] for each in json.loads(text)["erased"]}
+    assert counts == {"letters": 1, "plain": 0}
+    code, text, errors = await run("ruth", "consent", "withdraw", "letters")
+    assert (code, text) == (0, "letters keeps nothing of yours any more; 1 requests were erased\n"), errors
+    assert await keeping.items() == []
 
 
 async def test_what_ends_is_gone(keeping: Keeping, gateway: Gateway) -> None:

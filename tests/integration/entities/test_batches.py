@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,11 @@ async def upload(http: httpx.AsyncClient, data: bytes, headers: dict[str, str] =
     return str(answer.json()["id"])
 
 
+async def store(http: httpx.AsyncClient, data: bytes) -> None:
+    stored = await http.put("/v1/datasets/questions", content=data, headers=RUTH)
+    assert stored.status_code == 201, stored.text
+
+
 async def create(http: httpx.AsyncClient, file: str, **more: Any) -> httpx.Response:
     body = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"} | more
     return await http.post("/v1/batches", json=body, headers=RUTH)
@@ -63,6 +69,17 @@ async def content(http: httpx.AsyncClient, file: str | None) -> list[dict[str, A
     answer = await http.get(f"/v1/files/{file}/content", headers=RUTH)
     assert answer.status_code == 200, answer.text
     return [json.loads(line) for line in answer.text.splitlines()]
+
+
+async def files_of(http: httpx.AsyncClient) -> set[str]:
+    return {each["id"] for each in (await http.get("/v1/files", headers=RUTH)).json()["data"]}
+
+
+async def lines_in(http: httpx.AsyncClient, file: str | None) -> bytes:
+    """A file of answers, but for the time at which its batch was created."""
+    answer = await http.get(f"/v1/files/{file}/content", headers=RUTH)
+    assert answer.status_code == 200, answer.text
+    return re.sub(rb'"created": ?[0-9]+', b"", answer.content)
 
 
 async def test_a_file_of_requests_is_answered_in_its_order(
@@ -93,7 +110,7 @@ async def test_a_file_of_requests_is_answered_in_its_order(
     assert texts["request-10"] == answer_to("alone", 2)
     unread, unknown = await content(http, view.error_file_id)
     assert (unread["custom_id"], unread["response"], unread["error"]["code"]) == (
-        None,
+        "request-4",
         None,
         "invalid_json_line",
     )
@@ -106,6 +123,7 @@ async def test_a_file_of_requests_is_answered_in_its_order(
     done = await asyncio.to_thread(dmsc, *command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"completed, {count - 2} of {count} answered, 2 failed" in done.stdout
+    assert await files_of(http) == {file, view.output_file_id, view.error_file_id}, "its own are deleted"
     second = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert len((tmp_path / "out.errors.jsonl").read_text().splitlines()) == 2
     listed = await asyncio.to_thread(dmsc, "batch", "--json", *mesh, cwd=tmp_path)
@@ -203,7 +221,9 @@ async def test_a_gateway_that_is_gone_leaves_its_batch_to_another(
 
     served.gate(gate)
     async with httpx.AsyncClient(base_url=west.url, timeout=PATIENCE_S, trust_env=False) as other:
-        file = await upload(other, lines_of([request(number) for number in range(count)]))
+        requests: list[Any] = [request(number, temperature=number % 2) for number in range(count)]
+        requests[UNIT_LINES + 1] = b"{no json"
+        file = await upload(other, lines_of(requests))
         batch = (await create(other, file)).json()["id"]
         await asyncio.wait_for(reached.wait(), PATIENCE_S)
         deleted = await other.delete(f"/v1/files/{file}", headers=RUTH)
@@ -214,16 +234,26 @@ async def test_a_gateway_that_is_gone_leaves_its_batch_to_another(
     served.gate(None)
     go.set()
     view = await over(http, batch)
-    assert (view.status, view.request_counts.completed) == ("completed", count)
+    assert (view.status, view.request_counts.completed) == ("completed", count - 1)
     units = await units_of(served.bus, batch)
     assert [unit.unit for unit in units] == [0, 1, 2]
     assert units[: len(committed)] == committed
     assert units[-1].by == "gateway-east"
     answers = await content(http, view.output_file_id)
-    assert [each["custom_id"] for each in answers] == [f"id-{number}" for number in range(count)]
-    assert [each["response"]["body"]["choices"][0]["text"] for each in answers] == [
-        answer_to(f"p{number}", 3) for number in range(count)
-    ]
+    numbers = [number for number in range(count) if number != UNIT_LINES + 1]
+    assert [each["custom_id"] for each in answers] == [f"id-{number}" for number in numbers]
+    texts = dict(
+        zip(numbers, (each["response"]["body"]["choices"][0]["text"] for each in answers), strict=True)
+    )
+    assert all(texts[number] == answer_to(f"p{number}", 3) for number in numbers if not number % 2)
+    # The same bytes as those of a batch whose gateway lives.
+    undisturbed = await over(http, (await create(http, file)).json()["id"])
+    for one, other_one in (
+        (view.output_file_id, undisturbed.output_file_id),
+        (view.error_file_id, undisturbed.error_file_id),
+    ):
+        assert one is not None
+        assert await lines_in(http, one) == await lines_in(http, other_one)
 
     # Cancelled: what is decided stays, and its order too.
     reached.clear()
@@ -241,11 +271,39 @@ async def test_a_gateway_that_is_gone_leaves_its_batch_to_another(
     await eventually(lambda: not served.working)
 
 
-async def test_a_file_that_becomes_another_one_ends_its_batch(
-    served: Served, http: httpx.AsyncClient
+async def test_the_command_keeps_files_where_it_is_told_to_and_those_that_it_did_not_make(
+    served: Served, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
-    keyed = RUTH | {"Idempotency-Key": "the-one-file"}
-    file = await upload(http, lines_of([request(number) for number in range(4 * UNIT_LINES)]), keyed)
+    (tmp_path / "in.jsonl").write_bytes(lines_of([request(0)]))
+    mesh = ("--gateway", str(http.base_url), "--token", "ruth")
+    kept = await asyncio.to_thread(
+        dmsc, "batch", "in.jsonl", "--service", "letters", "--keep-files", *mesh, cwd=tmp_path
+    )
+    assert kept.returncode == 0, kept.stderr
+    files = await files_of(http)
+    assert len(files) == 2, "requests and answers"
+    by_others = (await create(http, await upload(http, lines_of([request(1)])))).json()["id"]
+    await over(http, by_others)
+    before = await files_of(http)
+    fetched = await asyncio.to_thread(dmsc, "batch", by_others, *mesh, cwd=tmp_path)
+    assert (fetched.returncode, await files_of(http)) == (0, before), fetched.stderr
+    # One that nobody waited for is fetched later; then its files go.
+    started = await asyncio.to_thread(
+        dmsc, "batch", "in.jsonl", "--service", "letters", "--detach", "--json", *mesh, cwd=tmp_path
+    )
+    detached = json.loads(started.stdout)["id"]
+    await over(http, detached)
+    assert len(await files_of(http)) == len(before) + 2
+    fetched = await asyncio.to_thread(dmsc, "batch", detached, *mesh, cwd=tmp_path)
+    assert (fetched.returncode, await files_of(http)) == (0, before), fetched.stderr
+    assert (tmp_path / f"{detached}.out.jsonl").exists()
+
+
+async def test_a_file_that_becomes_another_one_ends_its_batch(
+    served: Served, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    source = "bus://datasets/questions"
+    await store(http, lines_of([request(number) for number in range(4 * UNIT_LINES)]))
     reached, go = asyncio.Event(), asyncio.Event()
 
     async def gate(number: int) -> None:
@@ -253,15 +311,18 @@ async def test_a_file_that_becomes_another_one_ends_its_batch(
         await go.wait()
 
     served.gate(gate)
-    batch = (await create(http, file)).json()["id"]
+    batch = (await create(http, source)).json()["id"]
     await asyncio.wait_for(reached.wait(), PATIENCE_S)
-    assert await upload(http, lines_of([request(0)]), keyed) == file
+    await store(http, lines_of([request(0)]))
     go.set()
     served.gate(None)
     view = await over(http, batch)
     assert view.status == "failed"
     assert view.errors is not None
     assert "has changed" in view.errors.data[0].message
+    mesh = ("--gateway", str(http.base_url), "--token", "ruth")
+    told = await asyncio.to_thread(dmsc, "batch", batch, *mesh, cwd=tmp_path)
+    assert (told.returncode, "has changed" in told.stdout) == (1, True), told.stderr
     # What was decided is in its files, and nothing else of it is stored.
     counted = view.request_counts.completed
     answers = await content(http, view.output_file_id) if counted else []

@@ -81,7 +81,7 @@ async def test_nodes_of_a_machine_have_fork_servers_from_one_incubator(
         pids = [pid_of(a), pid_of(b), children[1].pid.result()]
         assert alive(pids[2])
     assert not any(map(alive, pids))
-    assert not incubator.children(), "each was waited for"
+    await eventually(lambda: not incubator.children(), "each was waited for")
 
 
 async def test_a_killed_fork_server_comes_back_from_the_incubator(

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from entities.provisioner.drivers.command_driver import CommandDriver
@@ -101,6 +102,16 @@ async def test_commands_get_what_they_need_by_words_and_environment(tmp_path: Pa
     await driver.release("m-1")
     assert await driver.machines() == frozenset()
     assert not driver.idempotent
+
+
+async def test_what_an_order_leaves_behind_goes_on(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    await commands(there, order='sleep 3600 >"$0/out" 2>&1 & echo $! >"$0/pid"').order("m-1")
+    process = psutil.Process(int((there / "pid").read_text()))
+    try:
+        assert process.status() != psutil.STATUS_ZOMBIE
+    finally:
+        process.kill()
 
 
 async def test_what_is_certain_after_a_command_is_told_by_its_error(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from entities.model_registry import ModelRegistry
 from schemas.envelope import EntityKind
 from schemas.errors import BadData, BadInput, BadJob, Conflict, DmscError, NotFound, Refused
 from schemas.job import JobSpec, JobState, WeightsManifest
-from schemas.models.commands import ModelSource, RegisterModel
+from schemas.models.commands import ModelRegistered, ModelSource, RegisterModel
 from tests.builders.models import shard, weights_folder
 from tests.integration.entities.conftest import Dial, Start, end
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
@@ -221,6 +221,34 @@ async def test_weights_that_are_not_what_they_should_be_are_not_registered(
     (tmp_path / "cut" / "model.safetensors").write_bytes(shard(1)[:-4])
     with pytest.raises(BadData, match="not a safetensors file"):
         await ruth.register_model("gpt", folder=tmp_path / "cut")
+
+
+async def test_requests_at_the_same_time_with_other_digests_are_answered_each(
+    gateway: Gateway, dial: Dial, start: Start, tmp_path: Path
+) -> None:
+    bus = await dial("model-registry", EntityKind.MODEL_REGISTRY)
+    await start(ModelRegistry(bus))  # one: it has all of them at once
+    async with AsyncClient(gateway.url, token="ruth") as ruth:
+        version = (await ruth.register_model("gpt", folder=weights_folder(tmp_path / "one", 1))).version
+    asker = await dial("gateway-x", EntityKind.GATEWAY)
+    other = "0" * 64
+
+    async def register(sha256: str) -> ModelRegistered | DmscError:
+        source = ModelSource(store=version.store, files=("model.safetensors",), sha256=sha256)
+        try:
+            message = RegisterModel(name="others", source=source, user="ruth")
+            return await asker.command(subjects.REGISTER_MODEL, message)
+        except DmscError as error:
+            return error
+
+    stated = [version.sha256, other] * 3
+    for digest, answer in zip(stated, await asyncio.gather(*map(register, stated)), strict=True):
+        if digest == other:
+            assert isinstance(answer, BadData)
+            assert "stated for" in answer.text
+        else:
+            assert isinstance(answer, ModelRegistered)
+            assert answer.version.sha256 == digest
 
 
 async def test_jobs_begin_with_versions_and_end_as_versions_whatever_is_killed(

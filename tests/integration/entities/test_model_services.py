@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,13 +23,14 @@ from entities.router.service import Router, RouterConfig
 from policies.built_in.canary_judge import CanaryJudge
 from policies.module.service import FunctionalModule
 from schemas.envelope import EntityKind, Envelope
-from schemas.errors import BadInput, BadJob, Conflict, NotFound, Refused
+from schemas.errors import BadInput, BadJob, Conflict, LastingConflict, NotFound, Refused
 from schemas.job import JobSpec, JobState, WeightsManifest
 from schemas.policy import PolicyDecision
-from schemas.services.model_service import ModelService, ServiceState, VersionState
+from schemas.services.model_service import ModelService, OrderService, ServiceState, VersionState
 from schemas.services.outcomes import AnsweredRequest
 from tests.builders.jobs import gpt, job
 from tests.builders.services import ended, told_of
+from tests.integration.dmsc.command_line import dmsc
 from tests.integration.entities.conftest import Dial, Start, end
 from tests.integration.entities.serving_agent import ServingAgent
 from tests.waiting import eventually
@@ -123,11 +127,17 @@ async def test_versions_come_share_traffic_scale_and_go(mesh: Services) -> None:
     with pytest.raises(Conflict, match="look again"):
         await ruth.set_traffic("chat", {"v2": 10_000}, expected=canary.revision - 1)
     assert (await ruth.promote_version("chat", "v2")).weights == {"v2": 10_000}
-    back = await ruth.roll_back_service("chat", why="capitals")
-    assert (back.weights, back.history[-1].why, back.history[-1].by) == ({"v1": 10_000}, "capitals", "ruth")
+    back = await ruth.roll_back_service("chat", why="capitals" * 100)
+    assert (back.weights, back.history[-1].by) == ({"v1": 10_000}, "ruth")
+    assert back.history[-1].why == ("capitals" * 100)[:500]
 
     await ruth.scale_version("chat", "v2", 2)
-    await mesh.until(lambda service: service.versions[1].replicas == (2,))
+    states: list[VersionState] = []
+    wide = await ruth.wait_for_version(
+        "chat", "v2", replicas=2, poll_s=0.01, progress=lambda seen: states.append(seen.state)
+    )
+    assert (wide.replicas, set(states)) == ((2,), {VersionState.READY})
+    assert (await ruth.wait_for_version("chat")).version == "v1", "the stable one, unless another is named"
     await ruth.scale_version("chat", "v2", 1)
     await mesh.until(lambda service: service.versions[1].replicas == (1,))
     await ruth.scale_version("chat", "v2", 0)
@@ -143,6 +153,9 @@ async def test_versions_come_share_traffic_scale_and_go(mesh: Services) -> None:
     assert (stopped.state, stopped.weights) == (ServiceState.STOPPED, {})
     await eventually(lambda: not agent.instances)
     assert (await ruth.job(first.job)).ends_as is JobState.CANCELLED
+    waits = asyncio.create_task(ruth.wait_for_version("chat", "v1", replicas=3))
+    with pytest.raises(LastingConflict, match="chat@v1 is retired"):
+        await waits
 
 
 async def test_what_dies_comes_again_and_a_new_orchestrator_adopts(
@@ -237,8 +250,12 @@ async def test_a_version_that_does_not_start_is_refused_and_gets_nothing(mesh: S
     await mesh.ready()
     agent.fails = "weights do not fit: head.weight is missing"
     await ruth.deploy(version("v2"))
-    refused = await mesh.until(lambda service: state_of(service, "v2") is VersionState.REFUSED)
+    with pytest.raises(LastingConflict, match=r"chat@v2 is refused: .*head\.weight is missing"):
+        await ruth.wait_for_version("chat", "v2")
+    refused = await ruth.service("chat")
     assert "head.weight is missing" in refused.versions[1].reason
+    with pytest.raises(NotFound, match="service chat has no version v9; it has v1, v2"):
+        await ruth.wait_for_version("chat", "v9")
     assert refused.weights == {"v1": 10_000}
     with pytest.raises(Conflict, match="v2 of chat is refused"):
         await ruth.promote_version("chat", "v2")
@@ -249,6 +266,47 @@ async def test_a_version_that_does_not_start_is_refused_and_gets_nothing(mesh: S
     await ruth.cancel((await ruth.service("chat")).versions[1].job)
     back = await mesh.until(lambda service: state_of(service, "v2") is VersionState.RETIRED)
     assert back.weights == {"v1": 10_000}, "as it came, it goes back"
+
+
+async def test_a_version_that_did_not_start_from_zero_is_tried_again_by_the_next_request(
+    mesh: Services, dial: Dial
+) -> None:
+    ruth, agent = mesh.ruth, mesh.agent
+    asked = await dial("gateway-b", EntityKind.GATEWAY)
+    wake = OrderService(user="ruth", service="chat", action="wake", version="v1")
+    shape = {"stages": 1, "replicas": {"min": 0, "want": 1, "max": 2}}
+    serve = {"service": "chat", "cache_mib": 1, "scale": {"idle_s": 1}}
+    await ruth.deploy(version(parallel=shape, serve=serve))
+    idle = await mesh.until(lambda service: state_of(service, "v1") is VersionState.IDLE)
+    await eventually(lambda: not agent.instances)
+    assert (await ruth.wait_for_version("chat")).state is VersionState.IDLE, "it is deployed"
+    job_name = idle.versions[0].job
+
+    async def is_parked() -> bool:
+        record = await ruth.job(job_name)
+        return record.state is JobState.PARKED and not record.held
+
+    agent.fails = "the driver is gone"
+    await asked.command(subjects.ORDER_SERVICE, wake)
+    await eventually(is_parked)
+    agent.fails = ""
+    await asked.command(subjects.ORDER_SERVICE, wake)
+    assert (await mesh.ready()).versions[0].replicas == (1,)
+
+
+async def test_a_round_of_learning_says_in_one_line_why_it_does_not_begin(
+    mesh: Services, tmp_path: Path
+) -> None:
+    await mesh.ruth.deploy(version())
+    await mesh.ready()
+    training: dict[str, Any] = {"name": "round", "model": gpt(), "training": {"steps": 1}}
+    serving = {"name": "round", "model": gpt(), "serve": {"service": "chat"}}
+    for document, words in ((serving, "give a file that trains one job"), (training, "keeps nothing")):
+        (tmp_path / "learn.yaml").write_text(json.dumps(document))
+        command = ("service", "learn", "chat", "learn.yaml", "--gateway", mesh.url, "--token", "ruth")
+        done = await asyncio.to_thread(dmsc, *command, cwd=tmp_path)
+        assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+        assert len(done.stderr.splitlines()) == 1
 
 
 async def test_a_replica_of_other_arithmetic_leaves_where_exactness_is_required(mesh: Services) -> None:
@@ -333,6 +391,8 @@ async def test_a_version_that_fails_its_first_requests_goes_back_without_any_mod
     async for event in ruth.events(judged.candidate):
         if event.kind == "policy" and "of its first" in event.text:
             break
+    else:
+        pytest.fail("the events of the version's job do not say it")
 
 
 async def test_a_slow_version_goes_back_by_the_canary_judge(judged: Judged, dial: Dial, start: Start) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ from bus.connection import Bus
 from entities.election.lease import LeadershipLeaseConfig
 from entities.provisioner import Provisioner, ProvisionerConfig
 from entities.provisioner.leader import UNSEEN, ProvisionerTimes
+from schemas.cluster import LeaveNotice
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Conflict, DmscError, NotFound, Refused, Unavailable
-from schemas.gateway_api import CordonPlace, Cordons, UncordonPlace
+from schemas.gateway_api import Cordons
 from schemas.machines.commands import MachinesQuery, MachinesStatus, OrderMachines, ReleaseMachine, ResetPool
 from schemas.machines.demand import JobDemand, MachineDemand, MachineUse
 from schemas.machines.pools import MachinePool, PoolsFile
@@ -68,20 +70,16 @@ class Orchestrator:
         self.bus = bus
         self.jobs: tuple[JobDemand, ...] = ()
         self.nodes: dict[str, MachineUse] = {}
-        self.opened: set[str] = set()
+        self.notices: list[LeaveNotice] = []
 
     async def serve(self) -> None:
-        await self.bus.serve(subjects.CORDON_PLACE, self.cordon)
-        await self.bus.serve(subjects.UNCORDON_PLACE, self.uncordon)
+        await self.bus.serve(subjects.LEAVE_NODE, self.leave)
 
-    async def cordon(self, message: CordonPlace, envelope: Envelope) -> Cordons:
+    async def leave(self, message: LeaveNotice, envelope: Envelope) -> Cordons:
+        self.notices.append(message)
         name = message.node.removeprefix("a-")
         self.nodes[name] = self.nodes[name].model_copy(update={"cordoned": True, "taken": 0})
         await self.tell()
-        return Cordons(agent=message.node, cordons=())
-
-    async def uncordon(self, message: UncordonPlace, envelope: Envelope) -> Cordons:
-        self.opened.add(message.node)
         return Cordons(agent=message.node, cordons=())
 
     async def lack(self, slots: int) -> None:
@@ -103,6 +101,7 @@ class World:
 
     def __init__(self, dial: Dial, start: Start, fleet: Fleet, **pool: Any) -> None:
         rules = {"driver": "command", "commands": LIST, "most": 2, "boot_s": NEVER_S, **pool}
+        self.times = QUICK
         self.fleet = fleet
         self._file = PoolsFile(name="t", pools={"far": MachinePool.model_validate(rules)})
         self._dial = dial
@@ -116,7 +115,7 @@ class World:
     async def provisioner(self) -> asyncio.Task[None]:
         """One that leads, or stands by."""
         config = ProvisionerConfig(
-            file=self._file, make_driver=lambda name, pool: self.fleet, lease=LEASE, times=QUICK
+            file=self._file, make_driver=lambda name, pool: self.fleet, lease=LEASE, times=self.times
         )
         return await self._start(Provisioner(await self._dial("provisioner", EntityKind.PROVISIONER), config))
 
@@ -224,6 +223,29 @@ async def test_a_pool_without_quota_says_so_until_it_is_reset(dial: Dial, start:
     await world.until("t-far-3", S.STARTING)
 
 
+async def test_a_persons_order_that_comes_again_is_the_same_order(dial: Dial, start: Start) -> None:
+    """Through another gateway, or to another leader: it carries the person's own command."""
+    world = World(dial, start, Fleet())
+    await world.open()
+    leading = await world.provisioner()
+    await world.orchestrator.tell()
+
+    async def usable() -> bool:
+        return not (await world.status()).pools[0].says
+
+    await eventually(usable)
+    order, row = OrderMachines(pool="far", by="olga"), subjects.ORDER_MACHINES
+    await world.gateway.command(row, order, deadline_s=PATIENCE_S, cause="key.1")
+    await world.until("t-far-1", S.STARTING)
+    await end(leading)
+    await world.provisioner()
+    await world.gateway.command(row, order, deadline_s=PATIENCE_S, cause="key.1")
+    assert set(await world.machines()) == {"t-far-1"}
+    await eventually(usable)
+    await world.gateway.command(row, order, deadline_s=PATIENCE_S, cause="key.2")
+    assert set(await world.machines()) == {"t-far-1", "t-far-2"}
+
+
 async def test_a_pool_that_only_says_what_it_would_do(dial: Dial, start: Start) -> None:
     world = World(dial, start, Fleet(), dry_run=True)
     await world.open()
@@ -262,9 +284,26 @@ async def test_one_that_stands_by_takes_over_and_empties_a_machine_before_it_goe
     ended = await world.until("t-far-1", S.ENDED)
     assert ended.reason == "its disk is full"
     assert world.orchestrator.nodes["t-far-1"].cordoned
-    await eventually(lambda: "a-t-far-1" in world.orchestrator.opened)
+    (notice,) = world.orchestrator.notices
+    assert (notice.node, notice.by, notice.reason) == ("a-t-far-1", "provisioner", "its disk is full")
+    assert 100 < notice.deadline_s <= 120
     assert set(await world.machines()) == {"t-far-2"}
     assert world.fleet.orders == {"t-far-1": 1, "t-far-2": 1}
+
+
+async def test_a_machine_that_is_empty_goes_at_once(dial: Dial, start: Start) -> None:
+    """Its driver is asked, however lately the orchestrator was asked to empty it."""
+    world = World(dial, start, Fleet(), idle_s=0.0)
+    world.times = replace(QUICK, again_s=NEVER_S)
+    await world.open()
+    await world.provisioner()
+    await world.orchestrator.lack(1)
+    await world.until("t-far-1", S.STARTING)
+    await world.orchestrator.lack(0)
+    await world.orchestrator.join("t-far-1", taken=0)
+    ended = await world.until("t-far-1", S.ENDED)
+    assert "no work for" in ended.reason
+    assert world.orchestrator.nodes["t-far-1"].cordoned
 
 
 async def test_what_an_earlier_mesh_left_is_given_back(dial: Dial, start: Start) -> None:

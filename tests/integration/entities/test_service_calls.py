@@ -6,6 +6,7 @@ import asyncio
 import base64
 from array import array
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,12 +14,15 @@ import pytest
 import pytest_asyncio
 
 from bus import subjects
+from dmsc.client.async_client import AsyncClient
 from entities.gateway import Gateway
 from entities.gateway.http.config import HttpConfig
 from entities.gateway.http.rate_limit import RequestRate
 from schemas.envelope import EntityKind
+from schemas.errors import BadInput
 from schemas.services.model_service import VersionState
 from schemas.services.prediction import NamedTensor, Predict
+from tests.integration.dmsc.command_line import dmsc
 from tests.integration.entities.conftest import Dial, bearer
 from tests.integration.entities.serving_stand_in import Served, StandInInstance, answer_to, deploy
 from tests.waiting import eventually
@@ -44,7 +48,7 @@ async def test_several_calls_have_one_answer_and_each_its_own_status(
 ) -> None:
     text = {"model": "letters", "prompt": "abc", "max_tokens": 4, "temperature": 0}
     chat = {"model": "letters", "messages": [{"role": "user", "content": "abc"}], "max_tokens": 3}
-    calls = [
+    calls: list[dict[str, Any]] = [
         {"id": "a", "path": "/v1/completions", "body": text},
         {"id": "b", "path": "/v1/chat/completions", "body": chat | {"temperature": 0}},
         {"id": "c", "path": "/v1/embeddings", "body": {"model": "letters", "input": "abc"}},
@@ -69,6 +73,11 @@ async def test_several_calls_have_one_answer_and_each_its_own_status(
     assert said == answer_to("user: abc\nassistant:", 3)
     assert answers["d"]["body"]["error"]["code"] == "model_not_found"
     assert "stream" in answers["e"]["body"]["error"]["message"]
+
+    async with AsyncClient(str(http.base_url), token="ruth") as client:
+        found = await client.aggregate([(each["path"], each["body"]) for each in calls[:4]])
+    assert [each.status for each in found] == [200, 200, 200, 404]
+    assert found[0].body["choices"][0]["text"] == answer_to("abc", 4)
 
     # A call that nobody answers is late, and holds up no other.
     reached, go = asyncio.Event(), asyncio.Event()
@@ -209,7 +218,7 @@ async def test_versions_answer_together(
 
 
 async def test_texts_are_voted_on_and_the_first_token_wins(
-    served: Served, gateway: Gateway, http: httpx.AsyncClient, dial: Dial
+    served: Served, gateway: Gateway, http: httpx.AsyncClient, dial: Dial, tmp_path: Path
 ) -> None:
     other = StandInInstance(await dial("serve2-s0-r0", EntityKind.INSTANCE), "serve2-s0-r0", 1)
     other.shift = 1
@@ -230,6 +239,16 @@ async def test_texts_are_voted_on_and_the_first_token_wins(
     assert won.json()["choices"][0]["text"] == answer_to("abc", 5, seed=1)
     assert won.headers["dmsc-answered-by"] == "letters@v1, letters@v2"
     assert won.json()["dmsc"]["version"] == "v2"
+    url = str(http.base_url)
+    mesh = ("--gateway", url, "--token", "ruth")
+    command = ("ask", "letters", "abc", "--tokens", "5", "--temperature", "0", "--aggregation", "vote")
+    done = await asyncio.to_thread(dmsc, *command, *mesh, cwd=tmp_path)
+    assert (done.returncode, done.stdout.strip("\n")) == (0, answer_to("abc", 5, seed=1)), done.stderr
+    async with AsyncClient(url, token="ruth") as client:
+        voted = await client.complete("letters", "abc", tokens=5, temperature=0, aggregation="vote")
+        assert voted.choices[0].text == answer_to("abc", 5, seed=1)
+        with pytest.raises(BadInput, match="consent: nothing of aggregation vote is kept"):
+            await client.complete("letters", "abc", temperature=0, aggregation="vote", consent=True)
     for more, words in (
         ({"stream": True}, "stream"),
         ({"temperature": 1}, "temperature"),

@@ -10,11 +10,19 @@ import httpx
 
 from bus import subjects
 from entities.gateway import Gateway
+from entities.gateway.generation.session import GenerationSession
 from entities.gateway.outcomes.request_outcome import MEASURED
 from schemas.envelope import Envelope
 from schemas.services.outcomes import AnsweredRequest, ServiceOutcomes
 from tests.integration.entities.conftest import bearer
-from tests.integration.entities.serving_stand_in import RUTH, Served, answer_to, complete
+from tests.integration.entities.serving_stand_in import (
+    RUTH,
+    Gate,
+    Served,
+    StandInInstance,
+    answer_to,
+    complete,
+)
 from tests.patience import PATIENCE_S
 from tests.waiting import eventually
 
@@ -55,6 +63,37 @@ async def test_a_version_in_shadow_answers_copies_which_are_compared(
     pairs = await eventually(lambda: [pair for each in told for pair in each.mirrored][1:])
     assert pairs[0].same_tokens == pairs[0].answered.tokens
     await eventually(lambda: not served.working)
+
+
+async def test_a_request_that_is_hedged_is_copied_once(
+    served: Served, gateway: Gateway, http: httpx.AsyncClient
+) -> None:
+    await with_second(served, gateway, shadow=("v2",))
+    sessions: list[GenerationSession] = []
+    gateway.generations.keeper.observers.append(sessions.append)
+    go = asyncio.Event()
+    held: list[StandInInstance] = []
+
+    def hold_first(instance: StandInInstance) -> Gate:
+        async def gate(number: int) -> None:
+            if not held:
+                held.append(instance)
+            if held[0] is instance:
+                await go.wait()
+
+        return gate
+
+    for each in served.last:
+        each.gate = hold_first(each)
+    hedged = await complete(http, aggregation="first")
+    assert hedged.status_code == 200
+    assert held, "an instance was slow"
+    own = [each.generation.version for each in sessions if not each.generation.mirrored]
+    assert own == ["v1", "v1"], "it was hedged"
+    go.set()
+    await eventually(lambda: not served.working)
+    assert hedged.json()["choices"][0]["text"] == answer_to("abc", 8)
+    assert [each.generation.version for each in sessions if each.generation.mirrored] == ["v2"]
 
 
 async def test_how_drawn_requests_ended_is_told_and_nothing_of_them(

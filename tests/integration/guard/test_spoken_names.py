@@ -24,13 +24,24 @@ from schemas.fault import FaultReport, LinkFault
 from schemas.names import MESH
 from schemas.policy import AvoidInstance, ModuleLifecycle, ModuleState, PolicySuggestion
 from schemas.registry import Endpoint, Heartbeat, InstanceState, StateChange
+from schemas.services.figures import ServiceFigures
 from schemas.signals import NodeRegistration, QosReport, Role
 from schemas.step import Member, MicrobatchClaim
 from schemas.telemetry import NodeSample
 from tests.builders.telemetry import linked_sample
 from tests.integration.guard.conftest import TOKENS, Guarded
 from tests.integration.guard.raw_connection import raw_connection
-from tests.integration.guard.test_threats import AGENT, MODULE, ROUTER, SMO, SRD, bus_of, instance, of_agent
+from tests.integration.guard.test_threats import (
+    AGENT,
+    GATEWAY,
+    MODULE,
+    ROUTER,
+    SMO,
+    SRD,
+    bus_of,
+    instance,
+    of_agent,
+)
 from tests.patience import PATIENCE_S
 from tests.waiting import eventually
 
@@ -62,6 +73,7 @@ FAULT = FaultReport(
 LINK = LinkFault(
     job="j", reporter=OWN, reporter_incarnation="x", peer=OTHER, peer_incarnation="x", text="forged"
 )
+FIGURES = ServiceFigures(gateway="gateway-b", since=1.0, versions=())
 LIFECYCLE = ModuleLifecycle(module="mine", version="1", state=ModuleState.ACTIVE, sid="another")
 
 
@@ -104,6 +116,15 @@ LIFECYCLE = ModuleLifecycle(module="mine", version="1", state=ModuleState.ACTIVE
             OWN,
             LINK.model_copy(update={"reporter": OTHER, "peer": "j-s1-r0"}),
             {"cluster": "a", "job": "j"},
+        ),
+        (subjects.SERVICE_FIGURES, SMO, GATEWAY, "gateway-a", FIGURES, {"gateway": "gateway-a"}),
+        (
+            subjects.SERVICE_FIGURES,
+            SMO,
+            GATEWAY,
+            "gateway-b",
+            FIGURES.model_copy(update={"gateway": "gateway-a"}),
+            {"gateway": "gateway-a"},
         ),
         (subjects.MODULE_LIFECYCLE, SMO, MODULE, "mine", LIFECYCLE, {"owner": MESH, "module": "mine"}),
     ],

@@ -64,7 +64,7 @@ class Mesh:
     def printed(self, *arguments: str, cwd: Path | None = None, **more: str) -> str:
         """What a command prints that succeeds."""
         done = self.dmsc(*arguments, cwd=cwd, **more)
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr}"
         return done.stdout
 
     def instance(self, sid: str) -> ServiceRecord:

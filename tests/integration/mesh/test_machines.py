@@ -110,7 +110,6 @@ def test_a_job_gets_its_machines_and_they_go_when_it_is_done(empty: Mesh) -> Non
         listed = empty.printed("machines", "list", "--all")
         assert "here (local): 0 of 3 machines" in listed
         assert job in listed
-        wait_for(lambda: not empty.client.mesh().cordons)
 
         # By hand: within the cap, and given back by its name.
         too_many = empty.dmsc("machines", "order", "here", "--count", "4")
@@ -131,7 +130,7 @@ def own(tmp_path_factory: pytest.TempPathFactory, server: EmbeddedServer) -> Ite
     """A mesh without any node, and a provisioner."""
     folder = tmp_path_factory.mktemp("killed")
     mesh = OwnMesh(folder, [server])
-    pools, state = pools_file(folder, cluster="a"), folder / "state"
+    pools, state = pools_file(folder, cluster="a", most=2 * STAGES), folder / "state"
     with nothing_stays(state):
         try:
             mesh.start("registry", ["run", "service-registry"])
@@ -167,9 +166,11 @@ async def is_there(client: Witness) -> bool:
 
 
 class Machines:
-    """All that was ever written of the machines, by whoever led; and kills at the first of a state."""
+    """All that was ever written of the machines, by whoever led; and kills of a process at the first of a
+    state."""
 
-    def __init__(self, mesh: OwnMesh) -> None:
+    def __init__(self, mesh: OwnMesh, victim: str) -> None:
+        self._victim = victim
         self.states: dict[str, list[MachineState]] = {}
         self.last: PoolRecord | None = None
         self.most = 0
@@ -192,22 +193,23 @@ class Machines:
             states.append(machine.state)
             if self.due[:1] == [machine.state]:
                 self.killed.append(self.due.pop(0))
-                self._mesh.kill("provisioner")
-                self._mesh.start("provisioner")
+                self._mesh.kill(self._victim)
+                self._mesh.start(self._victim)
 
 
 @pytest.mark.parametrize(
-    "moments",
+    ("victim", "moments"),
     [
-        [MachineState.ORDERED, MachineState.STARTING, MachineState.JOINED],
-        [MachineState.DRAINING, MachineState.RELEASED],
+        ("provisioner", [MachineState.ORDERED, MachineState.STARTING, MachineState.JOINED]),
+        ("provisioner", [MachineState.DRAINING, MachineState.RELEASED]),
+        ("smo-1", [MachineState.ORDERED, MachineState.JOINED]),
     ],
-    ids=["while they come", "while they go"],
+    ids=["provisioner, while they come", "provisioner, while they go", "orchestrator"],
 )
-async def test_whenever_the_provisioner_is_killed_nothing_is_ordered_twice(
-    own: OwnMesh, user: Witness, moments: list[MachineState]
+async def test_whoever_is_killed_nothing_is_ordered_twice(
+    own: OwnMesh, user: Witness, victim: str, moments: list[MachineState]
 ) -> None:
-    seen = Machines(own)
+    seen = Machines(own, victim)
     pools = user.bus.bucket(subjects.MACHINE_POOL)
     present = await pools.get(leader=True, pool="here")
     before = 0 if present is None else present.message.number

@@ -268,9 +268,13 @@ async def test_single_passes_are_batched_and_answered_one_by_one(
         )
         assert isinstance(good, Predicted)
         assert isinstance(bad, MicrobatchFailed)
-        longer = r"a sample of inputs is int64 \[200\], and was int64 \[8\] where the model was tried"
+        unlike = r"a sample of inputs is int64 \[9\], and was int64 \[8\] where the model was tried"
+        with pytest.raises(BadInput, match=unlike):
+            await ask(tokens_of([999] * 9))
+        passes, longer = runtimes[0].step, r"the shape \[200\] is longer than the 192 that this model takes"
         with pytest.raises(BadInput, match=longer):
             await ask(tokens_of([1] * 200))
+        assert runtimes[0].step == passes, "it was not computed"
         with pytest.raises(BadInput, match="the model takes inputs; it was given x"):
             await ask(tokens_of(rows[0]).model_copy(update={"name": "x"}))
         with pytest.raises(BadInput, match="it has no vectors of texts"):

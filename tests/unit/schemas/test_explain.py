@@ -154,3 +154,19 @@ def test_broken_json_is_named_with_its_place() -> None:
 def test_a_huge_value_is_not_repeated_in_full() -> None:
     (line,) = lines(changed("training.steps", "x" * 10_000))
     assert len(line) < 200
+
+
+def test_a_document_that_is_wrong_in_very_many_places_is_explained_in_part() -> None:
+    def lines_of(document: dict[str, Any]) -> list[str]:
+        with pytest.raises(ValidationError) as caught:
+            FeedSpec.model_validate(document)
+        return explain(caught.value, FeedSpec)
+
+    many = lines_of({f"k{number}": 1 for number in range(1_000)})
+    assert len(many) == 101
+    assert many[0].startswith("k0: unknown key") or "missing" in many[0]
+    assert many[-1].endswith("more of its keys and values do not fit")
+    (alone,) = lines_of({f"k{number}": 1 for number in range(20_000)})
+    assert alone.startswith("the document: 20,0")
+    long = lines_of({"k" * 1_000_000: 1})
+    assert max(map(len, long)) < 1_000

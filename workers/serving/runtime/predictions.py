@@ -20,13 +20,13 @@ from torch import Tensor
 from bus.logs import get_logger
 from schemas.data_plane import MicrobatchNotice
 from schemas.errors import BadInput, DmscError, MicrobatchFailed, PeerUnreachable, Unavailable
-from schemas.registry import TensorSchema
 from schemas.serve_spec import ServeSpec
 from schemas.services.prediction import Predict, Predicted
 from schemas.step import Member
 from workers.compute.compute_thread import ComputeThread, Priority
 from workers.links.hop_exchange import HopExchange
 from workers.links.offers import TensorTransfer
+from workers.serving.model_context import NO_LIMITS, SampleLimits
 from workers.serving.one_shot import Batch, OneShotModel, batched
 from workers.serving.runtime.batch_window import BatchWindow
 from workers.serving.runtime.named_tensors import named_answers, samples_of, token_inputs
@@ -63,7 +63,7 @@ class Predictions:
         track: Runs a coroutine in the background.
         pass_s: How long the first stage waits for outputs, seconds: then an owner is gone, and nobody said
             so.
-        tried: The inputs that the model was tried with, without the dimension of samples.
+        limits: How large a sample may be, and with which the model was tried.
     """
 
     def __init__(
@@ -78,12 +78,13 @@ class Predictions:
         exchange: HopExchange,
         track: Callable[[Any], object],
         pass_s: float,
-        tried: Sequence[TensorSchema] = (),
+        limits: SampleLimits = NO_LIMITS,
     ) -> None:
         self._me, self._stage, self._model, self._unit = me, stage, model, unit
         self._thread, self._exchange, self._track = thread, exchange, track
         self._pass_s = pass_s
-        self._tried = {tensor.name: tensor for tensor in tried}
+        self._limits = limits
+        self._tried = {tensor.name: tensor for tensor in limits.tried}
         self._most = serve.batch if unit else 1
         self._probed = None if probed is None else _shapes(probed)
         self._dtypes = {name: tensor.dtype for name, tensor in (probed or {}).items()}
@@ -99,8 +100,8 @@ class Predictions:
         """Answers a request, beside others.
 
         Raises:
-            BadInput: Its inputs are not what the model takes; or it fails with them, and was tried with
-                others.
+            BadInput: Its inputs are not what the model takes, or too large; or it fails with them, and was
+                tried with others.
             MicrobatchFailed: The model fails with inputs of the shapes that it was tried with.
             Unavailable: An owner of the path can't be reached.
         """
@@ -109,6 +110,8 @@ class Predictions:
         if len(order.path) <= self._stage or order.path[self._stage] != self._me:
             raise BadInput(f"{self._me.sid} is not the first owner of the path")
         samples = samples_of(order.inputs, self._model.inputs, self._dtypes)
+        if why := self._limits.refusal(samples[0]):  # all have its shapes
+            raise BadInput(why)
         asked = _Asked(samples, order.path, order.embed, asyncio.get_running_loop().create_future())
         self._window.ask(_likeness(asked), asked)
         try:

@@ -148,7 +148,7 @@ class ServingRuntime:
                 self.exchange,
                 self._tasks.create,
                 self._times.pass_s,
-                self.start.batch,
+                self.loaded.samples,
             )
 
     async def open(self) -> None:
@@ -360,27 +360,35 @@ class ServingRuntime:
 
     # --- waves --------------------------------------------------------------------------------------------
     async def _compute_waves(self) -> None:
+        tokens: list[GeneratedToken] = []  # of the wave before: they leave while the next one is computed
         while True:
             wave = self.machine.take_wave()
             if not wave:
-                self._news.clear()
+                self._news.clear()  # before tokens leave: what comes meanwhile is news
+                if tokens:
+                    await self._publish(tokens)
+                    tokens = []
                 await self._news.wait()
                 continue
             began = time.perf_counter()
             parts = [WavePart(item, self._rows_for(item)) for item in wave]
-            found = await self._thread.submit(Priority.FORWARD, partial(self.stage.compute, parts))
-            wave_ms = (time.perf_counter() - began) * 1e3
-            weight = self._times.smoothing if self._waves else 1.0
-            self._wave_ms += weight * (wave_ms - self._wave_ms)
-            self._waves += 1
-            rows = sum(item.rows for item in wave)
-            self._tokens += rows
-            again = sum(item.recomputed for item in wave)
-            self._again_rows += again
-            self._again_s += wave_ms / 1e3 * again / max(1, rows)
+            computing = self._thread.submit(Priority.FORWARD, partial(self.stage.compute, parts))
+            if tokens:
+                await self._publish(tokens)
+            found = await computing
+            self._count(wave, (time.perf_counter() - began) * 1e3)
             tokens = self._absorb(found)
             self._carry_on()
-            await self._publish(tokens)
+
+    def _count(self, wave: Sequence[WaveRows], wave_ms: float) -> None:
+        weight = self._times.smoothing if self._waves else 1.0
+        self._wave_ms += weight * (wave_ms - self._wave_ms)
+        self._waves += 1
+        rows = sum(item.rows for item in wave)
+        self._tokens += rows
+        again = sum(item.recomputed for item in wave)
+        self._again_rows += again
+        self._again_s += wave_ms / 1e3 * again / max(1, rows)
 
     def _rows_for(self, item: WaveRows) -> Boundary:
         session, end = item.session, item.first + item.rows

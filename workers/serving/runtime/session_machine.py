@@ -105,6 +105,8 @@ class SessionMachine:
         known = self._sessions.get(order.session)
         if known is not None and (order.fence, order.attempt) < known.key:
             return self._answer(order, "fenced", f"fence {known.order.fence}, attempt {known.order.attempt}")
+        if self.limits.whole and not order.whole:  # it can't go on from rows that it does not have
+            return self._answer(order, "uncached", f"{self._me.sid} has no cache: bind the session as whole")
         if known is None:
             refusal = self._refusal(order)
             if refusal is not None:
@@ -246,6 +248,9 @@ class SessionMachine:
         session.touched = now
         end = item.first + item.rows
         if self.limits.whole:
+            if item.first:  # of a sender that has a cache: the rest of this history is not here
+                self._ask(session, now)
+                return None
             if end <= session.available:
                 self._repeated(session, end)
                 return None

@@ -23,12 +23,19 @@ from workers.compute.compute_thread import ComputeThread
 from workers.compute.deferred_model import WHOLE_BYTES, build_layers
 from workers.graph.model_graph import ModelGraph
 from workers.graph.stage_module import StageModule, slice_stage
-from workers.models.hugging_face_folder import is_adapter, library_names, public_names
+from workers.models.hugging_face_folder import is_adapter, library_names, public_names, stand_ins
 from workers.process.url_rules import open_url
 from workers.serving.cache_check import CacheCheck, check_cache
 from workers.serving.exact_arithmetic import Arithmetic
 from workers.serving.fingerprint import arithmetic_fingerprint
-from workers.serving.model_context import model_context, otherwise_from, recorded_context
+from workers.serving.model_context import (
+    NO_LIMITS,
+    SampleLimits,
+    model_context,
+    otherwise_from,
+    recorded_context,
+    sample_limits,
+)
 from workers.serving.one_shot import OneShotModel, batch_unit, probed_batches
 from workers.serving.probe import probe_stage
 from workers.serving.retained_rows import Boundary
@@ -63,6 +70,7 @@ class LoadedStage:
         one_shot: Its layers in single passes: those of `predict`, and of vectors of texts.
         unit: Samples of a pass are a multiple of it; 0: each is computed alone.
         probed: The sample with which that was found; None: with none.
+        samples: How large a sample of a single pass may be.
         context: Most tokens of a session.
         vocabulary: Tokens are below this; 0: not known.
         rows: Rows that it has room for.
@@ -77,6 +85,7 @@ class LoadedStage:
     one_shot: OneShotModel | None = None
     unit: int = 1
     probed: Mapping[str, Tensor] | None = None
+    samples: SampleLimits = NO_LIMITS
     context: int = 0
     vocabulary: int = 0
     rows: int = 0
@@ -132,6 +141,7 @@ async def load_stage(bus: Bus, start: InstanceStart, serve: ServeSpec, thread: C
             public_name=public_names(model),
             is_new=is_new,
             own_names_of=library_names(model),
+            stand_ins=stand_ins(model),
             checked=True,
         )
     return await thread.order(partial(_tried, start, serve, graph))
@@ -184,6 +194,7 @@ def _tried(start: InstanceStart, serve: ServeSpec, graph: ModelGraph) -> LoadedS
         exact=not because,
         because=because,
         uncached=check.because,
+        samples=SampleLimits(start.batch, graph.recorded, context),
         context=context,
         vocabulary=vocabulary_of(graph),
         rows=rows_within(serve.cache_mib << 20, row_bytes),
@@ -291,6 +302,7 @@ def _of_single_passes(start: InstanceStart, serve: ServeSpec, graph: ModelGraph)
         one_shot=one_shot,
         unit=size,
         probed=sample,
+        samples=sample_limits(graph, start.spec.model, start.batch, serve.context or MOST_CONTEXT),
         exact=not because,
         because=because,
         fingerprint=_digest(arithmetic_fingerprint(Arithmetic(threads=torch.get_num_threads()))),

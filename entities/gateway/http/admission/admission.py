@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from functools import partial
 from http import HTTPStatus
 
 from fastapi.responses import JSONResponse
@@ -70,6 +71,7 @@ class RequestAdmission:
         self._user_buckets = Buckets(config.rate)
         self._address_buckets = Buckets(config.unknown_rate)
         self._most_stalled = config.stalled_each
+        self._charge_bytes = config.charge_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -107,15 +109,17 @@ class RequestAdmission:
             # A page is some twenty files without secrets: loading it often is no attempt to guess tokens.
             is_page = scope["path"].startswith(PAGE)
             buckets = self._user_buckets if user is not None or is_page else self._address_buckets
-            identity = facts.identity
-            facts.charge = lambda: buckets.take(identity, time.monotonic()).allowed
-            grant = buckets.take(identity, time.monotonic())
+            facts.charge = partial(_take, buckets, facts.identity)
+            grant = buckets.take(facts.identity, time.monotonic())
             response.extra += grant.headers()
             refusal = self._limit_refusal(grant, scope["path"]) or _repeated_header(scope)
             if refusal is not None:
                 await refusal(scope, receive, response)
                 return
             await self._load.turn()
+        body = _KeptBody(self._load, facts, self._charge_bytes)
+        facts.keep = body.keep
+        facts.downloads = lambda: self._load.downloads(facts.identity)
         scope["dmsc"] = response.facts = facts
         response.load = self._load
         facts.leave = response.leave
@@ -128,9 +132,13 @@ class RequestAdmission:
                 ):
                     await refusal(scope, receive, response)
                     return
+                if user is None and (known := self._access.user_of(token)) is not None:
+                    facts.identity = f"user {known}"
+                    facts.charge = partial(_take, self._user_buckets, facts.identity)
                 receive = self._stalling(receive, self._access.user_of(token) or facts.identity)
             await self._app(scope, receive, response)
         finally:
+            body.drop()
             response.leave()
 
     async def _unknown_user_refusal(self, token: str, path: str) -> JSONResponse | None:
@@ -199,6 +207,32 @@ class RequestAdmission:
         return None
 
 
+class _KeptBody:
+    """The bytes of one request's body that are in memory. Each `charge_bytes` of them count as a request."""
+
+    __slots__ = ("_bytes", "_charge_bytes", "_facts", "_identity", "_load")
+
+    def __init__(self, load: HttpLoad, facts: RequestFacts, charge_bytes: int) -> None:
+        self._load, self._facts, self._charge_bytes = load, facts, charge_bytes
+        self._identity = ""
+        self._bytes = 0
+
+    def keep(self, size: int) -> None:
+        self._identity = self._identity or self._facts.identity
+        self._load.keep(self._identity, size)
+        charged = self._bytes // self._charge_bytes
+        self._bytes += size
+        for _ in range(charged, self._bytes // self._charge_bytes):
+            if not self._facts.charge():
+                text = f"more at once than you may send: {self._charge_bytes} bytes of a body are one request"
+                raise RateLimited(text, retry_after_s=1.0)
+
+    def drop(self) -> None:
+        if self._bytes:
+            self._load.drop(self._identity, self._bytes)
+        self._bytes = 0
+
+
 class _ResponseHeaders:
     """`send` with additional headers, which records the status and the bytes sent."""
 
@@ -227,6 +261,10 @@ class _ResponseHeaders:
         if self.load is not None:
             self.load.leave()
             self.load = None
+
+
+def _take(buckets: Buckets, identity: str) -> bool:
+    return buckets.take(identity, time.monotonic()).allowed
 
 
 def has_body(headers: dict[bytes, bytes]) -> bool:

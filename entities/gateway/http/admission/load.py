@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from bus.logs import get_logger
 from entities.gateway.http.config import HttpConfig
 from entities.metrics import HTTP_OPEN, HTTP_REFUSED, MetricReading
+from schemas.errors import Overloaded, RateLimited
 
 log = get_logger("door")
 
@@ -74,10 +75,15 @@ class HttpLoad:
         self.open = 0
         self.stalled: Counter[str] = Counter()
         """Open requests that wait for the client's next bytes, by identity; they do not count as open."""
+        self.asking = 0
+        """Requests that wait for a service's answer; they do not count as open."""
         self.draining = False
         self.refused: Counter[str] = Counter()
         self.queue = AdmissionQueue(config.queued_requests, config.burst_s, config.standing_s)
         self._most_open = config.open_requests
+        self._config = config
+        self._bodies: Counter[str] = Counter()  # bytes in memory, by identity
+        self._downloads: Counter[str] = Counter()
         self._turns: deque[asyncio.Future[None]] = deque()
         self._begun = 0
         self._log_every_s = config.shed_log_every_s
@@ -143,15 +149,68 @@ class HttpLoad:
 
     def leave(self) -> None:
         self.open -= 1
-        if not self.open:
+        self._note_idle()
+
+    @contextlib.contextmanager
+    def asks(self) -> Iterator[None]:
+        """Counts a request as one that waits for a service, for the length of the block."""
+        self.asking += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.asking -= 1
+            self._note_idle()
+
+    def _note_idle(self) -> None:
+        if not self.open and not self.asking:
             self._idle.set()
 
     async def drained(self, timeout_s: float) -> None:
-        """Waits until no request is open, or `timeout_s` has passed."""
-        if self.open:
+        """Waits until no request is open or waits for a service, or `timeout_s` has passed."""
+        if self.open or self.asking:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await self._idle.wait()
+
+    # --- what one identity may hold ----------------------------------------------------------------------
+    def keep(self, identity: str, size: int) -> None:
+        """Counts `size` more bytes of bodies in memory.
+
+        Raises:
+            RateLimited: the identity's requests have as many as they may.
+            Overloaded: all requests have.
+        """
+        config = self._config
+        if self._bodies[identity] + size > config.body_bytes_each:
+            text = f"your requests under way have more than {config.body_bytes_each} bytes; wait for one"
+            raise RateLimited(text, retry_after_s=1.0)
+        if self._bodies.total() + size > config.body_bytes:
+            text = "the requests under way here are too large together; try another gateway"
+            raise Overloaded(text, retry_after_s=1.0)
+        self._bodies[identity] += size
+
+    def drop(self, identity: str, size: int) -> None:
+        self._bodies[identity] -= size
+        if self._bodies[identity] <= 0:
+            del self._bodies[identity]
+
+    @contextlib.contextmanager
+    def downloads(self, identity: str) -> Iterator[None]:
+        """Counts one more file that this identity reads, for the length of the block.
+
+        Raises `RateLimited`.
+        """
+        if self._downloads[identity] >= self._config.downloads_each:
+            text = f"you read {self._config.downloads_each} files at this moment; wait for one"
+            raise RateLimited(text, retry_after_s=1.0)
+        self._downloads[identity] += 1
+        try:
+            yield
+        finally:
+            self._downloads[identity] -= 1
+            if not self._downloads[identity]:
+                del self._downloads[identity]
 
     def readings(self, gateway: str) -> Iterator[MetricReading]:
         """The load's metrics, for the process's exposition."""

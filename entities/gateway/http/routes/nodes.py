@@ -17,6 +17,7 @@ from entities.gateway.http.requests import (
     Reason,
     answer,
 )
+from schemas.cluster import MOST_NOTICE, LeaveSource
 from schemas.errors import Ack, NotFound
 from schemas.gateway_api import Cordons, MeshStatus
 from schemas.machines.commands import MachinesStatus
@@ -24,6 +25,8 @@ from schemas.machines.pools import MOST_MACHINES
 from schemas.pages import NodePage, NodeView
 
 Slot = Annotated[int | None, Query(ge=0, le=100_000, description="one slot; default: the whole node")]
+
+DeadlineS = Annotated[float, Query(ge=0, le=MOST_NOTICE, description="seconds until the machine may be gone")]
 
 
 def nodes(context: HttpContext) -> APIRouter:
@@ -63,6 +66,18 @@ def nodes(context: HttpContext) -> APIRouter:
         """Cordon a node and move its instances elsewhere. Answers at once; `/v1/mesh` shows the progress."""
         return await context.command(keyed, bearer, jobs.cordon(node, None, reason, drain=True))
 
+    @router.post("/nodes/{node}/leave", response_model=Cordons, tags=["nodes"])
+    async def leave(
+        node: NodeName,
+        bearer: HttpBearer,
+        keyed: IdempotencyKey,
+        deadline_s: DeadlineS = 30.0,
+        source: LeaveSource = "person",
+        reason: Reason = "",
+    ) -> Response:
+        """Have a node leave by a deadline: its instances move, then its agent ends. Answers at once."""
+        return await context.command(keyed, bearer, jobs.leave(node, deadline_s, reason, source))
+
     @router.post("/nodes/{node}/uncordon", response_model=Cordons, tags=["nodes"])
     async def uncordon(
         node: NodeName, bearer: HttpBearer, keyed: IdempotencyKey, slot: Slot = None
@@ -99,7 +114,7 @@ def machines(context: HttpContext) -> APIRouter:
         reason: Reason = "",
     ) -> Response:
         """Order machines of a pool, whatever the demand; its caps and its budget hold."""
-        return await context.command(keyed, bearer, asked.order(pool, count, reason))
+        return await context.command(keyed, bearer, asked.order(pool, count, reason, keyed.key))
 
     @router.post("/pools/{pool}/reset", response_model=Ack)
     async def reset(pool: PoolName, bearer: HttpBearer, keyed: IdempotencyKey) -> Response:

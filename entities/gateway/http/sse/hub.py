@@ -124,7 +124,7 @@ class EventHub:
 
     @contextlib.contextmanager
     def admitted(self, identity: str) -> Iterator[None]:
-        """Counts one more stream of this identity, for the length of the block.
+        """Counts one more stream, or request of a service, of this identity, for the length of the block.
 
         Raises:
             RateLimited: the identity has as many streams as it may.
@@ -132,12 +132,14 @@ class EventHub:
         """
         if self.open >= self.config.streams:
             raise Overloaded(
-                "this gateway has too many event streams open; try another, or again in 5 s",
+                "too many event streams and requests of services are open here; try another gateway, "
+                "or again in 5 s",
                 retry_after_s=5.0,
             )
         if self._open[identity] >= self.config.streams_each:
             raise RateLimited(
-                f"you have {self.config.streams_each} event streams open, which is the most; close one",
+                f"you have {self.config.streams_each} event streams and requests of services open, which is "
+                "the most; close one, or wait for one",
                 retry_after_s=1.0,
             )
         self._open[identity] += 1

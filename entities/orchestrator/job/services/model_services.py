@@ -191,10 +191,15 @@ class ModelServices:
             await self._jobs.scale(scale, envelope)
 
     async def _wake(self, service: ModelService, message: OrderService, envelope: Envelope) -> None:
-        """A request waits for a version that gave its slots back: it starts as soon as there is room."""
+        """A request waits for a version that gave its slots back: it starts as soon as there is room.
+
+        One that failed to start tries again.
+        """
         version = service_rules.named(service, message.version)
         record = self._jobs.record(version.job)
-        if record is not None and record.dormant and version.state not in OVER:
+        if record is None or version.state in OVER:
+            return
+        if record.dormant or (record.state is JobState.PARKED and not record.held):
             await self._jobs.unpark(ResumeJob(job=version.job, user=message.user), envelope)
 
     # --- records ----------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from entities.services.traffic import TrafficShares
 from schemas.actions import RollBack, ServiceAction
 from schemas.errors import BadInput, Conflict, NotFound
 from schemas.services.model_service import (
+    MOST_WHY,
     WHOLE,
     ModelService,
     OrderService,
@@ -137,7 +138,7 @@ def suggested(service: ModelService, action: ServiceAction, by: str, why: str, n
             action="traffic",
             weights=action.weights,
             expected=action.expected,
-            why=why[:500],
+            why=why[:MOST_WHY],
         )
         return ordered(service, order, now)
     name, weight = named(service, action.version).version, service.weights.get(action.version, 0)
@@ -295,5 +296,6 @@ def _told(service: ModelService, order: OrderService, now: float, **changes: Any
 
 
 def _noted(service: ModelService, change: TrafficChange) -> ModelService:
-    change = change.model_copy(update={"revision": service.revision + 1})  # the one that is written next
+    # Its revision is that of the record that is written next. Reasons of modules and jobs have no bound.
+    change = change.model_copy(update={"revision": service.revision + 1, "why": change.why[:MOST_WHY]})
     return service.model_copy(update={"history": (*service.history, change)[-MOST_CHANGES:]})

@@ -13,13 +13,13 @@ from typing import Any, Self
 from bus.logs import get_logger
 from bus.subjects import STOP_INSTANCE
 from bus.tasks import cancel
-from entities.orchestrator.job.services.version_state import facts_of
+from entities.orchestrator.job.services.version_state import facts_of, of_different_kinds
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.retry_limits import Parked
 from entities.orchestrator.planning.scaling import added_replicas, removed_replicas, with_units, without_units
 from entities.orchestrator.recovery.replacement import Replacement
 from schemas.cluster import InstanceStop
-from schemas.errors import Conflict, DmscError
+from schemas.errors import BadModel, Conflict, DmscError
 from schemas.job import JobState
 from schemas.step import Member
 from schemas.task_graph import TaskUnit
@@ -151,6 +151,9 @@ class Serving:
             if member.sid not in self._coming and mesh.has_ended(member):
                 record = mesh.last_of(member)
                 self.lost(member, (record.reason if record else "") or "ended")
+        records = [mesh.last_of(member) for member in instances.present()]
+        if why := of_different_kinds(record for record in records if record is not None):
+            raise BadModel(why)
         for sid in self._of_other_arithmetic():
             self._job.events.changed(f"{sid} leaves: serve.exact is required, and it computes other bits")
             self._let_go(sid)

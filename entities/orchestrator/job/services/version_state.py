@@ -8,7 +8,8 @@ samples).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from schemas.job import ENDED, JobRecord, JobState
@@ -16,6 +17,8 @@ from schemas.registry import InstanceState, ServiceRecord
 from schemas.services.model_service import VERSION_TRANSITIONS, ServedVersion, VersionState
 
 TAG = "serve."
+KINDS = ("generate", "predict")
+"""What a stage may say that it answers."""
 OVER = frozenset(state for state, later in VERSION_TRANSITIONS.items() if not later)
 """States that a version does not leave."""
 
@@ -50,6 +53,8 @@ def observed(
     changes: dict[str, Any]
     if job.dormant:  # its instances leave, if they have not left
         changes = {"state": VersionState.IDLE, "reason": f"{job.held}; the next request starts it"}
+    elif why := of_different_kinds(active):  # its run ends with that
+        changes = {"reason": why}
     elif all(replicas) and job.graph is not None:
         changes = {"state": VersionState.READY, "reason": "", **_facts(active, version)}
     elif version.state is VersionState.IDLE and not job.held:
@@ -64,6 +69,25 @@ def observed(
     return version.model_copy(update={"stages": stages, "replicas": replicas, **changes})
 
 
+def of_different_kinds(registered: Iterable[ServiceRecord]) -> str:
+    """Which stages answer with tokens, and which with tensors, in one line; empty: all are of one kind.
+
+    Each stage finds its own kind, and one of a large model has not all weights to find it by.
+    """
+    stages: defaultdict[str, set[int]] = defaultdict(set)
+    for record in registered:
+        kind = facts_of(record).get("kind", "")
+        if record.state is InstanceState.ACTIVE and kind in KINDS and record.stage is not None:
+            stages[kind].add(record.stage)
+    if len(stages) < 2:
+        return ""
+    named = {kind: ", ".join(map(str, sorted(stages[kind]))) for kind in KINDS}
+    return (
+        f"its stages are of different kinds: {named['generate']} generates tokens, "
+        f"{named['predict']} predicts tensors; say serve.kind in the job file"
+    )
+
+
 def _over(version: ServedVersion, state: VersionState, reason: str) -> ServedVersion:
     return version.model_copy(update={"state": state, "reason": reason, "replicas": ()})
 
@@ -71,8 +95,8 @@ def _over(version: ServedVersion, state: VersionState, reason: str) -> ServedVer
 def _facts(active: Sequence[ServiceRecord], version: ServedVersion) -> dict[str, Any]:
     told = [facts_of(record) for record in active]
     found: dict[str, Any] = {}
-    if kinds := {each["kind"] for each in told if each.get("kind") in ("generate", "predict")}:
-        found["kind"] = min(kinds)
+    if kinds := {each["kind"] for each in told if each.get("kind") in KINDS}:
+        (found["kind"],) = kinds
     if contexts := _numbers(told, "context"):
         found["context"] = min(contexts)
     if vocabularies := _numbers(told, "vocabulary"):

@@ -78,6 +78,8 @@ class FirstRequests:
                 self._count(rules, request, told.reference)
             if request.key is not None:
                 watched.keys.add(request.key)
+        if all(rule.is_over for rule in watched.rules.values()):
+            watched.keys.clear()  # nobody is counted any more
         return {name: rule.reason for name, rule in rules.items() if rule.reason is not None}
 
     def _count(self, rules: Mapping[str, HardRule], request: AnsweredRequest, reference: str | None) -> None:
@@ -147,6 +149,8 @@ class VersionWatch:
         service = self._services.get(told.service)
         if service is None:
             self._first.forget(told.service)
+            for where in [each for each in self._said if each[0] == told.service]:
+                del self._said[where]
             return
         for version, reason in self._first.take(told, _granted(service)).items():
             serves, where, now = service.version(version), (told.service, version), time.monotonic()

@@ -86,6 +86,34 @@ def test_a_warm_up_is_no_baseline_and_idle_samples_say_nothing() -> None:
     assert again == [None] * 10, "another incarnation is another process"
 
 
+def fed(judge: FailSlow, sid: str, ms: float, work_ms: float, first: int) -> list[SlowVerdict]:
+    """Twelve samples that begin with this number of microbatches."""
+    found = [judge.observe(sid, "i1", ms, number, work_ms) for number in range(first, first + 12)]
+    return [verdict for verdict in found if verdict is not None]
+
+
+def test_who_is_given_more_layers_is_no_slower_for_it() -> None:
+    judge = FailSlow()
+    for sid in REPLICAS:
+        assert fed(judge, sid, 50.0, 10.0, 0) == []
+    assert fed(judge, REPLICAS[0], 135.0, 27.0, 20) == [], "2.7 times the work"
+    (verdict,) = fed(judge, REPLICAS[0], 4 * 135.0, 27.0, 40)
+    assert verdict.slow, "by its new layers it is"
+    assert verdict.usual_ms == pytest.approx(135.0)
+    (verdict,) = fed(judge, REPLICAS[1], 135.0, 10.0, 40)
+    assert verdict.slow, "the same with the layers that it had"
+
+
+def test_who_was_slow_stays_so_with_other_layers_until_it_is_well_by_these() -> None:
+    judge = FailSlow()
+    assert fed(judge, "x", 50.0, 10.0, 0) == []
+    (verdict,) = fed(judge, "x", 200.0, 10.0, 20)
+    assert verdict.slow
+    assert fed(judge, "x", 100.0, 5.0, 40) == [], "half the work in half the time"
+    (verdict,) = fed(judge, "x", 26.0, 5.0, 60)
+    assert (verdict.slow, verdict.usual_ms) == (False, 25.0)
+
+
 def test_thresholds_that_cross_are_refused() -> None:
     with pytest.raises(ValueError, match="between 1 and factor"):
         FailSlowConfig(factor=1.3)

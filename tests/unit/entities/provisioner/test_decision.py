@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entities.provisioner.decision import PoolFacts, ProvisioningDecision, decide, fits
+from entities.provisioner.decision import PoolFacts, ProvisioningDecision, decide, fits, next_due
 from entities.provisioner.pool_state import (
     DAY,
     Listing,
@@ -43,7 +44,8 @@ def record(*machines: Machine, pool: str = "cpu", **more: Any) -> PoolRecord:
 
 
 def lacks(job: str, lacking: int, slots: int | None = None, **more: Any) -> JobDemand:
-    return JobDemand(job=job, since=NOW, slots=lacking if slots is None else slots, lacking=lacking, **more)
+    whole = lacking if slots is None else slots
+    return JobDemand(job=job, since=NOW, slots=whole, lacking=lacking, waits=True, **more)
 
 
 def decided(
@@ -106,12 +108,30 @@ def test_all_machines_count_for_the_cap_until_they_have_ended() -> None:
     assert "cpu: most 2" in found.waits[0]
 
 
-def test_the_cheapest_slot_comes_first_and_what_it_lacks_from_the_next() -> None:
+def test_who_serves_a_job_for_the_least_money_comes_first_and_what_it_lacks_from_the_next() -> None:
     pools = {
-        "dear": (pool(price=2.0, slots=1), record(pool="dear")),
-        "cheap": (pool(price=3.0, slots=2, most=1), record(pool="cheap")),
+        "dear": (pool(price=2.0, slots=1, budget=99), record(pool="dear")),
+        "cheap": (pool(price=3.0, slots=2, most=1, budget=99), record(pool="cheap")),
     }
     assert orders(decided(lacks("j1", 3), pools=pools)) == [("cheap", 1, "j1"), ("dear", 1, "j1")]
+    assert orders(decided(lacks("j1", 1), pools=pools)) == [("dear", 1, "j1")], "half of it would be idle"
+
+
+@pytest.mark.parametrize(
+    ("rules", "why"), [({}, "it has a price and no budget"), ({"budget": 0}, "budget is 0")]
+)
+def test_what_costs_money_is_ordered_only_within_a_budget_that_somebody_wrote(
+    rules: dict[str, Any], why: str
+) -> None:
+    found = decided(lacks("j1", 1), pools={"cpu": (pool(price=1.0, **rules), record())})
+    assert orders(found) == []
+    assert found.waits == (f"j1 lacks 1 slots, pools give 0 (cpu: {why}): nothing is ordered",)
+
+
+def test_a_machine_whose_node_is_away_for_a_moment_is_not_ordered_again() -> None:
+    """A new leader of the orchestrator may not have heard of it yet."""
+    there = record(machine(1, away_since=NOW - 29), machine(2, away_since=NOW - 31))
+    assert orders(decided(lacks("j1", 4), pools={"cpu": (pool(away_s=30.0), there)})) == [("cpu", 1, "j1")]
 
 
 def test_wishes_come_one_by_one_and_only_from_pools_that_grow() -> None:
@@ -197,10 +217,25 @@ def test_an_idle_machine_goes_after_its_time_the_longest_idle_first_but_for_the_
     assert returns(decided(pools={"cpu": (pool(idle_s=60.0, least=3), there)})) == ["m-cpu-2"]
 
 
+def test_it_is_known_when_the_next_idle_machine_is_due() -> None:
+    there = record(
+        machine(1, idle_since=NOW - 61), machine(2, idle_since=NOW - 50), machine(3, idle_since=NOW - 9)
+    )
+    assert next_due({"cpu": PoolFacts(pool=pool(idle_s=60.0), record=there)}, NOW) == NOW + 10
+    assert next_due({"cpu": PoolFacts(pool=pool(idle_s=60.0), record=record(machine(1)))}, NOW) == math.inf
+
+
 def test_an_idle_machine_stays_while_the_rest_of_its_jobs_machines_is_coming() -> None:
     half = record(machine(1, idle_since=NOW - 500), machine(2, S.STARTING))
     job = lacks("j1", 2, 4)
     assert returns(decided(job, pools={"cpu": (pool(), half)})) == []
+
+
+def test_idle_machines_stay_for_a_job_that_is_about_to_take_them() -> None:
+    both = record(machine(1, idle_since=NOW - 500), machine(2, idle_since=NOW - 400))
+    job = JobDemand(job="j1", since=NOW, slots=2, waits=True)
+    assert returns(decided(job, pools={"cpu": (pool(), both)})) == ["m-cpu-1"]
+    assert returns(decided(job.model_copy(update={"slots": 3}), pools={"cpu": (pool(), both)})) == []
 
 
 def test_half_of_a_jobs_machines_is_given_back_where_the_rest_cannot_come() -> None:
@@ -271,6 +306,15 @@ def test_a_drained_machine_is_released_once_it_is_cordoned_and_empty() -> None:
     assert states(seen(draining, "m-cpu-1", nodes=(use(1, 1, cordoned=True),))) == [S.DRAINING]
     assert states(seen(draining, "m-cpu-1", nodes=(use(1, cordoned=True),))) == [S.RELEASED]
     assert states(seen(draining, "m-cpu-1", nodes=None)) == [S.DRAINING], "nobody knows what runs there"
+    gone = seen(record(machine(1, S.DRAINING, reason="no work")))
+    assert (states(gone), gone.ended[0].reason) == ([], "no work"), "its agent ended by itself"
+
+
+def test_a_machine_that_is_not_empty_long_after_its_deadline_is_released() -> None:
+    draining = record(machine(1, S.DRAINING, since=NOW))
+    busy = use(1, 1, cordoned=True)
+    assert states(seen(draining, "m-cpu-1", nodes=(busy,), now=NOW + 149, drain_s=120.0)) == [S.DRAINING]
+    assert states(seen(draining, "m-cpu-1", nodes=(busy,), now=NOW + 150, drain_s=120.0)) == [S.RELEASED]
 
 
 def test_a_released_machine_has_ended_once_its_driver_no_longer_knows_it() -> None:
@@ -291,9 +335,13 @@ def test_work_and_its_end_are_noticed() -> None:
 
 def test_a_machine_that_vanished_has_ended_and_one_whose_node_stays_away_is_given_back() -> None:
     assert states(seen(record(machine(1)), nodes=())) == []
-    away = seen(record(machine(1)), "m-cpu-1")
-    assert states(away) == [S.JOINED]
+    away = seen(record(machine(1, idle_since=NOW - 999)), "m-cpu-1")
+    assert states(away) == [S.JOINED], "however long it had no work before"
+    assert (away.machines[0].away_since, away.machines[0].idle_since) == (NOW, None)
+    assert states(seen(away, "m-cpu-1", now=NOW + 299)) == [S.JOINED]
     assert states(seen(away, "m-cpu-1", now=NOW + 300)) == [S.RELEASED]
+    back = seen(away, "m-cpu-1", nodes=(use(1),), now=NOW + 9).machines[0]
+    assert (back.away_since, back.idle_since) == (None, NOW + 9)
 
 
 def test_machines_that_nobody_wrote_down_are_given_back_and_their_numbers_never_used() -> None:

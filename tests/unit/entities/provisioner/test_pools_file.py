@@ -33,10 +33,15 @@ def test_the_example_is_read_also_with_what_it_has_in_comments() -> None:
         ("pools: {a: {driver: ssh}}", "pools.a.driver: 'ssh'"),
         ("pools: {a: {driver: command}}", "commands: of the driver command alone: give commands.order"),
         ("pools: {a: {driver: local, least: 2}}", "least 2 is more than most 0"),
+        ("pools: {a: {driver: local, budget: 5}}", "budget: it is counted by price, which is 0: give price"),
         ("pools: {A_b: {driver: local}}", "pools.A_b"),
         ("pools: {a: {driver: local, cluster: router}}", "pools.a: cluster 'router': 'router' is the name"),
         (
             f"pools: {{a: {{driver: command, commands: {COMMANDS}}}}}",
+            "name: missing: it begins the names of the machines of a, and a mesh gives back machines of its",
+        ),
+        (
+            f"{{name: t, pools: {{a: {{driver: command, commands: {COMMANDS}}}}}}}",
             "pools.a.commands.order: there is no program 'no-such-program-here'",
         ),
         ("pools: {a: {driver: local, credential: none}}", "pools.a.credential: "),

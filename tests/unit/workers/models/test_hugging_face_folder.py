@@ -23,6 +23,7 @@ from workers.models.hugging_face_folder import (
     is_adapter,
     library_names,
     public_names,
+    stand_ins,
     written_names,
 )
 from workers.models.transformers_model import TASKS
@@ -120,6 +121,33 @@ async def test_a_pretrained_folder_goes_in_and_comes_out(
     assert not any(report.values()), report
     with torch.inference_mode():
         assert torch.equal(back.eval()(**batch).logits, pretrained(**batch).logits)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+async def test_a_head_of_its_own_begins_as_the_embedding_that_was_the_head(
+    tmp_path: Path, family: str
+) -> None:
+    _, settings, batch = FOLDERS[family]
+    parsed = transformers.AutoConfig.for_model(family, **settings, tie_word_embeddings=True)
+    pretrained = transformers.AutoModelForCausalLM.from_config(parsed).eval()
+    pretrained.save_pretrained(tmp_path / "in")
+    model, source = spec(CAUSAL, str(tmp_path / "in")), InitialWeights(url=str(tmp_path / "in"))
+    parts = stages(model, 1, {"inputs": TOKENS})
+    for stage in parts:
+        matched = await load_initial(
+            stage,
+            open_artifacts(source.url, None),
+            source,
+            public_name=public_names(model),
+            stand_ins=stand_ins(model),
+        )
+        assert matched.missing == ()
+    (tmp_path / "out").mkdir()
+    await written(tmp_path / "out", model, parts)
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert back.lm_head.weight is not back.get_input_embeddings().weight
+    with torch.inference_mode():
+        assert torch.equal(back(**batch).logits, pretrained(**batch).logits)
 
 
 @pytest.mark.parametrize("factory", [CAUSAL, ANY])

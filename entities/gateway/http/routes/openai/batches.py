@@ -33,7 +33,9 @@ def batches(context: HttpContext) -> APIRouter:
         async def may_read(data_set: str) -> object:
             return await bearer.check("dataset.read", data_set)
 
-        return answer(await operations.create(body, access, allowed_by(bearer), may_read, keyed.key))
+        with context.asking(keyed.request, bearer):  # a file of 200 MiB is read meanwhile
+            made = await operations.create(body, access, allowed_by(bearer), may_read, keyed.key)
+        return answer(made)
 
     @router.get("", response_model=OpenaiBatches)
     async def list_batches(bearer: HttpBearer, limit: Limit = 20, after: After = None) -> Response:

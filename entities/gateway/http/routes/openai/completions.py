@@ -21,7 +21,6 @@ from entities.gateway.calls.failures import openai_failure
 from entities.gateway.generation.answer_stream import merged
 from entities.gateway.generation.operations import USE, Answering
 from entities.gateway.http.context import HttpContext
-from entities.gateway.http.request_facts import RequestFacts
 from entities.gateway.http.requests import HttpBearer, IdempotencyKey, LastEventId, answer, body_of, named
 from entities.gateway.http.sse.response import STREAM, EventStream, wait_disconnect
 from entities.gateway.operations.access_client import Bearer
@@ -81,7 +80,8 @@ def completions(context: HttpContext) -> APIRouter:
         request: Request, bearer: HttpBearer, keyed: IdempotencyKey, consent: ConsentHeader = None
     ) -> Response:
         """What comes after a prompt; with `stream` as server-sent events."""
-        body = read_request(CompletionBody, await context.body(keyed))
+        text = await context.body(keyed)
+        body = await context.calls.decoded(len(text), read_request, CompletionBody, text)
         return await _answered(context, request, bearer, body, keyed.key, consent or "")
 
     @router.post("/chat/completions", response_model=ChatCompletion, openapi_extra=body_of(ChatBody))
@@ -89,14 +89,16 @@ def completions(context: HttpContext) -> APIRouter:
         request: Request, bearer: HttpBearer, keyed: IdempotencyKey, consent: ConsentHeader = None
     ) -> Response:
         """The next message of a conversation; with `stream` as server-sent events."""
-        body = read_request(ChatBody, await context.body(keyed))
+        text = await context.body(keyed)
+        body = await context.calls.decoded(len(text), read_request, ChatBody, text)
         return await _answered(context, request, bearer, body, keyed.key, consent or "")
 
     @router.post("/embeddings", response_model=TextVectors, openapi_extra=body_of(EmbeddingsBody))
     async def embed(request: Request, bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
         """The vectors of texts, of models that have them; `pooled` says what they are."""
         text = await context.body(keyed)
-        made = await unless_left(request, context.calls.embed(text, allowed_by(bearer), keyed.key))
+        with context.asking(request, bearer):
+            made = await unless_left(request, context.calls.embed(text, allowed_by(bearer), keyed.key))
         if made is None:
             return Response(status_code=CLIENT_LEFT)
         return answer(made, headers=headers_of(made.dmsc))
@@ -107,7 +109,8 @@ def completions(context: HttpContext) -> APIRouter:
     ) -> Response:
         """The rest of an answer whose stream broke, at any gateway, behind `Last-Event-ID`."""
         access = await bearer.check("self.read", "self")
-        answering = await operations.resume(id, access)
+        with context.asking(request, bearer):
+            answering = await operations.resume(id, access)
         try:
             await bearer.check(USE, answering.service.service)
         except BaseException:
@@ -126,27 +129,24 @@ def completions(context: HttpContext) -> APIRouter:
 async def _answered(
     context: HttpContext, request: Request, bearer: Bearer, body: TextBody, key: str | None, said: Said
 ) -> Response:
-    # The client may leave while its request waits for room; its sessions then end at once.
-    begun = await unless_left(request, context.calls.begin(body, allowed_by(bearer), key, said))
-    if begun is None:
-        return Response(status_code=CLIENT_LEFT)
-    if not isinstance(begun, Answering):
-        return answer(begun, headers=headers_of(begun.dmsc))
-    if body.stream:
+    with context.asking(request, bearer):
+        # The client may leave while its request waits for room; its sessions then end at once.
+        begun = await unless_left(request, context.calls.begin(body, allowed_by(bearer), key, said))
+        if begun is None:
+            return Response(status_code=CLIENT_LEFT)
+        if not isinstance(begun, Answering):
+            return answer(begun, headers=headers_of(begun.dmsc))
+        if not body.stream:
+            try:
+                whole = await unless_left(request, whole_answer(begun))
+            finally:
+                begun.cancel()
+            if whole is None:
+                return Response(status_code=CLIENT_LEFT)
+            return answer(whole, headers=_headers(begun))
         if not await _may_begin(request, begun, context.config.events.keepalive_s):
             return Response(status_code=CLIENT_LEFT)
-        return _stream(context, request, bearer, begun, 0)
-    facts: RequestFacts = request.scope["dmsc"]
-    facts.identity = f"user {context.access.user_of(bearer.token)}"
-    try:
-        with context.hub.admitted(facts.identity):
-            facts.leave()
-            whole = await unless_left(request, whole_answer(begun))
-    finally:
-        begun.cancel()
-    if whole is None:
-        return Response(status_code=CLIENT_LEFT)
-    return answer(whole, headers=_headers(begun))
+    return _stream(context, request, bearer, begun, 0)  # which counts it from here on
 
 
 async def _may_begin(request: Request, answering: Answering, silence_s: float) -> bool:

@@ -8,10 +8,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from email.message import Message
+from email.utils import collapse_rfc2231_value
 from enum import Enum
 
 from schemas.errors import BadInput
 
+MOST_TYPE = 1_000
+"""Characters of a content type that are read; the time that the parser takes grows with their square."""
 MOST_HEAD = 8 << 10
 """Bytes of a part's head."""
 MOST_FIELD = 4 << 10
@@ -30,9 +33,8 @@ class _At(Enum):
 def boundary_of(content_type: str) -> bytes:
     """The boundary that a request's header names. Raises `BadInput` if it is no form with one."""
     header = Message()
-    header["content-type"] = content_type
-    boundary = header.get_boundary("") or ""
-    raw = boundary.encode("latin-1", "replace")
+    header["content-type"] = content_type[:MOST_TYPE]
+    raw = _parameter(header, "boundary", "content-type").encode("latin-1", "replace")
     if header.get_content_type() != "multipart/form-data" or not _BOUNDARY.match(raw):
         raise BadInput("the body is no multipart/form-data; send the file as OpenAI's clients do")
     return raw
@@ -130,11 +132,12 @@ class UploadForm:
             name, _, value = line.partition(":")
             if name.strip().lower() == "content-disposition":
                 header["content-disposition"] = value.strip()
-        self._name = str(header.get_param("name", "", "content-disposition") or "")
+        self._name = _parameter(header, "name", "content-disposition")
         if self._name == "file":
             if self.filename is not None:
                 raise BadInput("the form has two files; upload one at a time", param="file")
-            self.filename = header.get_filename("file.jsonl")[-255:]
+            name = _parameter(header, "filename", "content-disposition")
+            self.filename = "".join(filter(str.isprintable, name))[-255:] or "file.jsonl"
         self._text = b""
         self._at = _At.CONTENT
         return True
@@ -163,3 +166,17 @@ class UploadForm:
         self._text += data
         if len(self._text) > MOST_FIELD:
             raise BadInput(f"field {self._name[:60]} of the form has more than {MOST_FIELD} bytes")
+
+
+def _parameter(header: Message, name: str, of: str) -> str:
+    """A header's parameter, empty where it is not there. Raises `BadInput` if it can't be read.
+
+    Names as RFC 2231 writes them say their own encoding, some of which fail, or give halves of characters.
+    """
+    try:
+        found = header.get_param(name, "", of)
+        text = collapse_rfc2231_value(found) if found is not None else ""
+    except (ValueError, TypeError, LookupError):
+        text = f"the parameter {name} of the form can't be read; write it plainly, in UTF-8"
+        raise BadInput(text) from None
+    return text.strip().encode("utf-8", "replace").decode()

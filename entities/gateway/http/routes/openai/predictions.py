@@ -22,7 +22,8 @@ def predictions(context: HttpContext) -> APIRouter:
     async def predict(request: Request, bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
         """What a model gives for these tensors, as nested lists, or as dtype, shape and data (base64)."""
         text = await read_body(request, MOST_BODY_BYTES)
-        made = await unless_left(request, context.calls.predict(text, allowed_by(bearer), keyed.key))
+        with context.asking(request, bearer):
+            made = await unless_left(request, context.calls.predict(text, allowed_by(bearer), keyed.key))
         if made is None:
             return Response(status_code=499)
         return answer(made, headers=headers_of(made.dmsc))

@@ -22,11 +22,13 @@ from schemas.errors import BadInput, BadJob
 from schemas.job import JobSpec
 from schemas.job_file.parallel import MOST_INSTANCES
 from schemas.pages import ServicePage
-from schemas.services.model_service import ModelService, TrafficBody
+from schemas.services.model_service import MOST_WHY, ModelService, TrafficBody
 
 ServiceName = Annotated[str, Path(json_schema_extra={"pattern": TOKEN_PATTERN}), named("service")]
 VersionName = Annotated[str, Query(pattern=TOKEN_PATTERN, max_length=120, description="the version")]
-Why = Annotated[str, Query(max_length=500, description="is recorded with the change")]
+Why = Annotated[str, Query(max_length=MOST_WHY, description="is recorded with the change")]
+AnyWhy = Annotated[str, Query(description=f"its first {MOST_WHY} characters are recorded with the change")]
+"""A rollback is in a hurry: it is not refused for its reason."""
 Expected = Annotated[
     int | None,
     Query(ge=0, lt=1 << 63, description="revision of the record that was seen; of another one: refused"),
@@ -88,10 +90,10 @@ def services(context: HttpContext) -> APIRouter:
         bearer: HttpBearer,
         keyed: IdempotencyKey,
         expected: Expected = None,
-        why: Why = "",
+        why: AnyWhy = "",
     ) -> Response:
         """Give all traffic back to the stable version."""
-        return await order(keyed, bearer, service, "rollback", expected=expected, why=why)
+        return await order(keyed, bearer, service, "rollback", expected=expected, why=why[:MOST_WHY])
 
     @router.post("/{service}/shadow", response_model=ModelService)
     async def shadow(

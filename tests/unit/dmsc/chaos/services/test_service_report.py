@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import pytest
 
@@ -56,16 +57,19 @@ def report(answers: list[LoadAnswer], faults: list[InjectedFault]) -> ServiceCha
         ({"text": "whale"}, AnswerVerdict.OTHER),
         ({"finish": "stop"}, AnswerVerdict.OTHER),
         ({"error": "unavailable: nobody"}, AnswerVerdict.FAILED),
-        ({"digests": ("a", "b")}, AnswerVerdict.EQUAL),
+        ({"finish": "stop", "digests": ("a", "b")}, AnswerVerdict.OTHER),
         ({"digests": ("a", "c")}, AnswerVerdict.OTHER),
         ({"digests": ("a", "")}, AnswerVerdict.EQUAL),  # a server died with it
-        ({"digests": ("a",)}, AnswerVerdict.EQUAL),
+        ({"digests": ("", "c")}, AnswerVerdict.OTHER),  # … which hides no other one
+        ({"digests": ("a",)}, AnswerVerdict.SHORT),  # a token without text was lost
+        ({"digests": ()}, AnswerVerdict.SHORT),
+        ({"digests": ("a", "b", "b")}, AnswerVerdict.LONG),
     ],
 )
 def test_what_an_answer_is_beside_the_undisturbed_one(
     changes: dict[str, object], verdict: AnswerVerdict
 ) -> None:
-    assert judge(answer(**changes), answer(digests=("a", "b"))) is verdict
+    assert judge(answer(**{"digests": ("a", "b")} | changes), answer(digests=("a", "b"))) is verdict
 
 
 def test_requests_fit_into_the_context_and_are_the_same_for_a_seed() -> None:
@@ -105,3 +109,25 @@ def test_each_broken_promise_is_a_problem() -> None:
     assert "ask for more" in report([answer(0, 50.0)], [fault(0, 10.1)]).problems()[0]
     many = report([answer(0, 10.0, text="wh") for _ in range(9)], [fault(0, 10.1)])
     assert many.problems()[-1] == "4 more answers are not as undisturbed"
+
+
+def test_a_version_that_is_not_exact_is_named_where_answers_differ() -> None:
+    inexact = replace(
+        report([answer(0, 10.0, text="whale")], [fault(0, 10.1)]), exact=False, inexact_because="width 510"
+    )
+    different, why = inexact.problems()
+    assert different == "request 0 different: 'whale' beside 'whole'"
+    assert why.startswith("chat@v1 is not exact (width 510): its answers depend on who computes them")
+    lost = replace(inexact, answers=(answer(0, 10.0, text="who"),))
+    assert len(lost.problems()) == 1, "arithmetic loses nothing"
+
+
+def test_it_is_said_where_answers_of_the_same_text_differ() -> None:
+    references = (answer(0, digests=("a", "b")), answer(1))
+    other = answer(0, 10.0, digests=("a", "c"))
+    found = replace(report([other], [fault(0, 10.1)]), references=references)
+    assert found.problems() == ["request 0 different: the text is the same, the logits of token 1 are others"]
+    longer = replace(found, answers=(answer(0, 10.0, digests=("a", "b", "b")),))
+    assert longer.problems() == ["request 0 doubled: 3 tokens beside 2, though the text is the same"]
+    ends = replace(found, answers=(answer(0, 10.0, digests=("a", "b"), finish="stop"),))
+    assert ends.problems() == ["request 0 different: it ends by stop beside length"]

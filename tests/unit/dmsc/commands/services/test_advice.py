@@ -60,7 +60,9 @@ def test_a_version_that_went_back_is_not_to_be_tried_again() -> None:
     judged = service(version("v1"), version("v2"), history=(shared, back))
     line, last = of_service(judged)
     assert line.startswith(f"v2 went back (canary-judge): {figures}; mend it, and deploy it under another")
-    assert last.startswith("traffic as canary-judge set it")
+    assert last.startswith("traffic as canary-judge set it; all changes"), "the figures are said once"
+    idle = service(version("v1"), version("v2", VersionState.IDLE), history=(shared, back))
+    assert of_service(idle) == [line, last], "scaled to zero, it has gone back all the same"
     tried = judged.model_copy(update={"history": (shared, back, shared), "weights": shared.weights})
     assert not any("went back" in line for line in of_service(tried))
 
@@ -68,6 +70,13 @@ def test_a_version_that_went_back_is_not_to_be_tried_again() -> None:
 def test_versions_beside_whom_the_stable_one_gets_nothing_are_compared_with_nobody() -> None:
     shared = service(version("v1"), version("v2"), version("v3"), weights={"v2": 5_000, "v3": 5_000})
     assert any(line.startswith("nobody is compared") for line in of_service(shared))
+
+
+def test_an_idle_version_is_deployed() -> None:
+    (line,) = of_service(service(version("v1"), version("v2", VersionState.IDLE)))
+    assert line.startswith("v2 is idle and gets no traffic: dmsc service traffic chat v1=95 v2=5")
+    nobody = service(version("v1", VersionState.IDLE), weights={})
+    assert of_list([nobody]) == ["chat: nobody answers: dmsc service promote chat v1"]
 
 
 def test_who_set_the_traffic_last_is_told() -> None:

@@ -17,7 +17,7 @@ from entities.model_records.model_index import ModelIndex
 from schemas.errors import BadInput
 from schemas.models.version import ModelData, ModelLineage, ModelVersion
 from schemas.redaction import redact
-from schemas.serve_spec import KeepSpec
+from schemas.serve_spec import KeepSpec, KeptPart
 from schemas.services.generation import Generation, KeptMessage, KeptTerms
 from schemas.services.keeping import Consent, Feedback, KeptCollection, KeptItem
 from schemas.services.model_service import ModelService, ServedVersion, VersionState
@@ -139,6 +139,17 @@ def test_items_are_redacted_and_have_only_the_parts_that_are_kept() -> None:
     assert item_of(GENERATION, terms, KeepSpec(), lambda: "x" * (1 << 20)) is None
 
 
+@pytest.mark.parametrize("parts", [("prompt", "answer"), ("prompt",), ("answer",)])
+def test_an_address_that_an_answer_ends_is_kept_of_neither(parts: tuple[KeptPart, ...]) -> None:
+    messages = (KeptMessage(role="user", text="write to ann.lee@exam"),)
+    terms = KeptTerms(user="u", subject="u", standing=True, days=1, messages=messages)
+    kept = item_of(GENERATION, terms, KeepSpec(parts=parts), lambda: "ple.com, please")
+    assert kept is not None
+    left = {"prompt": "write to [EMAIL]", "answer": "[EMAIL], please"}
+    assert [each.text for each in kept.messages] == [left[part] for part in parts]
+    assert kept.redacted == {"email": 1}
+
+
 def test_whose_items_a_file_may_hold() -> None:
     made = {"service": "s", "number": 1, "source": "bus://kept/s/1.jsonl", "sha256": "", "bytes": 1}
     counts = {"items": 1, "users": 1, "subjects": 1, "share": 1.0, "made_at": 1.0, "until": 2.0}
@@ -193,11 +204,12 @@ def test_what_has_learnt_from_a_file_is_followed_through_jobs_models_and_service
         served("b", "s2", "bus://artifacts/other/weights"),
         served("c", "s3", "bus://artifacts/reads/weights", VersionState.RETIRED),
     ]
-    found = learnt_from({KEPT}, jobs, index, services)
+    versions = tuple(index.each())
+    found = learnt_from({KEPT}, jobs, versions, services)
     assert found.jobs == ("again", "goeson", "gone", "reads")
     assert found.models == ("m@1", "m@3", "m@4")
     assert found.versions == ("a@v1",)
-    assert learnt_from(set(), jobs, index, services) == LearntFrom((), (), ())
+    assert learnt_from(set(), jobs, versions, services) == LearntFrom((), (), ())
 
 
 def test_taps_and_dead_letters_show_no_text() -> None:

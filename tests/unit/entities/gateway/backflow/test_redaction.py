@@ -130,6 +130,31 @@ def test_what_is_split_over_messages_goes_from_both() -> None:
     assert found.counts == {"card": 1}
 
 
+@pytest.mark.parametrize(
+    ("pieces", "left", "kind"),
+    [
+        (("write to ann.lee@exam", "ple.com today"), ("write to [EMAIL]", "[EMAIL] today"), "email"),
+        (("use sk-proj-abcdEFGH", "1234ijklMNOP5678."), ("use [SECRET]", "[SECRET]."), "secret"),
+        (("the host 192.16", "8.1.17 is up"), ("the host [IP]", "[IP] is up"), "ip"),
+        (("my card 4111 11", "11 11", "11 1111"), ("my card [CARD]", "[CARD]", "[CARD]"), "card"),
+        (("of blue", "bird"), ("of [HIDDEN]", "[HIDDEN]"), "hidden"),
+    ],
+)
+def test_what_goes_on_in_the_next_text_without_a_break_goes_from_both(
+    pieces: tuple[str, ...], left: tuple[str, ...], kind: str
+) -> None:
+    found = redact(pieces, hide=("bluebird",))
+    assert found.texts == left
+    assert found.counts == {kind: 1}
+    assert redact(pieces[1:], hide=("bluebird",), before=pieces[0]).texts == left[1:]
+    assert redact(pieces[:-1], hide=("bluebird",), behind=pieces[-1]).texts == left[:-1]
+
+
+def test_what_lies_beside_the_texts_is_neither_returned_nor_counted() -> None:
+    found = redact(["all is well"], before="ann@example.com.", behind="4111 1111 1111 1111")
+    assert (found.texts, found.counts) == (("all is well",), {})
+
+
 def test_texts_of_the_services_own_are_taken_out_in_any_case() -> None:
     found = redact(["Project  BLUEBIRD and ｂｌｕｅｂｉｒｄ"], hide=("bluebird",))
     assert found.texts == ("Project  [HIDDEN] and [HIDDEN]",)

@@ -16,6 +16,7 @@ from entities.gateway.batches.batch_lines import (
     unread_line,
 )
 from entities.gateway.calls.failures import openai_failure
+from entities.gateway.calls.json_bounds import MOST_ELEMENTS, MOST_LISTS
 from schemas.errors import BadInput
 from schemas.services.batches import MOST_LINE_BYTES, UNIT_LINES
 
@@ -65,7 +66,8 @@ def test_a_unit_of_large_requests_has_fewer() -> None:
 def test_a_model_that_is_null_is_none() -> None:
     asked = line("a", model=None)
     assert [*scanned(asked).models] == [""]
-    assert request_of(asked, 0, PATH, "m").body["model"] == "m"
+    request = request_of(asked, 0, PATH, "m")
+    assert (request.model, json.loads(request.text)["model"]) == ("m", "m")
 
 
 def test_a_line_that_is_no_request_is_one_all_the_same() -> None:
@@ -90,9 +92,10 @@ def test_a_file_that_is_none_is_refused(data: bytes, words: str) -> None:
 
 def test_a_request_may_be_a_body_alone() -> None:
     request = request_of(b'{"prompt": "abc"}', 6, PATH, "m@v2")
-    assert (request.custom_id, request.body) == ("request-7", {"prompt": "abc", "model": "m@v2"})
+    assert (request.custom_id, request.model, request.user) == ("request-7", "m@v2", None)
+    assert json.loads(request.text) == {"prompt": "abc", "model": "m@v2"}
     named = request_of(b'{"custom_id": "x", "prompt": "abc", "model": "other"}', 6, PATH, "m")
-    assert (named.custom_id, named.body) == ("x", {"prompt": "abc", "model": "other"})
+    assert (named.custom_id, json.loads(named.text)) == ("x", {"prompt": "abc", "model": "other"})
     assert request_of(line("a"), 0, PATH, "") == request_of(line("a") + b" ", 0, PATH, "")
     assert request_of(line("a"), 0, PATH, "").key != request_of(line("a"), 1, PATH, "").key
 
@@ -110,6 +113,8 @@ def test_a_request_may_be_a_body_alone() -> None:
         (b'{"custom_id": "\\ud800", "body": {}}', "half a character"),
         (json.dumps({"custom_id": "a" * 300, "body": {}}).encode(), "200 characters"),
         (b"[" * 100_000, "no JSON"),
+        (b"[" * (MOST_LISTS + 1), "more than 262,144 lists"),
+        (b'{"custom_id":"a","body":{"x":[' + b"1," * MOST_ELEMENTS + b"1]}}", "more than 2,097,152 values"),
     ],
 )
 def test_what_is_wrong_with_a_line_is_told(text: bytes, words: str) -> None:
@@ -118,9 +123,8 @@ def test_what_is_wrong_with_a_line_is_told(text: bytes, words: str) -> None:
     told = json.loads(unread_line(2, caught.value))
     assert words in told["error"]["message"]
     assert told["response"] is None
-    assert told["custom_id"] == (
-        "a" * 200 if b"aaa" in text else "a" if b'"a"' in text else told["custom_id"]
-    )
+    is_read = b'"a"' in text and len(text) < 1_000
+    assert told["custom_id"] == ("a" * 200 if b"aaa" in text else "a" if is_read else "request-3")
 
 
 def test_an_answer_is_one_line() -> None:

@@ -109,3 +109,18 @@ def test_users_have_their_turns_and_what_only_ends_waits_for_nobody() -> None:
     late = batch(batch="l", expires_at=140.0)
     begun = next_batches([*uma, ends, late], ("u0", "u1", "u2"), 3, 150.0)
     assert [each.batch for each in begun] == ["c", "l"]
+
+
+def test_who_lost_a_gateway_goes_first_and_who_gave_a_place_back_last() -> None:
+    own = [batch(batch=f"u{number}", created_at=float(number)) for number in range(3)]
+    lost = batch(batch="lost", created_at=9.0, gateway="gateway-gone")
+
+    def order(**more: Any) -> list[str]:
+        return [each.batch for each in next_batches([*own, lost], (), 4, 150.0, forsaken=("lost",), **more)]
+
+    assert order() == ["lost", "u0", "u1", "u2"]
+    assert order(left={"lost": 50.0, "u0": 40.0}) == ["u1", "u2", "u0", "lost"]
+    # Who runs least goes before all of that.
+    ray = batch(batch="r", user="ray", created_at=99.0)
+    found = next_batches([*own, lost, ray], ("u0",), 2, 150.0, forsaken=("lost",))
+    assert [each.batch for each in found] == ["r"]

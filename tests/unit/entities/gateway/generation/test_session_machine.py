@@ -234,6 +234,19 @@ def test_every_session_ends_with_the_tokens_that_it_has_alone(seed: int) -> None
     assert Mesh(seed).run() == [103 + number for number in range(20)]
 
 
+def test_an_owner_without_a_cache_has_all_bound_as_whole() -> None:
+    machine = started()
+    machine.answered(A, 0, bound(), 0.1)
+    assert not machine.is_whole
+    assert machine.answered(B, 0, bound("uncached"), 0.1) == [ChoosePath(frozenset(), PATH)]
+    assert machine.is_whole
+    assert machine.path_found(PATH, 0.1) == [Bind(1, PATH)]
+    assert machine.answered(B, 0, bound("uncached"), 0.2) == [], "an answer to the attempt before"
+    for member in PATH:
+        assert machine.answered(member, 1, bound(), 0.3) == []
+    assert machine.is_bound
+
+
 def test_no_state_follows_an_end() -> None:
     machine = started()
     machine.cancel(0.1)

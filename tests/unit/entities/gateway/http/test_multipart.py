@@ -79,3 +79,28 @@ def test_a_form_that_is_none_is_refused(body: bytes, words: str) -> None:
 def test_a_body_without_a_form_is_refused(header: str) -> None:
     with pytest.raises(BadInput, match="form-data"):
         boundary_of(header)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "name"),
+    [
+        (b"filename*=undefined''x", None),
+        (b"filename*=idna''xn--%80", None),
+        (b"filename*0=a; filename*=b", None),
+        (b"filename*=unicode_escape''%5Cud800", "?"),
+        (b'filename="a\x00b\x1b"', "ab"),
+        (b"filename=", "file.jsonl"),
+        ("filename=é".encode(), "é"),
+    ],
+)
+def test_a_files_name_is_a_text_whatever_its_header_says(parameters: bytes, name: str | None) -> None:
+    form = UploadForm(b"xx")
+    head = b'--xx\r\nContent-Disposition: form-data; name="file"; ' + parameters + b"\r\n\r\n"
+    if name is None:
+        with pytest.raises(BadInput, match="can't be read; write it plainly"):
+            form.feed(head)
+    else:
+        assert form.feed(head + b"{}\r\n--xx--\r\n") == b"{}"
+        assert form.filename == name
+    with pytest.raises(BadInput, match="boundary"):
+        boundary_of("multipart/form-data; boundary*=undefined''x")

@@ -63,8 +63,10 @@ class Version:
         return True
 
 
-async def looked_at(version: Version, *told: VersionFigures, looks: int = 2, told_s: float = 0.0) -> Version:
-    """The version after so many looks, of which the first ones come behind these figures."""
+async def looked_at(
+    version: Version, *told: VersionFigures, looks: int = 2, figures_s: float = 0.0
+) -> Version:
+    """The version after so many looks, a second apart, of which the first ones come behind these figures."""
     heard: list[Any] = []
     left = [looks]
 
@@ -87,7 +89,8 @@ async def looked_at(version: Version, *told: VersionFigures, looks: int = 2, tol
 
     bus: Any = SimpleNamespace(subscribe=subscribe)
     runs: Any = {"j": version}
-    scaling = LoadScaling(bus, runs, confirmed, ScalingTimes(every_s=0.001, told_s=told_s))
+    times = ScalingTimes(every_s=0.0, figures_s=figures_s)
+    scaling = LoadScaling(bus, runs, confirmed, times, lambda: float(looks - left[0]))
     with pytest.raises(Deposed):
         await scaling.run()
     assert not heard, "it hears nobody after its end"
@@ -126,9 +129,9 @@ async def test_below_act_nothing_changes_and_advice_is_said_once() -> None:
 
 
 async def test_an_idle_version_rests_where_its_file_says_so() -> None:
-    version = await looked_at(Version(least=0, idle_s=1e-6), looks=3)
-    assert version.told == ["rests: nobody has asked it for 0 s"]
-    assert (await looked_at(Version(idle_s=1e-6), looks=3)).told == [], "min is 1"
+    version = await looked_at(Version(least=0, idle_s=2.0), looks=3)
+    assert version.told == ["rests: nobody has asked it for 2 s"]
+    assert (await looked_at(Version(idle_s=2.0), looks=3)).told == [], "min is 1"
 
 
 async def test_a_version_that_is_woken_between_two_looks_does_not_rest_at_the_next_one() -> None:
@@ -136,10 +139,11 @@ async def test_a_version_that_is_woken_between_two_looks_does_not_rest_at_the_ne
 
     class Woken(Version):
         async def rest(self, why: str) -> bool:
-            self.told.append("rests")
+            self.told.append(why)
             return True  # and runs again
 
-    version = Woken(least=0, idle_s=0.02)
-    # At the first look it counts as asked until then, as one that has just started.
-    await looked_at(version, BUSY.model_copy(update={"sessions": 0}), looks=40, told_s=0.0)
-    assert 1 <= len(version.told) < 10, "idle_s passes anew each time"
+    version = Woken(least=0, idle_s=5.0)
+    # At a first look it counts as asked for the 2 s in which gateways tell, as one that has just started: so
+    # it rests at the seconds 8 and 16, and not before 24.
+    await looked_at(version, looks=23, figures_s=2.0)
+    assert version.told == ["nobody has asked it for 5 s"] * 2

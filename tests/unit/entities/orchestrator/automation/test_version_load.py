@@ -47,7 +47,7 @@ class Watched:
             2.8,
             "10 sessions and 4 refused for want of room, of 10 per replica",
         ),
-        (VersionLoad(sessions=1, room=10, filled=0.9), 3.6, "90% of the cache in use"),
+        (VersionLoad(sessions=1, room=10, used=0.9), 3.6, "90% of the cache in use"),
         (VersionLoad(sessions=8, room=100, token_ms=75.0), 3.0, "75 ms from token to token, of 50"),
         (VersionLoad(sessions=2, room=100, token_ms=900.0), 2.0, "900 ms from token to token, of 50"),
         (replace(BUSY, room=40), 1.0, "20 sessions, of 40 per replica; 40 tokens/s per replica"),
@@ -111,15 +111,18 @@ def test_what_gateways_say_is_put_together() -> None:
     half = SessionLoad(rows=100, free_rows=50, wave_ms=10.0)
     load.take(told("a", sessions=3, tokens=10, requests={"ok": 1}, loads={"j-s0-r0": half}), 100.0)
     load.take(told("b", sessions=2, refused=1), 100.5)
-    loads = {"j-s1-r0": half, "j-s1-r1": SessionLoad(rows=100, free_rows=10, wave_ms=20.0), "j-s9-r9": half}
+    full = SessionLoad(rows=100, free_rows=10, wave_ms=20.0)
+    loads = {"j-s0-r0": half, "j-s1-r0": half, "j-s1-r1": full, "j-s9-r9": half}
     load.take(told("a", sessions=4, tokens=50, requests={"ok": 3}, refused=2, loads=loads), 102.0)
     found = load.of("j", stages, serve, 103.0)
     assert (found.sessions, found.refused, found.room, found.asked_at) == (6, 2, 8, 103.0)
-    assert (found.filled, found.token_ms, found.tokens_per_s) == (pytest.approx(0.7), 25.0, 20.0)
+    assert (found.used, found.token_ms, found.tokens_per_s) == (pytest.approx(0.7), 25.0, 20.0)
     # The refused have asked again since, or given up; and gateway b, of which nothing was heard, was killed.
     load.take(told("a", sessions=4, tokens=50, requests={"ok": 3}, refused=2), 130.0)
     found = load.of("j", stages, serve, 140.0)
     assert (found.sessions, found.refused) == (4, 0)
+    # Of instances it says no load that is fresh: what they said before does not count any more.
+    assert (found.used, found.token_ms) == (0.0, 0.0)
     # A gateway that began anew counts from nothing.
     load.take(told("a", 2.0, requests={"ok": 1}), 150.0)
     found = load.of("j", stages, serve, 160.0)
@@ -128,8 +131,26 @@ def test_what_gateways_say_is_put_together() -> None:
     assert load.jobs == ()
 
 
+def test_a_gateway_that_died_holds_neither_sessions_nor_loads() -> None:
+    load, serve = ServedLoad(unheard_s=15.0), ServeSpec(service="s", sessions=8)
+    full = SessionLoad(rows=100, free_rows=0, wave_ms=20.0)
+    load.take(told("a", sessions=8, loads={"j-s0-r0": full}), 100.0)
+    found = load.of("j", {"j-s0-r0": 0}, serve, 115.0)
+    assert (found.sessions, found.used, found.token_ms, found.asked_at) == (8, 1.0, 20.0, 115.0)
+    found = load.of("j", {"j-s0-r0": 0}, serve, 115.1)
+    assert (found.sessions, found.used, found.token_ms, found.asked_at) == (0, 0.0, 0.0, 115.0)
+
+
+def test_of_two_gateways_that_speak_of_an_instance_the_later_one_counts() -> None:
+    load, serve = ServedLoad(), ServeSpec(service="s", sessions=8)
+    full, free = SessionLoad(rows=100, free_rows=0), SessionLoad(rows=100, free_rows=100)
+    load.take(told("b", sessions=1, loads={"j-s0-r0": full}), 100.0)
+    load.take(told("a", sessions=1, loads={"j-s0-r0": free}), 101.0)
+    assert load.of("j", {"j-s0-r0": 0}, serve, 102.0).used == 0.0
+
+
 def test_single_passes_fill_batches() -> None:
     load, serve = ServedLoad(), ServeSpec(service="s", sessions=8, batch=32)
     load.take(told("a", sessions=40, loads={"j-s0-r0": SessionLoad(most_sessions=8)}), 1.0)
     found = load.of("j", {"j-s0-r0": 0}, serve, 1.0)
-    assert (found.sessions, found.room, found.filled) == (40, 32, 0.0)
+    assert (found.sessions, found.room, found.used) == (40, 32, 0.0)

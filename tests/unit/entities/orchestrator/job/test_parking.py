@@ -241,4 +241,39 @@ async def test_a_version_that_rests_is_resumed_by_a_request_and_parked_by_a_pers
     rested = Job(JobState.PARKED, held="nobody asks", dormant=True)
     await rested.parking().park("parked by ruth")
     assert (rested.record.held, rested.record.dormant) == ("parked by ruth", False)
+    assert rested.record.reason == "parked by ruth", "whoever asks why is told of the person"
     assert not rested.interrupted.is_set(), "it has no instances: there is nothing to end"
+
+
+async def test_a_version_that_is_asked_while_its_rest_is_written_keeps_its_slots() -> None:
+    job = Job()
+    parking = job.parking()
+    job.room.clear()
+    resting = asyncio.create_task(parking.rest("nobody asks"))
+    while not job.record.dormant:  # noqa: ASYNC110  # the write waits for room
+        await asyncio.sleep(0)
+    asked = asyncio.create_task(parking.resume("resumed by ruth"))
+    while job.record.dormant:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    job.room.set()
+    assert not await resting
+    await asked
+    assert (job.parks, job.record.held, job.record.dormant) == ("", "", False)
+    assert await parking.rest("nobody asks"), "later it rests as before"
+
+
+async def test_a_job_that_is_resumed_while_its_order_to_park_is_written_goes_on() -> None:
+    job = Job()
+    parking = job.parking()
+    job.room.clear()
+    parks = asyncio.create_task(parking.park("parked by olga"))
+    while not job.record.held:  # noqa: ASYNC110  # the write waits for room
+        await asyncio.sleep(0)
+    resumes = asyncio.create_task(parking.resume("resumed by olga"))
+    while job.record.held:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    job.room.set()
+    await parks
+    await resumes
+    assert (job.parks, job.record.held) == ("", "")
+    assert not job.interrupted.is_set()

@@ -9,7 +9,9 @@ from entities.orchestrator.monitoring.hardware_risk import WARM_C
 from schemas.alert import Alert, AlertKind
 from schemas.job import StepResult
 from schemas.step import MicrobatchClaim
+from schemas.task_graph import ComputeRequirements, TaskGraph
 from tests.builders.faults import cluster_report
+from tests.builders.graphs import graph, unit
 from tests.builders.jobs import step_result
 from tests.builders.steps import claim, member
 from tests.builders.telemetry import qos_report
@@ -90,6 +92,29 @@ def test_all_of_them_slower_is_nobodys_fault() -> None:
         alerts.decided(*step(number, ms=EVEN))
     for number in range(20, 40):
         assert alerts.decided(*step(number, ms=dict.fromkeys(EVEN, 90.0))) == []
+
+
+def test_who_is_given_more_layers_is_no_straggler() -> None:
+    def cut(*costs: float) -> TaskGraph:
+        return graph(
+            *(
+                unit(f"j-s{stage}-r0", requirements=ComputeRequirements(cost_ms=cost))
+                for stage, cost in enumerate(costs)
+            )
+        )
+
+    alerts, before, after = Alerts(), cut(10.0, 10.0, 10.0), cut(2.0, 27.0, 1.0)
+    for number in range(20):
+        assert alerts.decided(*step(number, ms=EVEN), before) == []
+    anew = {"s0": 6.0, "s1": 81.0, "s2": 3.0}
+    for number in range(20, 40):
+        assert alerts.decided(*step(number, ms=anew), after) == []
+    slow = [
+        alert
+        for number in range(40, 50)
+        for alert in alerts.decided(*step(number, ms={**anew, "s1": 240.0}), after)
+    ]
+    assert words(slow) == [(AlertKind.STRAGGLER, "s1", True)], "by its new layers it is"
 
 
 def test_a_straggler_that_was_replaced_or_has_left_is_none_any_more() -> None:

@@ -211,6 +211,23 @@ def test_what_waits_for_other_jobs_or_a_person_lacks_nothing() -> None:
     assert lines(after) == []
 
 
+@pytest.mark.parametrize(
+    ("hold", "told"),
+    [
+        (None, True),
+        (Hold(cause=Cause.ROOM, reason="needs 2 slots, 1 is free"), True),
+        (Hold(cause=Cause.BEHIND, reason="behind j1", blocker="j1"), False),
+        (Hold(cause=Cause.PLAN, reason="no cut fits"), False),
+    ],
+)
+def test_a_job_that_is_about_to_take_free_slots_is_told_though_it_lacks_none(
+    hold: Hold | None, told: bool
+) -> None:
+    found = demand(slots(2), [waits("a", 2)], **({} if hold is None else {"a": hold}))
+    assert lines(found) == ([("a", 0, 0)] if told else [])
+    assert all(line.waits for line in found.jobs)
+
+
 def test_nodes_of_pools_are_listed_with_what_is_held_of_them() -> None:
     there = [*node_slots("a-m-1", 2, "cpu"), *node_slots("a-m-2", 1, "cpu", closed=True), *slots(1)]
     there.append(MeshSlot(slot="a-m-2/lane", node="a-m-2", lane=True, labels=(("pool", "cpu"),)))

@@ -155,6 +155,7 @@ class World:
             tokens=prompt,
             prompt_tokens=len(prompt),
             most_tokens=answer,
+            whole=self.whole,
             sampling=Sampling(),
         )
         self._bind(number)
@@ -317,6 +318,20 @@ def test_without_a_cache_each_wave_has_whole_histories() -> None:
         world.kill(1)
         world.run()
         assert {number: tuple(tokens) for number, tokens in world.answers.items()} == expected, seed
+
+
+def test_without_a_cache_a_binding_is_whole_or_refused() -> None:
+    """It can't go on from rows that it does not have; nor does it take a part of a history for all of it."""
+    owner = machine(stage=1, stages=2, whole=True)
+    refused = owner.bind(order(path=(UP, ME)), 0)
+    assert (refused.outcome, len(owner)) == ("uncached", 0)
+    assert owner.bind(order(path=(UP, ME), attempt=1, whole=True), 0).outcome == "bound"
+    assert owner.bind(order(path=(UP, ME), attempt=2), 0).outcome == "uncached"
+    assert owner.effects() == []
+    assert owner.arrived(SentRows(7, 1, 1, 2, 1), 0) is None, "its first two rows are not here"
+    asked = RowsNeeded(job="j", session=7, fence=1, attempt=1, first=0, member=ME)
+    assert owner.effects() == [AskForRows(UP, asked)]
+    assert owner.arrived(SentRows(7, 1, 1, 0, 3), 0) == 0
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])

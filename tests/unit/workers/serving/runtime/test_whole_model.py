@@ -127,6 +127,19 @@ async def test_a_recorded_window_is_served_as_far_as_it_is_not_reached() -> None
     )
 
 
+async def test_texts_of_single_passes_end_where_the_recorded_model_computes_otherwise() -> None:
+    pytest.importorskip("transformers", reason="the extra `hf` is not installed")
+    config = LLAMA | {"model_type": "mistral", "sliding_window": 48}
+    model = {"factory": ANY, "args": {"config": config, "task": "causal-lm"}}
+    given = order(model=model)
+    whole = build(given.spec.model, given.spec.training.seed, {"inputs": torch.zeros(1, 6, dtype=torch.long)})
+    found = await loaded(order(model=model, layers=len(whole), kind="predict"))
+    assert (found.kind, found.samples.tokens) == ("predict", 47)
+    assert found.samples.refusal({whole.inputs[0]: torch.zeros(47)}) == ""
+    too_long = f"{whole.inputs[0]}: a sample of the shape [48] is longer than the 47 that this model takes"
+    assert found.samples.refusal({whole.inputs[0]: torch.zeros(48)}) == too_long
+
+
 @pytest.mark.parametrize("is_large", [False, True])
 async def test_one_stage_without_a_cache_leaves_the_tokens_as_they_are(
     is_large: bool, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -18,6 +18,7 @@ from entities.services.traffic import TrafficShares
 from schemas.actions import RollBack, ServiceAction, SetTraffic
 from schemas.errors import BadInput, Conflict, DmscError, NotFound
 from schemas.services.model_service import (
+    MOST_WHY,
     WHOLE,
     ModelService,
     OrderService,
@@ -264,3 +265,15 @@ def test_an_idle_version_may_get_traffic_and_be_gone_back_to() -> None:
     assert settled(over, 3.0).weights == {"v1": WHOLE}, "the stable one starts with the next request"
     alone = settled(service(versions=(version("v1", VersionState.IDLE),), weights={"v1": WHOLE}), 4.0)
     assert alone.state is ServiceState.SERVING
+
+
+def test_a_reason_that_is_too_long_is_cut_and_refuses_no_rollback() -> None:
+    canary = share(both(), v1=9_000, v2=1_000)
+    long = "slow " * 1_000
+    back = suggested(canary, RollBack(service="chat", version="v2"), "canary-judge", long, 5.0)
+    assert back.weights == {"v1": WHOLE}
+    assert back.history[-1].why == long[:MOST_WHY]
+    gone = canary.model_copy(
+        update={"versions": (version("v1"), version("v2", REFUSED).model_copy(update={"reason": long}))}
+    )
+    assert len(settled(gone, 2.0).history[-1].why) == MOST_WHY

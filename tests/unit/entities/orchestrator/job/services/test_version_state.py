@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from entities.orchestrator.job.services.version_state import observed
+from entities.orchestrator.job.services.version_state import observed, of_different_kinds
 from schemas.job import JobRecord, JobState
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.services.model_service import ServedVersion, VersionState
@@ -107,3 +107,17 @@ def test_one_stage_without_a_cache_is_a_version_without_one() -> None:
     bare = serving(1, cached="false", uncached_because="attention in 3 is not causal")
     mixed = observed(kept, served(), [serving(0, cached="true"), bare])
     assert (mixed.cached, mixed.uncached_because) == (False, "attention in 3 is not causal")
+
+
+def test_stages_of_different_kinds_are_named_and_serve_nothing() -> None:
+    assert of_different_kinds([serving(0), serving(1)]) == ""
+    mixed = [serving(0), serving(0, 1), serving(1, kind="predict")]
+    why = of_different_kinds(mixed)
+    assert why == (
+        "its stages are of different kinds: 0 generates tokens, 1 predicts tensors; say serve.kind in the "
+        "job file"
+    )
+    found = observed(BEGUN, served(JobState.DEPLOYING), mixed)
+    assert (found.state, found.kind, found.reason) == (VersionState.DEPLOYING, None, why)
+    refused = observed(found, served(ends_as=JobState.FAILED, ends_because=why), mixed)
+    assert (refused.state, refused.reason) == (VersionState.REFUSED, why)
