@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.kubernetes.control_plane import ControlPlane
-from tests.kubernetes.fake_kubelet import ApiClient, Object
+from benchmarks.kubernetes.control_plane import ControlPlane
+from benchmarks.kubernetes.fake_kubelet import ApiClient, Object
 
 CHART = Path(__file__).parents[2] / "deploy" / "helm" / "dmsc"
 PYTHON = "DMSC_TEST_HELM_PYTHON"

@@ -10,6 +10,8 @@ from typing import Any
 import pytest_asyncio
 import yaml
 
+from benchmarks.kubernetes.control_plane import ControlPlane
+from benchmarks.kubernetes.fake_kubelet import ApiClient, FakeKubelet
 from bus import subjects
 from bus.messaging.key_value import Change
 from bus.server.embedded import EmbeddedServer
@@ -17,11 +19,10 @@ from schemas.errors import NoResponders, Unavailable
 from schemas.gateway_api import MeshStatus
 from schemas.machines.records import Machine, MachineState, PoolRecord
 from schemas.registry import InstanceState
+from tests.integration.kubernetes.conftest import start_warm
 from tests.integration.mesh.conftest import tiny_job
 from tests.integration.mesh.expected_weights import check_weights_at
 from tests.integration.mesh.own_mesh import CLUSTERS, OwnMesh, Witness, users_file
-from tests.kubernetes.control_plane import ControlPlane
-from tests.kubernetes.fake_kubelet import ApiClient, FakeKubelet
 from tests.patience import NEVER_S, PATIENCE_S
 from tests.waiting import eventually
 
@@ -96,7 +97,7 @@ async def own(
 async def kubelet(own: OwnMesh, admin: ApiClient, tmp_path: Path) -> AsyncIterator[FakeKubelet]:
     environment = {"DMSC_ALLOW_URL": "*", "DMSC_TRUST_RESEARCHERS": "1"}
     nodes = {f"n-{tmp_path.name}"[:60].lower().replace("_", "-"): {}}
-    kubelet = FakeKubelet(admin, tmp_path, nodes, {"cpu": "8"}, environment)
+    kubelet = FakeKubelet(admin, tmp_path, nodes, {"cpu": "8"}, environment, start_warm)
     async with kubelet.running():
         yield kubelet
 

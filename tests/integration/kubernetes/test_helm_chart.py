@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.kubernetes.control_plane import ControlPlane
-from tests.kubernetes.fake_kubelet import ApiClient, Object
+from benchmarks.kubernetes.control_plane import ControlPlane
+from benchmarks.kubernetes.fake_kubelet import ApiClient, Object
 from tests.kubernetes.helm_chart import CHART, OLD, HelmFailure, HelmRelease, helm
 from tests.kubernetes.strict_schemas import VERSIONS, errors_of
 

@@ -7,12 +7,13 @@ from typing import Any, Literal
 
 import pytest
 
+from benchmarks.kubernetes.control_plane import ControlPlane
+from benchmarks.kubernetes.fake_kubelet import ApiClient, FakeKubelet
 from entities.provisioner.drivers.kubernetes_driver import KubernetesApi, KubernetesDriver
 from entities.provisioner.drivers.kubernetes_manifest import MachinePods
 from schemas.errors import Refused, Unavailable
 from schemas.machines.kubernetes import KubernetesMachines
-from tests.kubernetes.control_plane import ControlPlane
-from tests.kubernetes.fake_kubelet import ApiClient, FakeKubelet
+from tests.integration.kubernetes.conftest import start_warm
 from tests.patience import PATIENCE_S
 from tests.waiting import eventually
 
@@ -31,7 +32,9 @@ def driver(plane: ControlPlane, namespace: str, form: Form = "job", **more: Any)
 async def test_one_pod_runs_for_many_orders_and_is_given_back_with_its_process(
     control_plane: ControlPlane, admin: ApiClient, namespace: str, form: Form, tmp_path: Path
 ) -> None:
-    kubelet = FakeKubelet(admin, tmp_path, {f"n-{namespace}": {"of": namespace}}, {"cpu": "4"})
+    kubelet = FakeKubelet(
+        admin, tmp_path, {f"n-{namespace}": {"of": namespace}}, {"cpu": "4"}, start=start_warm
+    )
     machines = driver(control_plane, namespace, form, resources={"cpu": "1"}, node_selector={"of": namespace})
     async with kubelet.running():
         await machines.order("t-far-1")

@@ -13,6 +13,8 @@ import pytest
 import pytest_asyncio
 import torch
 
+from benchmarks.kubernetes.control_plane import ControlPlane
+from benchmarks.kubernetes.fake_kubelet import ApiClient, FakeKubelet
 from bus.server.embedded import EmbeddedServer
 from dmsc.client.async_client import AsyncClient
 from dmsc.state.secret_manifests import secret_manifests
@@ -20,9 +22,8 @@ from dmsc.state.state_folder import StateFolder
 from schemas.errors import DmscError
 from schemas.job import ENDED, JobRecord, JobState
 from tests import exact_loop
+from tests.integration.kubernetes.conftest import start_warm
 from tests.integration.mesh.conftest import tiny_job
-from tests.kubernetes.control_plane import ControlPlane
-from tests.kubernetes.fake_kubelet import ApiClient, FakeKubelet
 from tests.kubernetes.helm_chart import HelmRelease, helm
 from tests.patience import NEVER_S, PATIENCE_S
 from tests.waiting import eventually
@@ -52,12 +53,13 @@ async def kubelet(admin: ApiClient, tmp_path: Path, namespace: str) -> AsyncIter
         f"{namespace}-{zone}": {"topology.kubernetes.io/zone": zone, "of": namespace}
         for zone in ("z1", "z2", "z3")
     }
-    kubelet = FakeKubelet(admin, tmp_path, zones, {"cpu": "16", "memory": "64Gi"})
+    kubelet = FakeKubelet(admin, tmp_path, zones, {"cpu": "16", "memory": "64Gi"}, start=start_warm)
     async with kubelet.running():
         yield kubelet
 
 
 def values_of(bus: EmbeddedServer, namespace: str, port: int) -> dict[str, Any]:
+    readable = str(Path(argparse.__file__).parent)
     machines = {
         "image": "dmsc:test",
         "secret": "dmsc-node-a",
@@ -73,13 +75,14 @@ def values_of(bus: EmbeddedServer, namespace: str, port: int) -> dict[str, Any]:
         "slots": 1,
         "idle_s": NEVER_S,
         "boot_s": NEVER_S,
-        "options": ["--allow-url", str(Path(argparse.__file__).parent)],
+        "options": ["--allow-url", readable],
         "kubernetes": machines,
     }
     return {
         "bus": {"url": bus.url},
         "gateway": {"port": port},
         "nodeSelector": {"of": namespace},
+        "environment": {"DMSC_ALLOW_URL": readable},
         "parts": {"policy": None, "accountant": None, "model-registry": None, "broker-2": None},
         "provisioner": {"pools": {"name": "t", "pools": {"far": pool}}},
     }
@@ -108,7 +111,8 @@ async def test_a_mesh_is_installed_trains_from_zero_while_it_is_upgraded_and_is_
         spec = tiny_job("released", training={"steps": 4}, parallel={"stages": 2})
         job = await eventually(lambda: submitted(client, spec), lambda: words(tmp_path), 0.2)
         await eventually(lambda: is_in(client, job, JobState.RUNNING, *ENDED), lambda: words(tmp_path), 0.2)
-        release.run("upgrade", {**values, "environment": {"DMSC_QUEUE_ORDER": "fair"}})
+        environment = {**values["environment"], "DMSC_QUEUE_ORDER": "fair"}
+        release.run("upgrade", {**values, "environment": environment})
         async with asyncio.timeout(PATIENCE_S):
             await eventually(lambda: is_in(client, job, *ENDED), lambda: words(tmp_path), 0.2)
         record = await eventually(lambda: read(client, job), "no gateway", 0.2)
@@ -138,7 +142,9 @@ async def test_a_mesh_is_installed_trains_from_zero_while_it_is_upgraded_and_is_
 async def submitted(client: AsyncClient, spec: Any) -> str:
     try:
         return (await client.submit(spec, idempotency_key="released")).job
-    except DmscError:
+    except DmscError as error:
+        if not error.retryable:
+            raise
         return ""
 
 

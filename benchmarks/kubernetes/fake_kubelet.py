@@ -14,16 +14,16 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Mapping
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 import yaml
-
-from tests.warm_processes import incubator, start_module
 
 Object = dict[str, Any]
 MERGE = {"Content-Type": "application/strategic-merge-patch+json"}
@@ -31,8 +31,34 @@ OWN_PATHS = ("/run/dmsc", "/var/lib/dmsc", "/etc/dmsc")
 """Mount paths that are replaced; others, as /tmp, are this machine's."""
 
 
+class ApiFailure(Exception):
+    """The API server has answered with an error."""
+
+
+class PodProcess(Protocol):
+    """What is used of a pod's process."""
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+    def send_signal(self, number: int, /) -> None: ...
+
+
+StartsPod = Callable[[Sequence[str], Mapping[str, str], Path], PodProcess]
+"""Starts `dmsc` with these words and this environment; its output is appended to the file."""
+
+
+def start_dmsc(words: Sequence[str], environment: Mapping[str, str], log: Path) -> PodProcess:
+    """`python -m dmsc WORDS`, as a new interpreter."""
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            [sys.executable, "-m", "dmsc", *words], env=environment, stdout=out, stderr=out
+        )
+
+
 class ApiClient:
-    """The administrator's questions to the API server, for tests."""
+    """The administrator's questions to the API server."""
 
     def __init__(self, kubeconfig: Path) -> None:
         self.document = yaml.safe_load(kubeconfig.read_text())
@@ -43,9 +69,14 @@ class ApiClient:
         )
 
     async def ask(self, method: str, path: str, body: Object | None = None, **more: Any) -> Object:
-        """What is answered; fails the test where it is an error."""
+        """What is answered.
+
+        Raises:
+            ApiFailure: an error.
+        """
         answer = await self.http.request(method, path, json=body, **more)
-        assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text[:500]}"
+        if not answer.is_success:
+            raise ApiFailure(f"{method} {path}: {answer.status_code} {answer.text[:500]}")
         found = answer.json()
         assert isinstance(found, dict)
         return found
@@ -69,6 +100,8 @@ class FakeKubelet:
     Args:
         nodes: name → labels.
         capacity: of each node: cpu, memory, pods, nvidia.com/gpu.
+        environment: of all pods, beside this process's.
+        start: starts a pod's process.
     """
 
     api: ApiClient
@@ -76,12 +109,13 @@ class FakeKubelet:
     nodes: Mapping[str, Mapping[str, str]]
     capacity: Mapping[str, str]
     environment: Mapping[str, str] = field(default_factory=dict)
+    start: StartsPod = start_dmsc
     began: list[str] = field(default_factory=list)
     """Names of pods whose process was started, in this order."""
     signalled: list[str] = field(default_factory=list)
     ended: dict[str, int] = field(default_factory=dict)
     """Exit codes by pod."""
-    _processes: dict[str, Any] = field(default_factory=dict)
+    _processes: dict[str, PodProcess] = field(default_factory=dict)
     _tasks: dict[tuple[str, str], asyncio.Task[None]] = field(default_factory=dict)
 
     @contextlib.asynccontextmanager
@@ -115,7 +149,8 @@ class FakeKubelet:
         resources = {"pods": "100", **self.capacity}
         status = {"capacity": resources, "allocatable": resources, "conditions": [ready]}
         code = await self.api.patch(f"/api/v1/nodes/{name}/status", {"status": status})
-        assert code == 200
+        if code != 200:
+            raise ApiFailure(f"node {name}: its status is answered with {code}")
         # new nodes are tainted until the controllers have seen that they are ready
         await self.api.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": []}})
 
@@ -139,7 +174,7 @@ class FakeKubelet:
                         version = event["object"]["metadata"]["resourceVersion"]
                         if event["type"] != "DELETED":
                             self._heard(event["object"])
-            except (httpx.HTTPError, AssertionError):  # the API server is away, as tests have it
+            except (httpx.HTTPError, ApiFailure):  # the API server is away, and comes back
                 version = ""
                 await asyncio.sleep(0.2)
 
@@ -162,7 +197,7 @@ class FakeKubelet:
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         (container,) = pod["spec"]["containers"]
         paths = await self._volumes(pod, container)
-        environment = {**os.environ, **incubator(), **self.environment, **await self._account(pod)}
+        environment = {**os.environ, **self.environment, **await self._account(pod)}
         for each in container.get("env", ()):
             environment[each["name"]] = _placed(await self._value(pod, each), paths)
         words = [*container.get("command", ())[1:], *container.get("args", ())]
@@ -170,7 +205,7 @@ class FakeKubelet:
         log = self.folder / f"{name}.log"
         self.began.append(name)
         while True:
-            process = start_module("dmsc", tuple(words), cwd=Path(), environment=environment, out=log)
+            process = self.start(words, environment, log)
             self._processes[uid] = process
             await self._tell(pod, "Running", {"running": {"startedAt": _now()}})
             code = await asyncio.to_thread(process.wait)

@@ -1,8 +1,4 @@
-"""A real control plane of Kubernetes for tests: etcd, API server, controllers, scheduler, as local processes.
-
-The binaries are those of the folder that `KUBEBUILDER_ASSETS` names; without them tests are skipped. No part
-of the product needs it. Pods run as processes by `fake_kubelet`.
-"""
+"""A real control plane of Kubernetes: etcd, API server, controllers, scheduler, as local processes."""
 
 from __future__ import annotations
 
@@ -19,35 +15,40 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
 import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from tests.patience import PATIENCE_S
-
 ASSETS = "KUBEBUILDER_ASSETS"
 BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
-ADMIN_TOKEN = "admin-of-the-test"
+ADMIN_TOKEN = "administrator-on-loopback"
 
 
 def assets() -> Path:
-    """The folder of the binaries; the test is skipped, in one line, where there are none."""
+    """The folder of the binaries.
+
+    Raises:
+        FileNotFoundError: there are none; its text says so in one line.
+    """
     folder = os.environ.get(ASSETS, "")
     if not folder:
-        pytest.skip(f"no Kubernetes: {ASSETS} names no folder with {', '.join(BINARIES)}")
+        raise FileNotFoundError(f"no Kubernetes: {ASSETS} names no folder with {', '.join(BINARIES)}")
     missing = [name for name in BINARIES if not os.access(Path(folder) / name, os.X_OK)]
     if missing:
-        pytest.skip(f"no Kubernetes: {ASSETS}={folder} has no {', '.join(missing)}")
+        raise FileNotFoundError(f"no Kubernetes: {ASSETS}={folder} has no {', '.join(missing)}")
     return Path(folder)
 
 
 @dataclass
 class ControlPlane:
-    """One cluster without nodes. Everything listens on loopback."""
+    """One cluster without nodes. Everything listens on loopback.
+
+    `patience_s`: for the API server to be ready, and for a process that was killed to have ended.
+    """
 
     folder: Path
     assets: Path
+    patience_s: float = 300.0
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     commands: dict[str, list[str]] = field(default_factory=dict)
 
@@ -86,7 +87,7 @@ class ControlPlane:
                 *(*common, *insecure, f"--secure-port={own[0]}"),
                 f"--service-account-private-key-file={key}",
                 f"--root-ca-file={certificates / 'apiserver.crt'}",
-                "--node-monitor-grace-period=3600s",  # nodes are as long there as their test says
+                "--node-monitor-grace-period=3600s",  # no node sends heartbeats
             ],
             "kube-scheduler": [*common, *insecure, f"--secure-port={own[1]}"],
         }
@@ -125,30 +126,40 @@ class ControlPlane:
             )
 
     def kill(self, name: str) -> None:
-        """Kills a process that lives."""
+        """Kills a process that lives.
+
+        Raises:
+            RuntimeError: it has already ended.
+        """
         process = self.processes[name]
-        assert process.poll() is None, f"{name} has already ended: {self._last_words(name)}"
+        if process.poll() is not None:
+            raise RuntimeError(f"{name} has already ended: {self._last_words(name)}")
         process.send_signal(signal.SIGKILL)
-        process.wait(PATIENCE_S)
+        process.wait(self.patience_s)
 
     def start_api_server(self) -> None:
-        """Starts it, and waits until it is ready."""
+        """Starts it, and waits until it is ready.
+
+        Raises:
+            RuntimeError: it has ended, or is not ready in time.
+        """
         self.start("kube-apiserver")
         trusting = ssl.create_default_context()
         trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
         request = urllib.request.Request(
             f"{self.url}/readyz", headers={"Authorization": f"Bearer {ADMIN_TOKEN}"}
         )
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + self.patience_s
         while time.monotonic() < deadline:
-            assert self.processes["kube-apiserver"].poll() is None, self._last_words("kube-apiserver")
+            if self.processes["kube-apiserver"].poll() is not None:
+                break
             with (
                 contextlib.suppress(urllib.error.URLError, OSError),
                 urllib.request.urlopen(request, timeout=5, context=trusting),
             ):
                 return
             time.sleep(0.1)
-        raise AssertionError(f"no API server: {self._last_words('kube-apiserver')}")
+        raise RuntimeError(f"no API server: {self._last_words('kube-apiserver')}")
 
     def _last_words(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")[-2000:]
