@@ -37,9 +37,7 @@ def sync(
 
     called = name or folder.resolve().name
     if not is_token(called) or "--" in called:
-        raise bad_input(
-            f"--name {called!r}: it begins its jobs' names: give letters, digits, _ and single -"
-        )
+        raise bad_input(f"--name {called!r}: it begins its jobs' names: give letters, digits, _ and single -")
     jobs = read_folder(folder, called)
     leave(run_async(_sync(jobs, called, prune, dry, mesh)))
 

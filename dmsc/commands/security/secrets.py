@@ -39,7 +39,7 @@ def secrets(
     import yaml
 
     from dmsc.process.composition import check_clusters
-    from dmsc.state.secret_manifests import secret_manifests
+    from dmsc.process.secret_manifests import secret_manifests
     from dmsc.state.state_folder import StateFolder, write_private
 
     if not kubernetes:

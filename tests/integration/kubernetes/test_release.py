@@ -17,7 +17,7 @@ from benchmarks.kubernetes.control_plane import ControlPlane
 from benchmarks.kubernetes.fake_kubelet import ApiClient, FakeKubelet
 from bus.server.embedded import EmbeddedServer
 from dmsc.client.async_client import AsyncClient
-from dmsc.state.secret_manifests import secret_manifests
+from dmsc.process.secret_manifests import secret_manifests
 from dmsc.state.state_folder import StateFolder
 from schemas.errors import DmscError
 from schemas.job import ENDED, JobRecord, JobState
