@@ -1,7 +1,8 @@
 """Commands about jobs, recorded runs, chaos runs, checks and simulations.
 
 They ask a gateway for what the user wants of a job, or hand the options to `dmsc.follow`, `dmsc.replay`,
-`dmsc.chaos`, `dmsc.sweeps`, `dmsc.syncing` or `dmsc.simulation`. Only `dmsc.cli` and neighbouring commands call them.
+`dmsc.chaos`, `dmsc.sweeps`, `dmsc.syncing` or `dmsc.simulation`. Only `dmsc.cli` and neighbouring commands
+call them.
 
 chaos.py     `chaos`: faults against a running job, and what they cost
 check.py     `check`: a job on this machine, without a mesh
