@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from schemas.machines.pools import MachinePool
 
 STOP_GRACE = 10.0
-"""Seconds in which an agent that is ended moves what it still has: `LocalDriver` waits longer for its end."""
+"""Seconds in which an agent that is ended moves what it has: less than `LocalDriver` waits for its end."""
 
 
 def driver_of(mesh: str, name: str, pool: MachinePool, address: BusAddress, state: Path) -> MachineDriver:

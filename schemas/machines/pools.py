@@ -65,7 +65,7 @@ class MachinePool(Part):
     drain_s: Seconds = Field(
         120.0,
         gt=0,
-        description="a machine's time to be emptied: it begins so long before a budget is used up",
+        description="a machine's time to be emptied, which begins so long before a budget ends",
     )
     doubt_s: Seconds = Field(
         60.0, gt=0, description="how long an order whose end nobody saw is looked for by its name"
