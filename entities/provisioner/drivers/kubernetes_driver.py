@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from bus.logs import get_logger
-from entities.provisioner.drivers.kubernetes_manifest import MachinePods, Manifest, ended_at, obstacle
+from entities.provisioner.drivers.kubernetes_manifest import (
+    MACHINE_LABEL,
+    MachinePods,
+    Manifest,
+    ended_at,
+    obstacle,
+)
 from schemas.errors import BadInput, Refused, Unavailable
 
 if TYPE_CHECKING:
@@ -290,7 +296,7 @@ class KubernetesDriver:
         waits = {}
         for pod in pods:
             metadata = pod["metadata"]
-            machine = (metadata.get("labels") or {}).get("dmsc/machine", "")
+            machine = (metadata.get("labels") or {}).get(MACHINE_LABEL, "")
             if machine in there and (why := obstacle(pod)):
                 waits[machine] = why
                 if self._waits.get(machine) != why:
