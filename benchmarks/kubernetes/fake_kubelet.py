@@ -314,7 +314,7 @@ class FakeKubelet:
                 "spec.nodeName": pod["spec"]["nodeName"],
                 "status.podIP": "127.0.0.1",
             }
-            return fields[source["fieldRef"]["fieldPath"]]
+            return str(fields[source["fieldRef"]["fieldPath"]])
         if "secretKeyRef" in source:
             name, key = source["secretKeyRef"]["name"], source["secretKeyRef"]["key"]
             path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/secrets/{name}"
