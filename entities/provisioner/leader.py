@@ -23,7 +23,7 @@ from bus.tasks import TaskSet, background
 from entities import metrics
 from entities.election.lease import LeadershipLeaseConfig
 from entities.provisioner.decision import PoolFacts, ProvisioningDecision, decide, next_due
-from entities.provisioner.drivers.machine_driver import MachineDriver
+from entities.provisioner.drivers.machine_driver import GangDriver, MachineDriver
 from entities.provisioner.machine_requests import MachineRequests
 from entities.provisioner.node_emptying import NodeEmptying
 from entities.provisioner.pool_book import PoolBook
@@ -55,7 +55,7 @@ class ProvisionerTimes:
 
     tick_s: float = 1.0
     """Between looks without any news: idle machines and budgets change by the clock alone."""
-    list_s: Mapping[str, float] = field(default_factory=lambda: {"local": 1.0})
+    list_s: Mapping[str, float] = field(default_factory=lambda: {"local": 1.0, "kubernetes": 2.0})
     """Between two questions to a driver, which machines there are."""
     list_else_s: float = 5.0
     again_s: float = 3.0
@@ -239,7 +239,7 @@ class ProvisionerLeader:
             if self._pools[order.pool].dry_run:
                 self._say_once(f"{order.pool}: would order {order.count}: {order.reason}")
                 continue
-            await self._write_order(order.pool, order.count, order.job, order.reason)
+            await self._write_order(order.pool, order.count, order.job, order.reason, is_gang=order.is_gang)
         for each in decision.returns:
             back = partial(self._given_back, each.machine, each.reason, each.at_once)
             before, after = await self._book.change(each.pool, back)
@@ -270,18 +270,21 @@ class ProvisionerLeader:
         prefix = machine_prefix(self._config.file.name, name)
         return observed(record, pool, prefix, self._listings.get(name), nodes, now)
 
-    async def _write_order(self, name: str, count: int, job: str, reason: str, command: str = "") -> None:
-        change = partial(self._ordered, name, count, job, reason, command)
+    async def _write_order(
+        self, name: str, count: int, job: str, reason: str, command: str = "", *, is_gang: bool = False
+    ) -> None:
+        change = partial(self._ordered, name, count, job, reason, command, is_gang)
         before, after = await self._book.change(name, change)
         self._tell(name, before, after)
 
     def _ordered(
-        self, name: str, count: int, job: str, reason: str, command: str, record: PoolRecord
+        self, name: str, count: int, job: str, reason: str, command: str, is_gang: bool, record: PoolRecord
     ) -> PoolRecord:
         pool, now = self._pools[name], time.time()
         left, _ = PoolFacts(pool=pool, record=record, unusable=self._unlisted[name]).left(now)
         prefix = machine_prefix(self._config.file.name, name)
-        return ordered(record, pool, prefix, min(count, left), job, reason, now, command)
+        room = min(count, left)
+        return ordered(record, pool, prefix, room, job, reason, now, command, is_gang=is_gang)
 
     def _given_back(self, machine: str, reason: str, at_once: bool, record: PoolRecord) -> PoolRecord:
         there = next((each for each in record.machines if each.id == machine), None)
@@ -358,8 +361,12 @@ class ProvisionerLeader:
     async def _place(self, name: str, machine: str) -> None:
         """Places an order, and writes down how it went."""
         await self._confirmed()
+        driver, there = self._drivers[name], _machine(self._book.record(name), machine)
         try:
-            await self._drivers[name].order(machine)
+            if there is not None and there.gang and isinstance(driver, GangDriver):
+                await driver.order_in_gang(machine, there.gang, there.gang_size)
+            else:
+                await driver.order(machine)
             change = partial(self._placed, machine, MachineState.STARTING, "ordered; its node is awaited")
         except Refused as error:
             change = partial(self._refused_order, name, machine, error.text)

@@ -248,10 +248,12 @@ def ordered(
     because: str,
     now: float,
     order: str = "",
+    *,
+    is_gang: bool = False,
 ) -> PoolRecord:
     """The record with so many machines that are about to be ordered. Their names are new for ever.
 
-    `order`: the command by which a person ordered them.
+    `order`: the command by which a person ordered them. `is_gang`: fewer are of no use.
     """
     numbers = range(record.number + 1, record.number + count + 1)
     new = tuple(
@@ -263,6 +265,8 @@ def ordered(
             ordered_for=job,
             because=because,
             reason=because,
+            gang=f"{prefix}{numbers.start}" if is_gang and count > 1 else "",
+            gang_size=count if is_gang and count > 1 else 0,
             order=order,
         )
         for number in numbers

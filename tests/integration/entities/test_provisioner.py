@@ -316,3 +316,25 @@ async def test_what_an_earlier_mesh_left_is_given_back(dial: Dial, start: Start)
     await world.orchestrator.lack(1)
     await eventually(lambda: world.fleet.orders)
     assert set(world.fleet.orders) == {"t-far-8"}, "a name never comes again"
+
+
+class Gangs(Fleet):
+    """A driver that can have machines admitted together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gangs: dict[str, tuple[str, int]] = {}
+
+    async def order_in_gang(self, machine: str, gang: str, size: int) -> None:
+        self.gangs[machine] = (gang, size)
+        await self.order(machine)
+
+
+async def test_what_a_job_begins_with_is_ordered_as_one_gang(dial: Dial, start: Start) -> None:
+    fleet = Gangs()
+    world = World(dial, start, fleet)
+    await world.open()
+    await world.provisioner()
+    await world.orchestrator.lack(2)
+    await eventually(lambda: len(fleet.orders) == 2)
+    assert fleet.gangs == {"t-far-1": ("t-far-1", 2), "t-far-2": ("t-far-1", 2)}

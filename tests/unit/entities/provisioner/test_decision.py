@@ -64,6 +64,17 @@ def returns(decision: ProvisioningDecision) -> list[str]:
     return [each.machine for each in decision.returns]
 
 
+def test_machines_that_are_of_use_only_together_are_written_as_a_gang() -> None:
+    together = decided(lacks("j1", 3)).orders[0]
+    alone = decided(lacks("j1", 2)).orders[0]
+    beyond = decided(lacks("j1", 0, wished=4)).orders[0]
+    assert [each.is_gang for each in (together, alone, beyond)] == [True, False, False]
+    written = ordered(record(), pool(), "m-cpu-", 2, "j1", "it lacks", NOW, is_gang=True)
+    assert [(each.gang, each.gang_size) for each in written.machines] == [("m-cpu-1", 2)] * 2
+    cut = ordered(record(), pool(), "m-cpu-", 1, "j1", "it lacks", NOW, is_gang=True)
+    assert [(each.gang, each.gang_size) for each in cut.machines] == [("", 0)]
+
+
 def test_what_a_job_lacks_is_ordered_in_whole_machines_with_a_reason() -> None:
     found = decided(lacks("j1", 3, reason="needs 3 slots"))
     assert orders(found) == [("cpu", 2, "j1")]
