@@ -55,7 +55,7 @@ class ProvisionerTimes:
 
     tick_s: float = 1.0
     """Between looks without any news: idle machines and budgets change by the clock alone."""
-    list_s: Mapping[str, float] = field(default_factory=lambda: {"local": 1.0, "kubernetes": 2.0})
+    list_s: Mapping[str, float] = field(default_factory=lambda: {"local": 1.0, "kubernetes": 1.0})
     """Between two questions to a driver, which machines there are."""
     list_else_s: float = 5.0
     again_s: float = 3.0
