@@ -6,17 +6,23 @@ Three rules, each found by measurement; `probe` checks them where an instance st
 - A row at position p attends to the keys of its own block of 64 and all before it, never to more: how many
   keys a kernel is given is a function of the position, in prefill as in decoding.
 - Attention is always given a mask, and rows in multiples of 4: one kernel for all.
+
+`arithmetic_fingerprint` names an arithmetic: replicas of a stage with the same one give the same bits.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
+
+from workers.serving.prepacked import PrepackedWeight
 
 KEYS = 64
 """Keys are given to attention in whole blocks of this many."""
@@ -148,3 +154,56 @@ def attend(
     key, value = (tensor[None, :, : segment.keys].expand(groups, -1, -1, -1) for tensor in (keys, values))
     found = functional.scaled_dot_product_attention(grouped, key, value, mask, scale=scale)
     return found.transpose(0, 1).reshape(heads, padded, -1)[:, :rows]
+
+
+def arithmetic_fingerprint(arithmetic: Arithmetic, prepacked: int = 0) -> str:
+    """Instruction set, torch's build, threads, paddings and products in words, and a digest of their results.
+
+    The digest is there because libraries choose kernels by more than the instruction set, such as the
+    processor's maker. Threads are those that torch has at the moment.
+
+    Args:
+        arithmetic: How rows are computed.
+        prepacked: How many weights are laid out: their products have other bits (`prepacked`).
+
+    Returns:
+        One line; equal on instances that may be replicas of each other.
+    """
+    build = hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:8]
+    padding = f"rows {arithmetic.row_unit}, keys {arithmetic.keys}" if arithmetic.exact else "plain"
+    return ", ".join(
+        (
+            f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+            f"torch {torch.__version__} {build}",
+            f"threads {torch.get_num_threads()}",
+            padding,
+            f"{prepacked} weights laid out",
+            f"results {_results(bool(prepacked))}",
+        )
+    )
+
+
+@torch.inference_mode()
+def _results(prepacked: bool) -> str:
+    """A digest of products, attention and functions of fixed numbers."""
+    generator = torch.Generator().manual_seed(20)
+    rows = torch.randn(64, 320, generator=generator)
+    weight = torch.randn(448, 320, generator=generator) / 16
+    product = functional.linear(rows, weight)
+    heads = product.view(1, 64, 7, 64).transpose(1, 2)
+    found = [
+        product,
+        functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True),
+        functional.silu(product),
+        functional.gelu(product),
+        torch.softmax(product, -1),
+        functional.layer_norm(product, (448,)),
+        torch.exp(product),
+        torch.cos(product),
+    ]
+    if prepacked:
+        found.append(PrepackedWeight.of(weight).product(rows, None))
+    digest = hashlib.blake2b(digest_size=8)
+    for tensor in found:
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()

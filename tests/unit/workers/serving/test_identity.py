@@ -30,9 +30,11 @@ def ask(path: ServedPath, names: str) -> ServedPath:
     return path
 
 
-def alone(graph: ModelGraph, arithmetic: Arithmetic, names: str = "abcdefg") -> Answers:
+def alone(
+    graph: ModelGraph, arithmetic: Arithmetic, names: str = "abcdefg", *, prepacked: bool = True
+) -> Answers:
     """Each request by itself, its prompt in one piece."""
-    path = ServedPath(graph, (0, len(graph)), arithmetic, CONTEXT)
+    path = ServedPath(graph, (0, len(graph)), arithmetic, CONTEXT, prepacked=prepacked)
     found: Answers = {}
     for name in names:
         found |= ask(path, name).answer()
@@ -73,8 +75,8 @@ def test_two_threads_keep_the_promise_with_their_own_padding() -> None:
 def test_without_exact_arithmetic_company_changes_bits() -> None:
     graph, plain = served_graph("byte_gpt"), Arithmetic(threads=1, exact=False)
     with compute_threads(1):
-        expected = alone(graph, plain, "abfg")
-        path = ServedPath(graph, (0, len(graph)), plain, 45)
+        expected = alone(graph, plain, "abfg", prepacked=False)
+        path = ServedPath(graph, (0, len(graph)), plain, 45, prepacked=False)
         found = ask(path, "gfba").answer()
     same = sum(one == other for key in found for one, other in zip(found[key], expected[key], strict=True))
     assert same < sum(TOKENS[name] for name in "abfg") / 4
