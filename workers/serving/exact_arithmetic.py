@@ -124,36 +124,32 @@ def _mask_table(keys: int) -> Tensor:
 
 
 def attend(
-    query: Tensor, keys: Tensor, values: Tensor, segment: RowSegment, mask: Tensor | None, scale: float | None
+    query: Tensor, keys: Tensor, values: Tensor, count: int, mask: Tensor | None, scale: float | None
 ) -> Tensor:
     """Attention of one segment by torch's fused kernel.
 
     Args:
-        query: (heads, rows, width) float32, without padding.
-        keys: (key heads, positions, width); at least `segment.keys` positions.
+        query: (heads, rows, width) float32, padding included.
+        keys: (key heads, positions, width); at least `count` positions.
         values: (key heads, positions, value width), likewise.
-        segment: The segment.
-        mask: (padded rows, keys) of `CausalMask`; None: each row sees all keys.
+        count: Keys that it is given: positions 0 … count - 1.
+        mask: (rows, count) of `CausalMask`; None: each row sees all keys.
         scale: Factor of the scores; None: 1/√width.
 
     Returns:
-        (heads, rows, value width).
+        (rows, key heads, heads per key head, value width): a view.
     """
     heads, rows, width = query.shape
-    padded, key_heads = rows if mask is None else mask.shape[0], keys.shape[0]
-    if padded != rows:
-        query = functional.pad(query, (0, 0, 0, padded - rows))
+    key_heads = keys.shape[0]
+    keys, values = keys.narrow(1, 0, count).unsqueeze(0), values.narrow(1, 0, count).unsqueeze(0)
     groups = heads // key_heads
     if groups == 1:
-        found = functional.scaled_dot_product_attention(
-            query[None], keys[None, :, : segment.keys], values[None, :, : segment.keys], mask, scale=scale
-        )
-        return found[0, :, :rows]
-    # heads that share keys become samples, so that no key is copied
-    grouped = query.view(key_heads, groups, padded, width).transpose(0, 1)
-    key, value = (tensor[None, :, : segment.keys].expand(groups, -1, -1, -1) for tensor in (keys, values))
-    found = functional.scaled_dot_product_attention(grouped, key, value, mask, scale=scale)
-    return found.transpose(0, 1).reshape(heads, padded, -1)[:, :rows]
+        grouped = query.unsqueeze(0)
+    else:  # heads that share keys become samples, so that no key is copied
+        grouped = query.view(key_heads, groups, rows, width).transpose(0, 1)
+        keys, values = keys.expand(groups, -1, -1, -1), values.expand(groups, -1, -1, -1)
+    found = functional.scaled_dot_product_attention(grouped, keys, values, mask, scale=scale)
+    return found.permute(2, 1, 0, 3)
 
 
 def arithmetic_fingerprint(arithmetic: Arithmetic, prepacked: int = 0) -> str:
