@@ -109,7 +109,7 @@ class PackedRows(TorchFunctionMode):
             rows = rows.index_select(0, self._taken)
         sizes = [padded for _, padded, _, _ in self._calls]
         found: list[Tensor] = []
-        for (session, _, keys, mask), part in zip(self._calls, rows.split(sizes), strict=True):
+        for (session, _, keys, mask), part in zip(self._calls, torch.split(rows, sizes), strict=True):
             room_keys, room_values = session.room[site]
             found.append(attend(part.transpose(0, 1), room_keys, room_values, keys, mask, scale))
         together = torch.cat(found).view(rows.shape[0], query.shape[1], -1)

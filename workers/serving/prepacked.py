@@ -10,7 +10,7 @@ names. A tied embedding, a weight that is multiplied by hand, bfloat16 and int8 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ _EXPECTED_ROWS = 64
 _CLOSE = 1e-4
 """Largest difference from `linear`, as a part of the norm: other kernels give 1e-7."""
 _PLACES = ("input", "weight", "bias")
+_mkldnn: Any = torch.backends.mkldnn  # torch gives no types for these two
+_swap: Any = torch.utils.swap_tensors
 
 
 def _operator(name: str) -> Any:
@@ -133,7 +135,7 @@ def prepack(weights: Iterable[nn.Parameter]) -> list[nn.Parameter]:
     Returns:
         Those that are laid out.
     """
-    if _LAY_OUT is None or _PRODUCT is None or not torch.backends.mkldnn.is_available():
+    if _LAY_OUT is None or _PRODUCT is None or not _mkldnn.is_available():
         return []
     found: list[nn.Parameter] = []
     for weight in weights:
@@ -144,7 +146,7 @@ def prepack(weights: Iterable[nn.Parameter]) -> list[nn.Parameter]:
             if not _is_same(weight, laid_out):
                 log.warning("a weight stays as it lies: its product is another", shape=tuple(weight.shape))
                 continue
-            torch.utils.swap_tensors(weight, laid_out)
+            _swap(weight, laid_out)
         except RuntimeError as error:  # this processor can't, or something else holds the weight
             log.info("a weight stays as it lies", shape=tuple(weight.shape), reason=str(error)[:200])
             continue
@@ -156,7 +158,7 @@ def unpack(weights: Iterable[nn.Parameter]) -> None:
     """Undoes `prepack`: each has its bits, by rows, under its identity."""
     for weight in weights:
         if isinstance(weight, PrepackedWeight):
-            torch.utils.swap_tensors(weight, nn.Parameter(weight.as_it_was(), requires_grad=False))
+            _swap(weight, nn.Parameter(weight.as_it_was(), requires_grad=False))
 
 
 def _fits(weight: nn.Parameter) -> bool:
@@ -179,6 +181,6 @@ def _is_same(weight: Tensor, laid_out: PrepackedWeight) -> bool:
     return bool(difference <= _CLOSE * expected.norm())
 
 
-def _linear_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
+def _linear_arguments(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
     given = dict(zip(_PLACES, args, strict=False)) | kwargs
     return given["input"], given["weight"], given.get("bias")

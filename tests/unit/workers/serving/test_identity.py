@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from tests.builders.served_models import CONTEXT, ServedPath, compute_threads, served_graph
 from workers.graph.model_graph import ModelGraph
 from workers.serving.exact_arithmetic import Arithmetic
+from workers.serving.prepacked import PrepackedWeight, prepack
 from workers.serving.sampler import TokenChoice
 
 Answers = dict[str, list[tuple[int, str]]]
@@ -49,6 +51,11 @@ def test_sessions_have_the_same_bits_in_company_in_chunks_cut_and_rebuilt(name: 
     with compute_threads(1):
         expected = alone(graph, arithmetic)
         whole = ServedPath(graph, (0, len(graph)), arithmetic, 96)
+        if prepack([nn.Parameter(torch.randn(64, 64))]):  # a machine that lays weights out
+            weights = [weight for layer in whole.stages[0].layers for weight in layer.parameters()]
+            assert any(isinstance(w, PrepackedWeight) for w in weights) == (
+                name != "gpt2-recorded"
+            )  # its head is tied
         assert ask(whole, "abcdefg").answer() == expected
         cuts = (0, 1, len(graph) // 2 + 1, len(graph))
         chunked = ServedPath(graph, cuts, arithmetic, 37)
