@@ -77,7 +77,7 @@ def version() -> None:
 
 
 app.panel("Mesh", up.up, up.down, demo.demo, doctor.doctor, cert.cert)
-app.panel("Mesh", nodes.cordon, nodes.drain, nodes.uncordon, queue.reserve, version)
+app.panel("Mesh", nodes.cordon, nodes.drain, nodes.leave, nodes.uncordon, queue.reserve, version)
 app.panel(
     "Jobs",
     check.check,

@@ -190,10 +190,42 @@ class Struck(Message, wire="cluster.struck"):
     pid: int
 
 
-class Cordon(Message, wire="cluster.cordon"):
+LeaveSource = Literal["signal", "person", "cloud", "taint", "other"]
+"""Who says that a machine goes away: its system by a signal, a person, a cloud's notice, a node's taint."""
+MOST_NOTICE = 86_400.0
+"""Seconds: a node that leaves later than in a day is drained, and needs no deadline."""
+
+
+class LeaveNotice(Message, wire="cluster.leave"):
+    """A node goes away, at the latest `deadline_s` seconds after this was said.
+
+    Its agent says so about itself (with its `incarnation`), a gateway for whoever asked, and the orchestrator
+    tells it to the agent. The soonest deadline counts; a repetition changes nothing.
+    """
+
+    node: Token = Field(description="an agent's SID, or a node's name if it is unique")
+    deadline_s: float = Field(ge=0, le=MOST_NOTICE)
+    source: LeaveSource = "person"
+    reason: str = ""
+    by: str = Field(description="a user, or the SID of a service")
+    incarnation: Token | None = Field(None, description="of the agent that leaves; null: the present one")
+
+
+class Departure(Part):
+    """That a cordoned node goes away: by when, which incarnation of its agent, and on whose word."""
+
+    until: Time = Field(description="then the machine may be gone, whoever is left there")
+    incarnation: Token
+    source: LeaveSource
+    cordoned: bool = Field(False, description="it was cordoned before the notice, and stays so after it")
+    drained: bool = Field(False, description="it was being drained before the notice, likewise")
+
+
+class Cordon(Message, wire="cluster.cordon", version=(1, 1)):
     """A place that gets no new instances: a slot, or (`slot` None) a whole node. In the bucket `cordons`.
 
-    Instances there go on, unless the node is being drained: then they move elsewhere, one at a time. A lifted
+    Instances there go on, unless the node is being drained: then they move elsewhere, one at a time, and all
+    at once if it `leaves`. The cordon of a node that leaves ends with that incarnation of its agent. A lifted
     cordon of a device stays on record with the ECC errors known at that time: only further errors cordon it
     again.
     """
@@ -209,6 +241,7 @@ class Cordon(Message, wire="cluster.cordon"):
     progress: str = Field("", description="of a drain: what is left there, and what it waits for")
     lifted: bool = False
     ecc_errors: int = 0
+    leaves: Departure | None = Field(None, description="the node itself goes away")
 
 
 class Analyse(Message, wire="cluster.analyse", version=(1, 2)):

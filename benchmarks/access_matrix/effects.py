@@ -53,7 +53,7 @@ _OPEN = (
     *("registry.>", "mesh.>", "topology.>", "step.>", "state.>", "recut.>"),
     *("data.>", "telemetry.>"),
     *("cluster.*.stop", "cluster.*.judge", "cluster.*.analyse", "cluster.*.strike", "cluster.*.forget"),
-    *("cluster.*.sample", "policy.>", "fault.>", "log.*"),
+    *("cluster.*.leave", "cluster.*.sample", "policy.>", "fault.>", "log.*"),
     *("job.event.*", "job.command.*", "queue.event.*", "account.slots.*"),
     *(
         "$KV.registry.*",
@@ -164,7 +164,8 @@ AGENT = Effects(
     says=(
         *("signal.registration.a-n", "registry.state.a-n", "registry.heartbeat.a-n", "registry.resolve"),
         *("registry.instance_record.a-n.*", "registry.instance_state.a-n.*"),
-        *("log.a-n", "dead_letter.a-n", "mesh.node.a-n", "telemetry.node.a-n"),
+        *("log.a-n", "dead_letter.a-n", "mesh.node.a-n", "mesh.leaving.a-n"),
+        "telemetry.node.a-n",
         *("topology.model.a-n.*", "topology.failed.a-n.*", "topology.sample.a-n.*", "broker.cluster.a.a-n"),
         *("data.prepared.a-n.*", "fault.cluster.a-n.*", "account.slots.a-n"),
     ),
@@ -332,7 +333,7 @@ GATEWAY = Effects(
         *_provisions(),
         *_reads(
             {
-                "ACCOUNTS": ("account.slots.*",),
+                "ACCOUNTS": ("account.slots.*", "account.use.*"),
                 "AUDIT": ("audit.*",),
                 "DEAD_LETTERS": ("dead_letter.*",),
                 "FAULTS": ("fault.link.*.*", "fault.verdict.*"),

@@ -50,6 +50,7 @@ _SAID: dict[Subject, dict[str, tuple[str | _Follows, ...]]] = {
     subjects.COMPUTE: {"cluster": ("cluster",)},
     subjects.MESH_REGISTRATION: {"sid": ("sid", _SENDER, _OF_CLUSTER)},
     subjects.NODE_STATUS: {"sid": ("sid", _SENDER, _AGENT)},
+    subjects.NODE_LEAVES: {"sid": ("node", _SENDER)},
     subjects.QOS_REPORT: {"sid": ("sid", _SENDER, _REPORTER)},
     subjects.TERMINATION: {"job": ("job",), "sid": ("sid", _SENDER)},
     subjects.TOPOLOGY: {"agent": (_SENDER,), "job": ("job",)},

@@ -8,6 +8,7 @@ from schemas import (
     arrays,
     automation,
     broker,
+    cluster,
     feeds,
     gateway_api,
     job,
@@ -33,6 +34,7 @@ __all__ = [
     "JOB_EVENT",
     "JOB_RECORD",
     "KEPT_ANSWER",
+    "LEAVE_NODE",
     "MAKE_PLAN",
     "MESH_QUERY",
     "ORDER_ARRAY",
@@ -292,6 +294,15 @@ CORDON_PLACE = Subject(
     MG,
     SMO,
     "no new instances there; drain: and none of the old",
+    reply=gateway_api.Cordons,
+)
+LEAVE_NODE = Subject(
+    "leave node",
+    "mesh.command.leave",
+    cluster.LeaveNotice,
+    MG,
+    SMO,
+    "a node is to leave, or will, by a deadline: its instances move, then its agent ends",
     reply=gateway_api.Cordons,
 )
 UNCORDON_PLACE = Subject(

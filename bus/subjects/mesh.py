@@ -11,6 +11,7 @@ __all__ = [
     "LEADER",
     "LEADERSHIP",
     "MESH_REGISTRATION",
+    "NODE_LEAVES",
     "NODE_STATUS",
     "ROUTE_TABLE",
     "TERMINATION",
@@ -33,6 +34,16 @@ NODE_STATUS = Subject(
     MIC,
     SMO,
     "a node agent registers its slots, and repeats it when they change",
+    reply=Ack,
+    names=Names.SENDER,
+)
+NODE_LEAVES = Subject(
+    "node leaves",
+    "mesh.leaving.{sid}",
+    cluster.LeaveNotice,
+    MIC,
+    SMO,
+    "a node agent says that its machine goes away, and when",
     reply=Ack,
     names=Names.SENDER,
 )

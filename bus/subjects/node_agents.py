@@ -13,6 +13,7 @@ __all__ = [
     "CORDON",
     "FORGET_TOPOLOGY",
     "JUDGE",
+    "LEAVE",
     "LINK_SECRET",
     "READ_FILES",
     "REMOVE_CHECKPOINTS",
@@ -77,6 +78,15 @@ STRIKE = Subject(
     MIC,
     "an operator's fault: kill, freeze or resume an instance",
     reply=cluster.Struck,
+)
+LEAVE = Subject(
+    "leave",
+    "cluster.{agent}.leave",
+    cluster.LeaveNotice,
+    SMO,
+    MIC,
+    "end once nothing runs there any more, at the deadline at the latest",
+    reply=Ack,
 )
 CORDON = Subject(
     "cordon",

@@ -90,7 +90,10 @@ class FaultInjector:
         try:
             if planned.kind is FaultKind.NO_ROOM:
                 await holding.close_mesh(self._times.hold_s)
-            at, handles = await inject(target.processes, freeze=planned.kind in FREEZES)
+            if planned.kind is FaultKind.NOTICE:
+                at, handles = await inject(target.processes, notice=True, within_s=self._times.leave_s)
+            else:
+                at, handles = await inject(target.processes, freeze=planned.kind in FREEZES)
         except DmscError as error:
             return InjectedFault(
                 number=planned.number,
@@ -110,6 +113,7 @@ class FaultInjector:
             victim=target.name,
             incarnations=tuple(instance.incarnation for instance in target.instances),
             processes=len(target.processes),
+            sole=target.sole,
         )
 
     async def _inject_store_fault(self, planned: PlannedFault) -> InjectedFault:
@@ -147,6 +151,7 @@ def fault_line(fault: InjectedFault, place: str, hold_s: float) -> str:
     """What happened, for people; `place`: when it was, as `step 12`. `hold_s`: see `ChaosTimes`."""
     outcomes = {
         FaultKind.FREEZE: "frozen",
+        FaultKind.NOTICE: "given notice, and left",
         FaultKind.SERVER_FREEZE: f"frozen, for {hold_s:.0f} s",
         FaultKind.NO_ROOM: f"killed, for {hold_s:.0f} s in a mesh without room",
         FaultKind.GARBAGE_VALUE: "overwritten with garbage",

@@ -26,6 +26,7 @@ class FaultKind(StrEnum):
     FREEZE = "freeze"  # one instance is stopped (SIGSTOP) and is not resumed
     STAGE = "stage"  # all replicas of one stage at once, except its standbys
     WHOLE_STAGE = "whole-stage"  # all replicas of one stage at once, with its standbys
+    NOTICE = "notice"  # one node agent gets SIGTERM, and its grace to leave
     CLUSTER = "cluster"  # the node agents of one cluster with all their children, its router, its gateway
     ORCHESTRATOR = "orchestrator"
     GATEWAY = "gateway"
@@ -48,6 +49,8 @@ class ChaosTimes:
     """For which a server is stopped, or a mesh has no free slots; longer than any lease."""
     full_s: float = 5.0
     """For which the disk stays full."""
+    leave_s: float = 60.0
+    """Within which an agent that was given notice must have ended: longer than its grace."""
     victim_s: float = 5.0
     """For which a due fault waits for a victim; then it is reported as missed."""
     end_s: float = 60.0
@@ -159,11 +162,15 @@ class Alive:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The victim of a fault: a name for people, processes as (pid, started), and the instances among them."""
+    """The victim of a fault: a name for people, processes as (pid, started), and the instances among them.
+
+    `sole`: instances that a notice makes leave, and whose stage has no replica beside them.
+    """
 
     name: str
     processes: tuple[tuple[int, float], ...]
     instances: tuple[LiveInstance, ...] = ()
+    sole: tuple[str, ...] = ()
 
 
 def parse_every(text: str) -> Every:
@@ -229,6 +236,9 @@ def candidates(kind: FaultKind, alive: Alive) -> list[Target]:
             _together(f"stage {stage}", [replica for replica in replicas if replica.stage == stage])
             for stage in {replica.stage for replica in replicas if not is_data(replica.stage)}
         ]
+    elif kind is FaultKind.NOTICE:
+        agents = [part for part in alive.parts if "agent" in part.entities]
+        targets = [target for part in agents if (target := _leaving(part, alive.instances)) is not None]
     elif kind is FaultKind.CLUSTER:
         targets = [
             _cluster(name, alive)
@@ -256,6 +266,23 @@ def _together(name: str, instances: Sequence[LiveInstance]) -> Target:
         name=f"{name} ({', '.join(instance.sid for instance in ordered)})",
         processes=tuple((instance.pid, instance.started) for instance in ordered),
         instances=tuple(ordered),
+    )
+
+
+def _leaving(agent: MeshProcess, instances: Sequence[LiveInstance]) -> Target | None:
+    """A node agent that has instances of the job, and who of them are alone in their stage."""
+    here = [instance for instance in instances if (instance.pid, instance.started) in agent.tree]
+    if not here:
+        return None
+    elsewhere = {instance.stage for instance in instances if instance not in here}
+    sole = [
+        instance.sid for instance in here if not is_data(instance.stage) and instance.stage not in elsewhere
+    ]
+    sids = ", ".join(sorted(instance.sid for instance in here))
+    return Target(
+        name=f"{agent.name} ({sids})",
+        processes=((agent.pid, agent.started),),
+        sole=tuple(sorted(sole)),
     )
 
 

@@ -17,6 +17,7 @@ _colours = {
     FaultKind.FREEZE: "#1f77b4",
     FaultKind.STAGE: "#8c1a1a",
     FaultKind.WHOLE_STAGE: "#e377c2",
+    FaultKind.NOTICE: "#9acd32",
     FaultKind.CLUSTER: "#9467bd",
     FaultKind.ORCHESTRATOR: "#ff7f0e",
     FaultKind.SERVER: "#2b2b2b",
@@ -32,6 +33,8 @@ _colours = {
 }
 LETTERS = {kind: kind.value[0] for kind in FaultKind} | {
     FaultKind.DATA: "D",
+    FaultKind.NOTICE: "n",
+    FaultKind.NO_ROOM: "N",
     FaultKind.SERVER: "S",
     FaultKind.REGISTRY: "R",
     FaultKind.MODEL_REGISTRY: "M",

@@ -233,6 +233,7 @@ async def inject(
     processes: Sequence[tuple[int, float]],
     *,
     freeze: bool = False,
+    notice: bool = False,
     within_s: float = 10.0,
     every_s: float = 0.002,
 ) -> tuple[float, list[ProcessHandle]]:
@@ -241,6 +242,7 @@ async def inject(
     Args:
         processes: The pid and start time of each. The first must exist; others may have ended by themselves.
         freeze: Send SIGSTOP instead of SIGKILL.
+        notice: Send SIGTERM instead of SIGKILL.
         within_s: From the signal to the end of the process; freeing tens of gigabytes takes seconds.
         every_s: How often they are looked at.
 
@@ -259,8 +261,9 @@ async def inject(
             handle.close()
         raise DmscError(f"pid {handles[0].pid} had ended by itself")
     at = time.time()
+    number = signal.SIGSTOP if freeze else signal.SIGTERM if notice else signal.SIGKILL
     for handle in handles:
-        handle.signal(signal.SIGSTOP if freeze else signal.SIGKILL)
+        handle.signal(number)
     deadline = time.monotonic() + within_s
     # The mesh may notice and kill a stopped process before it is seen here as stopped; that counts, too.
     while waiting := [handle.pid for handle in handles if not (handle.gone or (freeze and handle.stopped))]:

@@ -24,7 +24,7 @@ class InjectedFault:
     """A planned fault and its outcome. `at` is seconds since the epoch.
 
     `missed` says why the fault did not fire: there was no victim of the kind, or the fault `failed`, because
-    the victim was signalled but neither died nor stopped.
+    the victim was signalled but neither died nor stopped. `sole`: see `Target`.
     """
 
     number: int
@@ -33,6 +33,7 @@ class InjectedFault:
     victim: str = ""
     incarnations: tuple[str, ...] = ()
     processes: int = 0
+    sole: tuple[str, ...] = ()
     missed: str = ""
     failed: bool = False
 
@@ -133,6 +134,8 @@ class ChaosReport:
             lines.append(f"microbatches counted twice in committed steps: {self.count.doubled_microbatches}")
         if self.state == "done" and self.hash_equal is False:
             lines.append("the weights differ from those of the run without faults")
+        if self.undone and all(fault.kind is FaultKind.NOTICE for fault in self.faults if fault.fired):
+            lines.append(f"steps computed again although there was notice: {self.undone}")
         lines += [
             f"fault {fault.number} did not fire: {fault.missed}" for fault in self.faults if fault.failed
         ]

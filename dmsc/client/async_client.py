@@ -34,7 +34,7 @@ from dmsc.client.gateway_requests import Gateways, OnProgress
 from dmsc.client.weights_check import check_file, check_weights
 from dmsc.state.settings import find_gateway
 from schemas.checkpoint import MANIFEST_NAME, CheckpointList, CheckpointManifest, PublishedCheckpoint
-from schemas.cluster import Struck
+from schemas.cluster import LeaveSource, Struck
 from schemas.curve import StepCurve
 from schemas.data_plane import RouteTable
 from schemas.errors import BadJob, NotFound, Unavailable
@@ -286,6 +286,15 @@ class AsyncClient(
     async def drain(self, node: str, *, reason: str = "") -> Cordons:
         """Cordon a node and move its instances to other nodes; `mesh().cordons` shows the progress."""
         return await self._change_node(node, "drain", reason=reason)
+
+    async def leave(
+        self, node: str, *, deadline_s: float = 30.0, source: LeaveSource = "person", reason: str = ""
+    ) -> Cordons:
+        """Have a node leave: its instances move to others within so many seconds, then its agent ends.
+
+        `source`: who says that its machine goes away. `mesh().cordons` shows the progress.
+        """
+        return await self._change_node(node, "leave", deadline_s=deadline_s, source=source, reason=reason)
 
     async def _change_node(self, node: str, action: str, **params: Any) -> Cordons:
         return await self._post(Cordons, f"/v1/nodes/{segment(node)}/{action}", **params)

@@ -155,6 +155,7 @@ class Client:
     cordon = _called(AsyncClient.cordon)
     uncordon = _called(AsyncClient.uncordon)
     drain = _called(AsyncClient.drain)
+    leave = _called(AsyncClient.leave)
 
     each_fault = _iterated(AsyncClient.each_fault)
     faults = _called(AsyncClient.faults)

@@ -18,6 +18,7 @@ class ExitCode(IntEnum):
     UNREACHABLE = 3  # no mesh, no server, no gateway: retry later or start one
     REFUSED = 4  # the request was valid, but the token or the role does not permit it
     INTERRUPTED = 130  # Ctrl-C
+    TERMINATED = 143  # a node agent of `dmsc up` that ended at a signal; it is started again
 
 
 def exit_code_of(error: DmscError) -> ExitCode:

@@ -37,6 +37,7 @@ class ChildSpec:
     identities: tuple[Identity, ...] = ()  # under which it may connect to the bus
     users_code: bool = False  # whether it runs a user's file; it is then confined
     may_leave: bool = False  # whether it may exit with code 0 by itself; it is then not restarted
+    takes_notice: bool = False  # whether SIGTERM alone gives it time to leave in order
 
 
 def with_metrics(children: Sequence[ChildSpec], ports: Sequence[int], bind: str) -> list[ChildSpec]:
@@ -89,6 +90,8 @@ def lay_out(
             ),
             stop_order=2,
             identities=(identities.agent(cluster, options.node),),
+            may_leave=True,
+            takes_notice=True,
         )
         for cluster in options.clusters
     ]
@@ -185,8 +188,10 @@ def _clusters(child: ChildSpec) -> tuple[str, ...]:
 def _control_plane(
     options: MeshOptions, http_ports: Sequence[int], files: tuple[str, ...]
 ) -> list[ChildSpec]:
+    names = ("bind", "proxies", "user_rate")
+
     def http_options(cluster: str, port: int) -> tuple[str, ...]:
-        return ("--cluster", cluster, "--http-port", str(port), *option_words(options, "bind", "proxies"))
+        return ("--cluster", cluster, "--http-port", str(port), *option_words(options, *names))
 
     allowed, prices = option_words(options, "allow_urls"), option_words(options, "prices")
     network = (*option_words(options, "topology"), *_automation(options))

@@ -111,7 +111,7 @@ class Supervisor:
         """Stop a child in order; it is started again at once with its current secrets."""
         process = self._processes[child.name]
         self._replaced.add(child.name)
-        _signal(process, signal.SIGTERM)
+        _end(process, child)
         await self._reap(process)
 
     @property
@@ -157,13 +157,13 @@ class Supervisor:
         await asyncio.gather(*self._keepers.values(), return_exceptions=True)
         for order in sorted({child.stop_order for child in self._children}):
             group = [
-                self._processes[child.name]
+                (self._processes[child.name], child)
                 for child in self._children
                 if child.stop_order == order and child.name in self._processes
             ]
-            for process in group:
-                _signal(process, signal.SIGTERM)
-            await asyncio.gather(*(self._reap(process) for process in group))
+            for process, child in group:
+                _end(process, child)
+            await asyncio.gather(*(self._reap(process) for process, _ in group))
 
     async def _reap(self, process: Child) -> None:
         try:
@@ -227,7 +227,8 @@ class Supervisor:
             pause_s = pause_before_restart(deaths, self._times)
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             why = how if code == -signal.SIGKILL else f"{how}: {words}"  # SIGKILL leaves no last line
-            self._say(f"{child.name} died ({why}); starting it again in {pause_s:.1f} s")
+            what = "has left at a signal" if code == ExitCode.TERMINATED else f"died ({why})"
+            self._say(f"{child.name} {what}; starting it again in {pause_s:.1f} s")
             await asyncio.sleep(pause_s)
             self.restarts += 1
             await self._start_with_retries(child)
@@ -235,6 +236,13 @@ class Supervisor:
                 self.restarted()
             except OSError as error:
                 self._say(f"who runs is not written down: {error}")
+
+
+def _end(process: Child, child: ChildSpec) -> None:
+    """Tell a child to end now."""
+    if child.takes_notice:  # SIGTERM alone would leave it time, and SIGINT alone may still be ignored
+        _signal(process, signal.SIGINT)
+    _signal(process, signal.SIGTERM)
 
 
 def _signal(process: Child, number: signal.Signals) -> None:

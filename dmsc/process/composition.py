@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
 from dmsc.state import identities
@@ -32,6 +32,16 @@ class Entity(Protocol):
     """A service. It runs until it is cancelled, then drains and deregisters."""
 
     async def run(self, ready: asyncio.Event | None = None) -> None: ...
+
+
+@runtime_checkable
+class LeavingEntity(Entity, Protocol):
+    """An entity that can leave in order, within a time that its machine leaves it; `run` then returns."""
+
+    @property
+    def has_left(self) -> bool: ...
+
+    def leave(self, deadline_s: float, reason: str) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,6 +288,7 @@ def _gateway(cluster: str, port: int | None, options: RunOptions) -> ServicePart
     from dmsc.process.service_tokenizers import open_service_tokenizer
     from entities.gateway import Gateway, GatewayConfig
     from entities.gateway.http.config import HttpConfig
+    from entities.gateway.http.rate_limit import RequestRate
 
     prices = _prices(options)
     advertised = "" if port is None else own_address(options.bind)
@@ -288,7 +299,9 @@ def _gateway(cluster: str, port: int | None, options: RunOptions) -> ServicePart
         advertised_host=advertised,
         tls=options.tls,
         proxies=options.proxies,
-        door=HttpConfig(prices=prices),
+        door=HttpConfig(
+            rate=RequestRate(per_s=options.user_rate, burst=int(2 * options.user_rate)), prices=prices
+        ),
         open_tokenizer=open_service_tokenizer,
     )
     return ServicePart(

@@ -16,8 +16,11 @@ class Interrupts:
 
     def __init__(self, default: Action) -> None:
         self._actions: list[tuple[Action, list[int]]] = [(default, [0])]
+        self.last: int | None = None
+        """The number of the signal that came last."""
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, number: int) -> None:
+        self.last = number
         action, count = self._actions[-1]
         count[0] += 1
         action(count[0])
@@ -53,7 +56,7 @@ def interrupts(default: Action | None = None) -> Iterator[Interrupts]:
         numbers.append(signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
     for number in numbers:
-        loop.add_signal_handler(number, owner._on_signal)
+        loop.add_signal_handler(number, owner._on_signal, number)
     try:
         yield owner
     finally:

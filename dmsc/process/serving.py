@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Sequence
@@ -19,7 +20,7 @@ from bus.scheduling_class import displace_nobody
 from bus.tasks import background
 from dmsc.metrics.exposition import Exposition
 from dmsc.metrics.listener import MetricsOptions, listening
-from dmsc.process.composition import ServicePart
+from dmsc.process.composition import LeavingEntity, ServicePart
 from dmsc.process.interrupts import interrupts
 from entities.metrics import Scraped
 from schemas.envelope import EntityKind
@@ -61,9 +62,13 @@ async def serve(
     patience_s: float = 30.0,
     replicas: int | None = None,
     metrics: MetricsOptions | None = None,
+    grace_s: float = 0.0,
     times: ServingTimes = ServingTimes(),
-) -> None:
+) -> bool:
     """Run these services until SIGTERM or SIGINT, then stop them in `stop_order`.
+
+    SIGTERM says that this machine goes away in `grace_s` seconds: services that can leave in order do so. A
+    second signal, and any other one, ends them at once.
 
     Args:
         parts: The services to run.
@@ -73,17 +78,27 @@ async def serve(
         replicas: Copies of streams and buckets, which are created or adjusted first (idempotent). None:
             another process does that.
         metrics: Where this process serves its metrics. None: only its gateways' HTTP APIs do.
+        grace_s: From SIGTERM until this process is killed. 0: SIGTERM ends it at once.
         times: The time limits.
+
+    Returns:
+        Whether a signal has ended it.
     """
     displace_nobody()
     stopping = asyncio.Event()
+    leavers: list[LeavingEntity] = []
 
     def stop(count: int) -> None:
-        if count == 1:
+        if count == 1 and signals.last == signal.SIGTERM and grace_s and leavers:
+            _end_at_the_latest(grace_s + times.stop_s)
+            for leaver in leavers:
+                leaver.leave(grace_s, "SIGTERM")
+            return
+        if not stopping.is_set():
             _end_at_the_latest(times.stop_s)
         stopping.set()
 
-    with interrupts(stop):
+    with interrupts(stop) as signals:
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
             opening = group.create_task(
                 _open(stack, servers, token, parts, patience_s, replicas, times.dial_s)
@@ -93,12 +108,12 @@ async def serve(
             if not opening.done() or opening.exception():
                 opening.cancel()
                 stopped.cancel()
-                return
+                return signals.last is not None
             last = max(parts, key=lambda part: part.stop_order)
             async with _serving_metrics(metrics) as served:
                 tasks = {
                     part.sid: group.create_task(
-                        _run(part, servers, token, served, part is last), name=part.sid
+                        _run(part, servers, token, served, leavers, part is last), name=part.sid
                     )
                     for part in parts
                 }
@@ -111,6 +126,7 @@ async def serve(
                     _, late = await asyncio.wait(stage, timeout=times.stage_s)
                     for task in late:
                         log.warning("slow to stop", service=task.get_name())
+        return signals.last is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,22 +192,36 @@ async def _open(
 
 
 async def _run(
-    part: ServicePart, servers: Sequence[str], token: str | None, metrics: _ProcessMetrics, last: bool
+    part: ServicePart,
+    servers: Sequence[str],
+    token: str | None,
+    metrics: _ProcessMetrics,
+    leavers: list[LeavingEntity],
+    last: bool,
 ) -> None:
-    """Run one service until it is cancelled. The `last` one also ships log lines of no service."""
+    """Run one service until it is cancelled, or has left. The `last` one also ships log lines of no service.
+
+    One that can leave is among `leavers` while it runs.
+    """
     bind(service=part.sid)
     async with Bus.connect(servers, name=part.sid, kind=part.kind, token=token) as bus:
         bus.metrics_url = metrics.url
         entity = part.make(bus)
         if isinstance(entity, Scraped):
             entity.exposition = metrics.exposition.render
+        leaves = entity if isinstance(entity, LeavingEntity) else None
+        if leaves is not None:
+            leavers.append(leaves)
         metrics.exposition.add(bus, entity)
         async with background(ship_logs(bus, unowned=last)):
             try:
                 await entity.run()
             finally:
                 metrics.exposition.remove(entity)
-        if part.kind is not EntityKind.FUNCTIONAL_MODULE:  # a functional module may be ordered to leave
+                if leaves is not None:
+                    leavers.remove(leaves)
+        may_end = part.kind is EntityKind.FUNCTIONAL_MODULE or (leaves is not None and leaves.has_left)
+        if not may_end:  # modules and agents may be ordered to leave
             raise DmscError(f"{part.sid} ended by itself; see its log")
 
 

@@ -17,5 +17,6 @@ and never opens a job's URL itself.
 - `store_folders`: the instances' local stores
 - `fork_server_client`, `fork_server_process`, `prefork_client`: the fork server that spawns all of these
   processes
+- `leaving`: the agent's end, where its machine goes away
 - `temporary_folder`: the agent's temporary files
 """

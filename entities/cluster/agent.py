@@ -42,6 +42,7 @@ from entities.cluster.fork_server_client import ForkServerClient, ForkServerRead
 from entities.cluster.instances import NodeInstances
 from entities.cluster.job_code.code_folders import CodeFolders
 from entities.cluster.judgement.instance_judge import InstanceJudge
+from entities.cluster.leaving.agent_leave import AgentLeave
 from entities.cluster.model_tasks import ShortLivedWorkers
 from entities.cluster.store_folders import StoreFolders
 from entities.presence.entity_record import entity_record
@@ -122,6 +123,7 @@ class ClusterAgent:
         self._measurement = DeviceMeasurement(context, self._workers.turn)
         self._offered = asyncio.Event()  # cleared while the fork server is away
         self._offering: asyncio.Task[None] | None = None
+        self._leave = AgentLeave(bus, config, lambda: bool(self._instances.ledger.instances))
 
     def _credential(self, sid: str, job: str) -> str | None:
         """An instance's credential: the agent's own, narrowed to its SID and job; a plain token unchanged."""
@@ -139,8 +141,17 @@ class ClusterAgent:
         """Process id of the fork server, while there is one."""
         return self._processes.pid
 
+    @property
+    def has_left(self) -> bool:
+        """Whether it ends, or has ended, because its machine goes away."""
+        return self._leave.under_way
+
+    def leave(self, deadline_s: float, reason: str) -> None:
+        """The machine goes away in so many seconds: the mesh moves what runs here, then `run` returns."""
+        self._leave.begin(deadline_s, reason, known=False)
+
     async def run(self, ready: asyncio.Event | None = None) -> None:
-        """Offer this node to the mesh until cancelled.
+        """Offer this node to the mesh until cancelled, or until it has left.
 
         `ready` is set once the node is registered. Its slots follow as a change of status when the fork
         server is warm (torch takes a second or two to load) and its devices are measured (once; a second).
@@ -149,8 +160,9 @@ class ClusterAgent:
             Unavailable: the fork server can't be started (torch missing, for instance).
         """
         async with self._processes, self._ending_instances():
+            offering = asyncio.ensure_future(self._offer(ready))
             try:
-                await self._offer(ready)
+                await self._leave.ends(offering)
             except BaseExceptionGroup as group:
                 unavailable = group.subgroup(Unavailable)
                 if unavailable is None:
@@ -208,6 +220,8 @@ class ClusterAgent:
 
     # --- orders ---------------------------------------------------------------------------------------------
     async def _start(self, order: InstanceStart, envelope: Envelope) -> InstanceStarted:
+        if self._leave.under_way:
+            raise Unavailable(f"{self._config.sid} is leaving")
         return await self._instances.start(order)
 
     async def _stop(self, order: InstanceStop, envelope: Envelope) -> Ack:
@@ -375,6 +389,7 @@ class ClusterAgent:
             await self._bus.serve(subjects.STOP_INSTANCE, self._stop, agent=agent),
             await self._bus.serve(subjects.JUDGE, self._judge.judge, agent=agent),
             await self._bus.serve(subjects.STRIKE, self._strike, agent=agent),
+            await self._bus.serve(subjects.LEAVE, self._leave.order, agent=agent),
             await self._bus.serve(subjects.ANALYSE, self._analyse, agent=agent),
             await self._bus.serve(subjects.WRITE_SAMPLE, self._write_sample, agent=agent),
             await self._bus.serve(subjects.READ_FILES, self._files.read, agent=agent),
@@ -397,17 +412,7 @@ class ClusterAgent:
             self._tasks = None
             changes = await self._instances.end_all(self._config.stop_grace_s)
             await self._accounts.last()
-            reports = (
-                self._bus.command(
-                    subjects.INSTANCE_STATE,
-                    change,
-                    deadline_s=self._config.times.last_reports_s,
-                    agent=self._config.sid,
-                    sid=change.sid,
-                )
-                for change in changes
-            )
-            await asyncio.gather(*reports, return_exceptions=True)
+            await self._instances.report_last(self._bus, changes)
 
     def _task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         if self._tasks is None:
@@ -423,6 +428,7 @@ class ClusterAgent:
         self._accounts.look()
         self._judge.refresh()
         self._changed.set()
+        self._leave.look()
 
     def _fork_server_changed(self) -> None:
         """The fork server became ready (offer its devices) or was lost (report the node as not warm)."""

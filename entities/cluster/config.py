@@ -61,6 +61,10 @@ class ClusterTimes:
     """How long a slot counts as slow after its slow instance has left, unless another one does well in it."""
     links_s: float = 5.0
     """How often links that jobs have measured are registered, if they have changed."""
+    leave_told_s: float = 2.0
+    """Deadline of one attempt to tell the orchestrator that this node leaves."""
+    leave_again_s: float = 0.3
+    """Pause before the next one."""
     last_reports_s: float = 2.0
     """Limit for reporting the last instances' ends to the registry at shutdown."""
 
@@ -184,6 +188,11 @@ class ClusterConfig:
     def sid(self) -> str:
         """The agent's SID."""
         return agent_name(self.cluster, self.node)
+
+    @property
+    def end_s(self) -> float:
+        """What the agent's own end takes at most where instances are left: to end and to report them."""
+        return self.stop_grace_s + self.times.last_reports_s
 
     @property
     def code_root(self) -> Path:

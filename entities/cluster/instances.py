@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from bus import subjects
+from bus.connection import Bus
 from bus.logs import get_logger
 from bus.wire.correlation import current, current_cause
 from entities.cluster.cache_folders import cache_owner
@@ -36,7 +37,10 @@ STOPPED_CHECKS = 2
 
 
 class NodeInstances:
-    """The instances in this node's slots. `on_change` is called when a slot was taken or became free."""
+    """The instances in this node's slots.
+
+    `on_change` is called when a slot was taken or became free, and when no instance is left.
+    """
 
     def __init__(
         self,
@@ -278,13 +282,23 @@ class NodeInstances:
         ]
         return tuple(change for change in changes if change is not None)
 
+    async def report_last(self, bus: Bus, changes: Iterable[StateChange]) -> None:
+        """Report the instances' ends at the agent's own, if the registry listens."""
+        last_s, agent = self._config.times.last_reports_s, self._config.sid
+        reports = (
+            bus.command(subjects.INSTANCE_STATE, change, deadline_s=last_s, agent=agent, sid=change.sid)
+            for change in changes
+        )
+        await asyncio.gather(*reports, return_exceptions=True)
+
     async def _last_exit(self, child: Spawned | None, grace_s: float) -> Exit:
         if child is None:  # still being spawned: it ends with the fork server
             return Exit()
         return await self._processes.stop(child, grace_s)
 
     def _commit(self, ledger: ProcessLedger) -> None:
-        changed = ledger.slots != self.ledger.slots
+        emptied = bool(self.ledger.instances) and not ledger.instances  # the last may be one without a slot
+        changed = emptied or ledger.slots != self.ledger.slots
         self.ledger = ledger
         if changed:
             self._on_change()

@@ -12,7 +12,7 @@ job_state/      what is recorded and counted of one job; its instances
 step/           the service around the step transaction: orders, answers, repair of lost claims
 transaction/    the step transaction itself; pure, no I/O: the protocol is described there
 recovery/       from a loss to a replacement that works: joining, node partitions, copies at peers
-membership/     members that come and go by wish: scaling, drain, a change of stage
+membership/     members that come and go by wish: scaling, drain, a change of stage, machines that go away
 checkpointing/  when checkpoints are taken; writing, publishing, restoring and removing them
 planning/       segmentation, placement, task graph, numbers of replicas; pure
 data_builds/    builds of data sets: units, who works on which, what is committed, versions

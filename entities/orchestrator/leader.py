@@ -149,7 +149,7 @@ class Leader:
         )
         self._budgets = BudgetHolds(bus, self._runs, self._jobs.queue.again)
         self._jobs.queue.used_up = self._budgets.reason
-        self._draining = Draining(self.mesh, self._cordoning, self._runs, candidate.confirmed)
+        self._draining = Draining(bus, mesh, self._cordoning, self._runs, candidate.confirmed)
         self._policies = PolicyService(
             bus, self._runs, mesh, self._jobs.queue, candidate.confirmed, config.arbitration, self._services
         )
@@ -271,6 +271,7 @@ class Leader:
         requests: tuple[tuple[Subject, Server], ...] = (
             (subjects.MESH_REGISTRATION, self._register),
             (subjects.NODE_STATUS, self._node),
+            (subjects.NODE_LEAVES, self._cordoning.left),
             (subjects.TOPOLOGY, self._topology),
             (subjects.ANALYSIS_FAILED, self._analysis_failed),
             (subjects.SAMPLE_WRITTEN, self._sample_written),
@@ -311,6 +312,7 @@ class Leader:
             (subjects.SERVICES_QUERY, self._services.query),
             (subjects.CORDON_PLACE, self._cordoning.cordon),
             (subjects.UNCORDON_PLACE, self._cordoning.uncordon),
+            (subjects.LEAVE_NODE, self._cordoning.leave),
         )
         for row, server in requests:
             subscriptions.append(await insistently(partial(bus.serve, row, self._while_leading(server))))

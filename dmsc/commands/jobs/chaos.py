@@ -43,9 +43,9 @@ def chaos(
         str,
         option(
             "--what KINDS",
-            "The kinds of faults, separated by commas: instance, data, freeze, stage, whole-stage, cluster,"
-            " orchestrator, gateway, router, registry, accountant, model-registry, server, server-freeze,"
-            " no-room, garbage-value, disk-full.",
+            "The kinds of faults, separated by commas: instance, data, freeze, stage, whole-stage, notice,"
+            " cluster, orchestrator, gateway, router, registry, accountant, model-registry, server,"
+            " server-freeze, no-room, garbage-value, disk-full.",
         ),
     ] = "instance,cluster,orchestrator,server",
     faults: Annotated[

@@ -1,17 +1,18 @@
-"""`dmsc nodes`, `cordon`, `drain` and `uncordon`: show nodes, and take them out of use and back."""
+"""`dmsc nodes`, `cordon`, `drain`, `leave` and `uncordon`: show nodes, and take them out of use and back."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from dmsc.console.command_app import argument, option
 from dmsc.console.exit_codes import bad_input
 from dmsc.console.option_groups import GatewayQuery, JsonOutput
 from dmsc.console.options import print_text
-from dmsc.console.running import leave
+from dmsc.console.running import leave as end_command
 
 if TYPE_CHECKING:
     from dmsc.client.async_client import AsyncClient
@@ -154,11 +155,89 @@ def drain(
     final, remaining = mesh.ask(lambda client: _drain(client, name, reason, timeout_s))
     mesh.show(final, *(() if remaining else (f"{final.agent} is empty and cordoned",)))
     if remaining:
-        progress = next((cordon.progress for cordon in final.cordons if cordon.slot is None), "")
-        print_text(f"{final.agent} is not empty after {timeout_s:g} s: {progress or remaining}", error=True)
+        left = _progress(final) or remaining
+        print_text(f"{final.agent} is not empty after {timeout_s:g} s: {left}", error=True)
         from dmsc.console.exit_codes import ExitCode
 
-        leave(ExitCode.FAILED)
+        end_command(ExitCode.FAILED)
+
+
+def leave(
+    node: Annotated[str, argument("NODE", "The name of a node or of its agent.")],
+    deadline: Annotated[
+        str,
+        option("--deadline TIME", "How long the machine stays: 30s, 500ms, 2min.", show_default=True),
+    ] = "30s",
+    reason: ReasonOption = "",
+    source: Annotated[
+        str,
+        option("--source", "Who says that the machine goes away: person, cloud, taint or other."),
+    ] = "person",
+    mesh: GatewayQuery = GatewayQuery(),
+) -> None:
+    """Have a node leave by a deadline: its instances move elsewhere, then its agent ends.
+
+    No step is lost: instances that are alone in their stage are looked after first, and where nothing fits
+    elsewhere a checkpoint of that step is written. The command returns once the node has left.
+
+    Example: dmsc leave b-node2 --deadline 2min --source cloud --reason 'spot interruption'
+    """
+    name, slot = parse_place(node)
+    if slot is not None:
+        raise bad_input(f"{node}: whole nodes leave; for one slot: dmsc cordon {node}")
+    deadline_s = parse_duration(deadline)
+    if source not in ("person", "cloud", "taint", "other"):
+        raise bad_input(f"--source {source}: person, cloud, taint or other")
+    final, took_s, gone = mesh.ask(lambda client: _leave(client, name, deadline_s, reason, source))
+    mesh.show(final, *((f"{final.agent} has left after {took_s:.1f} s",) if gone else ()))
+    if not gone:
+        print_text(
+            f"{final.agent} has not left after {took_s:.0f} s: {_progress(final) or 'it does not answer'}",
+            error=True,
+        )
+        from dmsc.console.exit_codes import ExitCode
+
+        end_command(ExitCode.FAILED)
+
+
+def parse_duration(text: str) -> float:
+    """Parse a time such as `30s`, `500ms`, `2min`; returns seconds. Raises `BadInput`."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|min)\s*", text)
+    if match is None:
+        raise bad_input(f"--deadline {text}: write it as 30s, 500ms or 2min")
+    return float(match[1]) * {"ms": 0.001, "s": 1.0, "min": 60.0}[match[2]]
+
+
+async def _leave(
+    client: AsyncClient,
+    node: str,
+    deadline_s: float,
+    reason: str,
+    source: Any,
+    poll_s: float = 0.2,
+    after_s: float = 10.0,
+) -> tuple[Cordons, float, bool]:
+    """Give notice and wait. Returns the node's cordons, how long that took, and whether the node has left."""
+    from schemas.gateway_api import Cordons
+
+    answer, began = (
+        await client.leave(node, deadline_s=deadline_s, source=source, reason=reason),
+        time.monotonic(),
+    )
+    incarnations = {cordon.leaves.incarnation for cordon in answer.cordons if cordon.leaves is not None}
+    while True:
+        mesh = await client.mesh()
+        here = [status for status in mesh.nodes if status.sid == answer.agent]
+        took_s = time.monotonic() - began
+        cordons = tuple(cordon for cordon in mesh.cordons if cordon.agent == answer.agent)
+        gone = not here or here[0].incarnation not in incarnations
+        if gone or took_s > deadline_s + after_s:  # an agent that hangs is not there, but still registered
+            return Cordons(agent=answer.agent, cordons=cordons), took_s, gone
+        await asyncio.sleep(poll_s)
+
+
+def _progress(cordons: Cordons) -> str:
+    return next((cordon.progress for cordon in cordons.cordons if cordon.slot is None), "")
 
 
 def parse_place(text: str) -> tuple[str, int | None]:
@@ -218,7 +297,8 @@ def _remaining(mesh: MeshStatus, cordon: Cordon) -> str:
 def _cordon_text(cordon: Cordon | None) -> str:
     if cordon is None:
         return ""
-    drain = f" (draining: {cordon.progress or 'begun'})" if cordon.draining else ""
+    doing = "draining" if cordon.leaves is None else "leaving"
+    drain = f" ({doing}: {cordon.progress or 'begun'})" if cordon.draining else ""
     return f"{cordon.reason}, by {cordon.by}{drain}"
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from dmsc.console.command_app import argument, option
-from dmsc.console.exit_codes import bad_input
+from dmsc.console.exit_codes import ExitCode, bad_input
 from dmsc.console.options import (
     AllowUrlOption,
     CacheGibOption,
@@ -27,7 +28,7 @@ from dmsc.console.options import (
     WaitOption,
     print_text,
 )
-from dmsc.console.running import run_async
+from dmsc.console.running import leave, run_async
 from dmsc.launch import ports
 from dmsc.process.run_options import RunOptions
 
@@ -186,6 +187,15 @@ def join(
     ] = False,
     cache: CacheOption = None,
     cache_gib: CacheGibOption = None,
+    grace: Annotated[
+        float,
+        option(
+            "--grace SECONDS $DMSC_GRACE",
+            "From SIGTERM until this machine kills the process: the mesh moves what runs here meanwhile.",
+            min=0,
+            max=86_400,
+        ),
+    ] = 30.0,
     metrics_port: MetricsPortOption = "0",
     metrics_bind: MetricsBindOption = "127.0.0.1",
     wait: WaitOption = 30.0,
@@ -196,6 +206,8 @@ def join(
     """Add this machine's slots to a mesh, until SIGTERM or Ctrl-C.
 
     It needs only the bus's address and a credential; there are no ranks and there is no master address.
+    SIGTERM is a notice: instances move elsewhere without losing a step, and the command ends once nothing
+    runs here, or just before --grace is over. A second SIGTERM, or Ctrl-C, ends it at once.
     `dmsc doctor` tells whether other nodes can reach this one. If the credential file is replaced by a newer
     one, the running command uses the new one.
 
@@ -256,6 +268,7 @@ def join(
         level=log_level,
         patience_s=wait,
         metrics=metrics_options(metrics_port, metrics_bind),
+        grace_s=grace,
     )
 
 
@@ -269,8 +282,9 @@ def run_parts(
     replicas: int | None = None,
     metrics: MetricsOptions | None = None,
     logs: Path | None = None,
+    grace_s: float = 0.0,
 ) -> None:
-    """Run these services in this process until a signal arrives.
+    """Run these services in this process until a signal arrives, or they have left.
 
     Args:
         parts: The services to run.
@@ -282,6 +296,7 @@ def run_parts(
             another process, which knows the number, does that.
         metrics: Where /metrics is served. None: this process serves no /metrics.
         logs: A folder of log files to rotate meanwhile.
+        grace_s: See `serve`. With a parent, the exit code then says that a signal has ended the process.
 
     Raises:
         BadInput: The log level is unknown.
@@ -296,22 +311,27 @@ def run_parts(
     keep_private()  # instances may run as the same user, and must not read this process's memory
     open_only_bus()
     if parent is not None:
-        end_with_parent(parent)
+        if grace_s and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        end_with_parent(parent, signal.SIGINT if grace_s else signal.SIGTERM)
     if level not in ("debug", "info", "warning", "error"):
         raise bad_input(f"--log-level {level}: debug, info, warning or error")
     configure_logging(level=level)
     tune_interpreter()
 
-    async def serve_all() -> None:
+    async def serve_all() -> bool:
         async with contextlib.nullcontext() if logs is None else rotating(logs):
-            await serve(
+            return await serve(
                 *(parts, address.servers, address.token),
                 patience_s=patience_s,
                 replicas=replicas,
                 metrics=metrics,
+                grace_s=grace_s,
             )
 
-    run_async(serve_all())
+    by_signal = run_async(serve_all())
+    if by_signal and grace_s and parent is not None:
+        leave(ExitCode.TERMINATED)
 
 
 def metrics_options(port: str, bind: str) -> MetricsOptions | None:

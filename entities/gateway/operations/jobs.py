@@ -37,6 +37,7 @@ from entities.gateway.operations.modules import ModuleOperations
 from entities.gateway.operations.operation import Operation
 from entities.gateway.operations.secrets import SecretOperations
 from entities.gateway.storage.usage import StoredUse
+from schemas.cluster import LeaveNotice, LeaveSource
 from schemas.data_set.fitting import files_on_bus
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, BadJob, NotFound, UnreadableRecord
@@ -351,6 +352,14 @@ class JobOperations:
             return CordonPlace(node=node, slot=slot, reason=reason, user=access.user, drain=drain)
 
         return self._command("node.drain" if drain else "node.cordon", node, subjects.CORDON_PLACE, message)
+
+    def leave(self, node: str, deadline_s: float, reason: str, source: LeaveSource) -> Operation[Cordons]:
+        """Has a node leave: its instances move by the deadline, and then its agent ends."""
+
+        def message(access: AccessDecision) -> LeaveNotice:
+            return LeaveNotice(node=node, deadline_s=deadline_s, source=source, reason=reason, by=access.user)
+
+        return self._command("node.drain", node, subjects.LEAVE_NODE, message)
 
     def uncordon(self, node: str, slot: int | None) -> Operation[Cordons]:
         def message(access: AccessDecision) -> UncordonPlace:

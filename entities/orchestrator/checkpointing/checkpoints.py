@@ -112,11 +112,20 @@ class Checkpoints:
             raise Conflict("training.checkpoint_every is 0: the job wants no checkpoints")
         if self._busy:
             raise Conflict("a checkpoint is being written")
-        cost_s = statistics.median(self._costs) if self._costs else 0.0
-        pause_s, now = max(self._times.waited_s, cost_s / self._times.waited_share), time.monotonic()
+        pause_s, now = self._pause_s, time.monotonic()
         if self._asked_at is not None and now - self._asked_at < pause_s:
             raise Conflict(f"the last one that was asked for is {now - self._asked_at:.0f} s old")
         self._asked_by, self._asked_at = by, now
+
+    @property
+    def cost_s(self) -> float | None:
+        """What a checkpoint takes, as measured; None: none was written yet."""
+        return statistics.median(self._costs) if self._costs else None
+
+    @property
+    def step_s(self) -> float | None:
+        """What a step takes, as measured; None: none was decided yet."""
+        return statistics.median(self._step_s) if self._step_s else None
 
     def due(self, step: int) -> bool:
         """Whether the loop has to stop at this boundary and call `at_boundary`."""
@@ -127,8 +136,11 @@ class Checkpoints:
         known = (0, self._job.store.record.checkpoint_step)
         if step in known or not self._lacks(step) or not self._job.spec.training.checkpoint_every:
             return None
-        cost_s = statistics.median(self._costs) if self._costs else 0.0
-        return max(self._times.waited_s, cost_s / self._times.waited_share)
+        return self._pause_s
+
+    @property
+    def _pause_s(self) -> float:
+        return max(self._times.waited_s, (self.cost_s or 0.0) / self._times.waited_share)
 
     def rests(self, step: int) -> None:
         """The job has waited for `rest_s` at this boundary: a checkpoint of it is due."""
@@ -160,8 +172,8 @@ class Checkpoints:
                 step=step,
                 last_step=max(self._last_step, self._tried),
                 steps=self._job.store.record.last_step,
-                step_s=statistics.median(self._step_s) if self._step_s else None,
-                cost_s=statistics.median(self._costs) if self._costs else None,
+                step_s=self.step_s,
+                cost_s=self.cost_s,
                 observed_s=max(0.0, time.time() - record.submitted_at),
                 failures=record.recoveries + self._job.epoch - 1,
                 instances=len(self._job.instances.stage_members()),

@@ -187,15 +187,15 @@ class JobRun:
         if (turned := turned_round(report, verdict)) is not None:
             await self.fault(turned)
 
-    def drain(self, sid: str) -> str:
+    def drain(self, sid: str, left_s: float | None = None) -> str:
         """Has an instance leave its node; returns an obstacle, or ''. The caller asks again until it is gone.
 
-        Its next incarnation takes the state from a replica of its stage, or else from a checkpoint of the
-        same step.
+        `left_s`: its machine goes away in so many seconds; it leaves even if there is no room; returns how.
+        No step is lost: a replica has the state, or a checkpoint of the same step.
         """
         if self.over or sid not in self.job.instances.members:
             return "not running now"
-        return self.training.drain(sid)
+        return self.training.drain(sid, left_s)
 
     def move(self, sid: str, stage: int, by: str) -> str:
         """A person has an instance change its stage; see `Rebalancing.ask`."""

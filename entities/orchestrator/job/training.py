@@ -129,11 +129,16 @@ class Training:
         self._arrivals.wake()
         return said
 
-    def drain(self, sid: str) -> str:
-        """See `MembershipChanges.drain`."""
-        obstacle = self.recutting.under_way or self.changes.drain(sid)
+    def drain(self, sid: str, left_s: float | None = None) -> str:
+        """See `JobRun.drain`."""
+        if left_s is None:
+            said = self.recutting.under_way or self.changes.drain(sid)
+        else:
+            if self.recutting.under_way:
+                self.recutting.disturbed(f"the machine of {sid} goes away")
+            said = self.changes.noticed.ask(sid, left_s)
         self._arrivals.wake()
-        return obstacle
+        return said
 
     def park(self, why: str, *, for_room: bool = False) -> bool:
         """Has the job stop at a checkpoint after the open step; '' withdraws that. Returns: it runs.
@@ -211,13 +216,15 @@ class Training:
             Whether there is a next step.
         """
         while True:
-            if not self._step_owner.loop.over:  # a step that was given up had its boundary already
+            if not self._step_owner.loop.over:  # else the open step was given up
                 await self._at_rest()
             bad = self._job.quarantine.of(self.step)
             if self._step_owner.at_end:
                 return False
             if bad is not None:
                 await self._left_out.leave_out(bad)
+            elif self._step_owner.loop.over:
+                await self._left_out.put_back()
             elif await self._arrived():
                 return True
 
@@ -446,14 +453,7 @@ class Training:
 
     def _alert(self, alert: Alert) -> None:
         tell = log.warning if alert.raised else log.info
-        tell(
-            "alert",
-            kind=alert.kind,
-            job=self._job.name,
-            step=alert.step,
-            raised=alert.raised,
-            text=alert.text,
-        )
+        tell("alert", job=self._job.name, **alert.model_dump(include={"kind", "step", "raised", "text"}))
         self._job.events.alert(alert, self.alerts.raised)
 
     def reported(self, report: QosReport | ClusterReport) -> None:

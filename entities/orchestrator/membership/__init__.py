@@ -18,5 +18,6 @@ fewer_stages.py        `FewerStages`: where a loss can't be staffed, until there
 recutting.py           `Recutting`: stages get other layers while the job trains (ADR-0090)
 recut_plan.py          what a plan makes of a task graph, who sends what, why it is refused; pure
 best_cut.py            the cut with the least bottleneck for the speeds that stages show; pure
+leaving/               how instances leave machines that go away at a deadline (ADR-0171)
 measured_speeds.py     what stages and steps take now, by their claims; pure
 """

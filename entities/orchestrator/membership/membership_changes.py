@@ -12,6 +12,7 @@ from bus.logs import get_logger
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.membership.drain_order import DrainOrder
+from entities.orchestrator.membership.leaving.noticed_leave import NoticedLeave
 from entities.orchestrator.planning.scaling import added_replicas, removed_replicas, with_units, without_units
 from entities.orchestrator.recovery.joining import JoiningMembers
 from entities.orchestrator.recovery.standbys import Standbys
@@ -41,6 +42,7 @@ class MembershipChanges:
         self._standbys = standbys
         self._checkpoints = checkpoints
         self._drain_order = DrainOrder(job, joining.replacement, lambda sid: self.on_stay(sid))
+        self.noticed = NoticedLeave(job, step_owner, joining, checkpoints, self)
         self._leaving: set[str] = set()  # units that will leave the job
         self._going: set[str] = set()  # units whose instance is being ended
         self.on_hand_over: Callable[[str], None] = lambda sid: None
@@ -51,12 +53,12 @@ class MembershipChanges:
     @property
     def leaving(self) -> frozenset[str]:
         """Units that were told to leave and have not been seen to exit."""
-        return frozenset(self._leaving | self._going)
+        return frozenset(self._leaving | self._going | {*self.noticed.successors.values()})
 
     @property
     def departing(self) -> str:
         """Whose instance is to leave its slot or the job once the open step is decided, in words, or ''."""
-        departing = ", ".join(sorted(self._leaving | self._drain_order.requested))
+        departing = ", ".join(sorted(self._leaving | self._drain_order.requested | self.noticed.sids))
         return f"{departing} is about to leave" if departing else ""
 
     @property
@@ -127,37 +129,41 @@ class MembershipChanges:
     @property
     def need_rest(self) -> bool:
         """Whether an instance is to leave that can do so only while training rests."""
-        return bool(self._leaving_entries()) or self._drain_order.waits(self._step_owner.stages)
+        drains = self._drain_order.waits(self._step_owner.stages)
+        return drains or self.noticed.needs_rest or bool(self._leaving_entries())
 
     def decided(self) -> None:
         """A step was decided: members that are to leave do so, for they own nothing of the next step yet."""
+        self.noticed.decided()
         working = {member for members in self._step_owner.stages for member in members}
         for sid in sorted(self._leaving):
             member = self._job.instances.members.get(sid)
             if self._joining.forgo(sid):
-                self._leave_out(sid)
+                self.leave_out(sid, "there was no room for it")
                 continue
             if member is None or not self._step_owner.running:
                 continue
             if member not in working and not self._is_aside(member):
                 continue  # it has not joined yet: it leaves once it has
-            self._let_go(member)
+            self.let_go(member)
         if not self._step_owner.at_end:
             stages = self._step_owner.stages
             member = self._drain_order.next(stages, self._joining.coming, at_rest=False)
             if member is not None:
-                self._move(member)
+                self.move(member)
 
     async def at_rest(self) -> None:
-        """Lets one instance leave its node. If it is alone in its stage, a checkpoint is taken before.
+        """Lets one instance leave its node, or all whose machines go away. If no member of their stage is
+        left, a checkpoint is taken before.
 
         Raises:
             MemberLost: a member died before the checkpoint was written.
-            StageGone: the instance was alone; the checkpoint brings its stage back.
+            StageGone: a stage has no member any more; the checkpoint brings it back.
         """
+        await self.noticed.at_rest()
         if entries := self._leaving_entries():
             for entry in entries:
-                self._let_go(entry)
+                self.let_go(entry)
             return
         stages = self._step_owner.stages
         member = self._drain_order.next(stages, self._joining.coming, at_rest=True)
@@ -165,7 +171,7 @@ class MembershipChanges:
             return
         stage = self._job.instances.graph.unit(member.sid).stage
         if is_data(stage):
-            self._move(member)
+            self.move(member)
             return
         why, step = f"{member.sid} leaves its node", self._step_owner.step
         try:
@@ -177,10 +183,18 @@ class MembershipChanges:
             self._drain_order.drop(member.sid)
             return  # the job's events say why; the drain asks again
         log.info("hand-over by checkpoint", job=self._job.name, sid=member.sid, step=step)
+        self.hand_over(member)
+        raise StageGone(stage, why)
+
+    def hand_over(self, member: Member) -> None:
+        """Has a member leave its node after a checkpoint, which its next incarnation takes."""
         self._job.instances.mark_lost(member)
         self.on_hand_over(member.sid)
         self._joining.bring(member.sid, member)
-        raise StageGone(stage, why)
+
+    def dismiss(self, sid: str) -> None:
+        """A unit leaves the job at the end of a step, as soon as it has joined or has found no room."""
+        self._leaving.add(sid)
 
     def _leaving_entries(self) -> list[Member]:
         """Members that gateways dispatch to, and that are to leave."""
@@ -198,22 +212,22 @@ class MembershipChanges:
         here = member not in self._job.instances.lost and member.sid not in self._joining.coming
         return unit is not None and is_before_entry(unit.stage) and here
 
-    def _let_go(self, member: Member) -> None:
-        """Has a member leave the job."""
+    def let_go(self, member: Member) -> None:
+        """Has a member leave the job. Call it when a step is decided."""
         self._leaving.discard(member.sid)
         self._going.add(member.sid)
         self.part_with(member)
         self._job.tasks.spawn(self._forget(member))
 
-    def _leave_out(self, sid: str) -> None:
-        """A replica that found no room is one of the job's no more."""
+    def leave_out(self, sid: str, why: str) -> None:
+        """A replica that could not join is one of the job's no more."""
         self._leaving.discard(sid)
         self._job.instances.graph = without_units(self._job.instances.graph, {sid})
         self._job.instances.members.pop(sid, None)
-        self._job.events.changed(f"{sid} is given up: there was no room for it")
+        self._job.events.changed(f"{sid} is given up: {why}")
 
-    def _move(self, member: Member) -> None:
-        """Has a member leave its node; a new incarnation takes its place."""
+    def move(self, member: Member) -> None:
+        """Has a member leave its node; a new incarnation takes its place. Call it when a step is decided."""
         log.info("hand-over", job=self._job.name, sid=member.sid, step=self._step_owner.step)
         self.part_with(member)
         self.on_hand_over(member.sid)

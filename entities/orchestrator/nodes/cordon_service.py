@@ -1,4 +1,4 @@
-"""Setting and lifting cordons, for operators and for devices that report errors.
+"""Setting and lifting cordons, for operators, for nodes that leave, and for devices that report errors.
 
 Cordons are kept in the bucket `cordons`, so that neither a restart of the orchestrator nor one of the node
 agent lifts them.
@@ -16,9 +16,9 @@ from bus.logs import get_logger
 from entities.orchestrator.faults.fault_queue import FaultQueue
 from entities.orchestrator.mesh.cordons import affected_slots, find_node, works_on
 from entities.orchestrator.mesh.mesh_view import MeshView
-from schemas.cluster import Cordon, NodeStatus
+from schemas.cluster import Cordon, Departure, LeaveNotice, NodeStatus
 from schemas.envelope import Envelope
-from schemas.errors import BadInput, NotFound
+from schemas.errors import Ack, BadInput, Conflict, NotFound, Refused
 from schemas.fault import FaultReport, FaultTask, FaultVerdict
 from schemas.gateway_api import CordonPlace, Cordons, UncordonPlace
 from schemas.step import Member
@@ -31,7 +31,7 @@ WHOLE_NODE = "node"
 
 
 class CordonService:
-    """Serves cordon, drain and uncordon, and drains devices that report errors."""
+    """Serves cordon, drain, leave and uncordon, and drains devices that report errors."""
 
     def __init__(self, bus: Bus, mesh: MeshView, faults: FaultQueue) -> None:
         self._bus = bus
@@ -68,6 +68,11 @@ class CordonService:
             draining=message.drain,
         )
         async with self._turn:
+            before = self._mesh.cordons.of(agent, message.slot)
+            if before is not None and before.leaves is not None:  # it leaves all the same, and stays so after
+                kept = {"cordoned": True, "drained": message.drain}
+                leaves = before.leaves.model_copy(update=kept)
+                cordon = cordon.model_copy(update={"draining": True, "leaves": leaves})
             await self._keep(cordon)
             return self._answer(agent)
 
@@ -81,6 +86,12 @@ class CordonService:
         agent, _, _ = find_node(message.node, self._mesh.nodes.values(), self._mesh.cordons)
         self._check_slot(agent, message.slot)
         async with self._turn:
+            whole_node = self._mesh.cordons.of(agent, None)
+            if message.slot is None and whole_node is not None and whole_node.leaves is not None:
+                by = f"by {clock(whole_node.leaves.until)} ({whole_node.reason})"
+                raise Conflict(
+                    f"{agent} leaves {by}: nobody can take that back; it is open again once its agent is back"
+                )
             cordons = [
                 cordon
                 for cordon in self._mesh.cordons.active(agent)
@@ -93,6 +104,74 @@ class CordonService:
             for cordon in cordons:
                 await self._lift(cordon, message.user)
             return self._answer(agent)
+
+    async def leave(self, message: LeaveNotice, envelope: Envelope) -> Cordons:
+        """A node goes away, at a deadline: it is cordoned, and drained at once (`Draining`).
+
+        A repetition changes nothing, and of several deadlines the soonest counts.
+
+        Raises:
+            NotFound: no such node, or it is away already.
+            BadInput: several nodes have that name.
+            Conflict: that incarnation of its agent is not the present one.
+        """
+        agent, cluster, node = find_node(message.node, self._mesh.nodes.values(), self._mesh.cordons)
+        async with self._turn:
+            status = self._mesh.nodes.get(agent)
+            if status is None:
+                raise NotFound(f"{agent} is away: nothing of it is left that could leave")
+            if message.incarnation not in (None, status.incarnation):
+                raise Conflict(f"{agent} runs as {status.incarnation}, not as {message.incarnation}")
+            now, before = time.time(), self._mesh.cordons.of(agent, None)
+            leaves = Departure(
+                until=now + message.deadline_s, incarnation=status.incarnation, source=message.source
+            )
+            if before is not None and not before.lifted:
+                former = before.leaves
+                if former is None:
+                    leaves = leaves.model_copy(update={"cordoned": True, "drained": before.draining})
+                elif former.incarnation == leaves.incarnation:
+                    if former.until <= leaves.until:
+                        return self._answer(agent)
+                    kept = {"cordoned": former.cordoned, "drained": former.drained}
+                    leaves = leaves.model_copy(update=kept)
+            await self._keep(
+                Cordon(
+                    agent=agent,
+                    cluster=cluster,
+                    node=node,
+                    reason=message.reason or f"leaves ({message.source})",
+                    by=message.by,
+                    at=now,
+                    draining=True,
+                    leaves=leaves,
+                )
+            )
+            return self._answer(agent)
+
+    async def left(self, message: LeaveNotice, envelope: Envelope) -> Ack:
+        """The same, by the node's own agent.
+
+        Raises:
+            Refused: it says so of another node.
+        """
+        if message.node != envelope.sender.name:
+            raise Refused(
+                f"{envelope.sender.name} says that {message.node} leaves: agents speak of their own"
+            )
+        await self.leave(message, envelope)
+        return Ack()
+
+    async def end_leave(self, cordon: Cordon) -> None:
+        """That incarnation of an agent is gone: its node is open again, unless it was cordoned before."""
+        async with self._turn:
+            if cordon.leaves is None or self._mesh.cordons.of(cordon.agent, cordon.slot) is not cordon:
+                return
+            if cordon.leaves.cordoned:
+                kept = {"draining": cordon.leaves.drained, "leaves": None, "progress": ""}
+                await self._keep(cordon.model_copy(update=kept))
+            else:
+                await self._lift(cordon, self._bus.sender.name)
 
     async def tell_progress(self, cordon: Cordon, progress: str) -> None:
         """How far a drain is; nothing if it was lifted, or another took its place, since it was looked at."""
@@ -128,6 +207,7 @@ class CordonService:
                 reason=cordon.reason,
                 by=cordon.by,
                 draining=cordon.draining,
+                leaves_by=None if cordon.leaves is None else clock(cordon.leaves.until),
                 progress=cordon.progress,
             )
 
@@ -194,6 +274,11 @@ class CordonService:
                 )
             )
         self._faults.handled(fault, f"draining {_words(status, slots)}")
+
+
+def clock(at: float) -> str:
+    """A time of day, for people."""
+    return time.strftime("%H:%M:%S", time.localtime(at))
 
 
 def _key(cordon: Cordon) -> str:

@@ -1,4 +1,4 @@
-"""Steps that can't be computed are left out, by everyone and for good (ADR-0012)."""
+"""Open steps that were given up: left out for good (ADR-0012), or forgotten and begun again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ log = get_logger("orchestrator")
 
 
 class LeftOutSteps:
-    """Leaves steps of one job out. `reopen` opens the step after one with those that go on."""
+    """Leaves steps of one job out, or has them begin again.
+
+    `reopen` opens the step from which those go on that have the state.
+    """
 
     def __init__(
         self,
@@ -43,6 +46,26 @@ class LeftOutSteps:
         Raises:
             StageGone: no member of a stage has the state.
         """
+        resume_point = await self._forgotten()
+        if all(resume_point.stages):
+            decision = skip_decision(self._job.name, self._job.epoch, resume_point, bad)
+            await self._job.tasks.unless_failed(self._job.decisions.write(decision))
+            await self._job.tasks.unless_failed(self._orders.commit(decision, self._silent))
+            self._step_owner.step = bad.step + 1
+            self._failures.skipped(bad)
+            resume_point = self._step_owner.living(replace(resume_point, step=bad.step + 1))
+        await self._reopen(resume_point)
+
+    async def put_back(self) -> None:
+        """Has the open step, which was given up, forgotten: all are at its beginning, and it begins again.
+
+        Raises:
+            StageGone: no member of a stage has the state.
+        """
+        await self._reopen(await self._forgotten())
+
+    async def _forgotten(self) -> ResumePoint:
+        """Closes the loop, and has members with the state forget the open step; returns who goes on."""
         closed = await self._step_owner.close()
         resume_point = self._step_owner.living(closed)
         abort = self._orders.abort(
@@ -53,15 +76,7 @@ class LeftOutSteps:
             on_silent=self._silent,
         )
         await self._job.tasks.unless_failed(abort)
-        resume_point = self._step_owner.living(resume_point)
-        if all(resume_point.stages):
-            decision = skip_decision(self._job.name, self._job.epoch, resume_point, bad)
-            await self._job.tasks.unless_failed(self._job.decisions.write(decision))
-            await self._job.tasks.unless_failed(self._orders.commit(decision, self._silent))
-            self._step_owner.step = bad.step + 1
-            self._failures.skipped(bad)
-            resume_point = self._step_owner.living(replace(resume_point, step=bad.step + 1))
-        await self._reopen(resume_point)
+        return self._step_owner.living(resume_point)
 
     def _silent(self, member: Member, error: DmscError) -> None:
         log.warning("member lost: it did not leave the step out", sid=member.sid, reason=str(error))

@@ -11,9 +11,9 @@ from bus.messaging.key_value import Change
 from entities.orchestrator.faults.fault_queue import FaultQueue
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.nodes.cordon_service import CordonService
-from schemas.cluster import Cordon, NodeStatus, Slot
+from schemas.cluster import Cordon, LeaveNotice, NodeStatus, Slot
 from schemas.envelope import EntityKind
-from schemas.errors import NotFound
+from schemas.errors import Conflict, NotFound, Refused
 from schemas.fault import DeviceErrors, FaultReport
 from schemas.gateway_api import CordonPlace, UncordonPlace
 from schemas.registry import Endpoint
@@ -109,3 +109,58 @@ async def test_a_device_is_drained_on_the_word_of_an_instance_that_is_there(
     assert [(one.agent, one.slot, one.draining) for one in mesh.cordons.active()] == (
         [(AGENT, 0, True)] if drained else []
     )
+
+
+def notice(deadline_s: float, **fields: str) -> LeaveNotice:
+    return LeaveNotice.model_validate({"node": AGENT, "deadline_s": deadline_s, "by": "me", **fields})
+
+
+async def test_of_several_deadlines_the_soonest_counts(dial: Dial) -> None:
+    serving, mesh = await cordoning(dial)
+    untils = []
+    for deadline_s in (60.0, 30.0, 90.0):
+        await serving.leave(notice(deadline_s), ASKED)
+        (cordon,) = mesh.cordons.active()
+        assert cordon.leaves is not None
+        untils.append(cordon.leaves.until)
+    assert untils[1] < untils[0]
+    assert untils[2] == untils[1]
+
+
+async def test_an_agent_says_of_itself_alone_that_it_leaves(dial: Dial) -> None:
+    serving, mesh = await cordoning(dial)
+    with pytest.raises(Refused, match="a-other says that a-n leaves: agents speak of their own"):
+        await serving.left(notice(30.0), envelope(EntityKind.CLUSTER, "a-other"))
+    assert mesh.cordons.active() == ()
+    await serving.left(notice(30.0), envelope(EntityKind.CLUSTER, AGENT))
+    (cordon,) = mesh.cordons.active()
+    assert cordon.draining
+
+
+async def test_a_notice_for_a_node_that_is_unknown_or_away_or_another_incarnation_changes_nothing(
+    dial: Dial,
+) -> None:
+    serving, mesh = await cordoning(dial)
+    with pytest.raises(NotFound, match="no node m; there are a-n"):
+        await serving.leave(notice(30.0, node="m"), ASKED)
+    with pytest.raises(Conflict, match="a-n runs as i, not as k"):
+        await serving.leave(notice(30.0, incarnation="k"), ASKED)
+    assert mesh.cordons.active() == ()
+    assert await (await dial("reader")).bucket(subjects.CORDON).entries() == []
+
+
+async def test_a_leave_ends_with_its_incarnation_and_leaves_a_cordon_of_before(dial: Dial) -> None:
+    serving, mesh = await cordoning(dial)
+    await serving.cordon(CordonPlace(node=AGENT, reason="fans", user="me"), ASKED)
+    await serving.leave(notice(30.0), ASKED)
+    (leaving,) = mesh.cordons.active()
+    with pytest.raises(Conflict, match="nobody can take that back"):
+        await serving.uncordon(UncordonPlace(node=AGENT, user="me"), ASKED)
+    await serving.end_leave(leaving)
+    (cordon,) = mesh.cordons.active()
+    assert (cordon.leaves, cordon.draining) == (None, False)
+    await serving.uncordon(UncordonPlace(node=AGENT, user="me"), ASKED)
+    await serving.leave(notice(30.0), ASKED)
+    (leaving,) = mesh.cordons.active()
+    await serving.end_leave(leaving)
+    assert mesh.cordons.active() == ()

@@ -15,11 +15,14 @@ from entities.gateway.http.requests import (
     Reason,
     answer,
 )
+from schemas.cluster import MOST_NOTICE, LeaveSource
 from schemas.errors import NotFound
 from schemas.gateway_api import Cordons, MeshStatus
 from schemas.pages import NodePage, NodeView
 
 Slot = Annotated[int | None, Query(ge=0, le=100_000, description="one slot; default: the whole node")]
+
+DeadlineS = Annotated[float, Query(ge=0, le=MOST_NOTICE, description="seconds until the machine may be gone")]
 
 
 def nodes(context: HttpContext) -> APIRouter:
@@ -58,6 +61,18 @@ def nodes(context: HttpContext) -> APIRouter:
     ) -> Response:
         """Cordon a node and move its instances elsewhere. Answers at once; `/v1/mesh` shows the progress."""
         return await context.command(keyed, bearer, jobs.cordon(node, None, reason, drain=True))
+
+    @router.post("/nodes/{node}/leave", response_model=Cordons, tags=["nodes"])
+    async def leave(
+        node: NodeName,
+        bearer: HttpBearer,
+        keyed: IdempotencyKey,
+        deadline_s: DeadlineS = 30.0,
+        source: LeaveSource = "person",
+        reason: Reason = "",
+    ) -> Response:
+        """Have a node leave by a deadline: its instances move, then its agent ends. Answers at once."""
+        return await context.command(keyed, bearer, jobs.leave(node, deadline_s, reason, source))
 
     @router.post("/nodes/{node}/uncordon", response_model=Cordons, tags=["nodes"])
     async def uncordon(

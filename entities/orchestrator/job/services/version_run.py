@@ -83,8 +83,8 @@ class VersionRun(JobRun):
         if record.state in LEAVING and not self.over and self.job.instances.deployed is not None:
             self.serving.lost(member, record.reason or record.state.value)
 
-    def drain(self, sid: str) -> str:
-        """See `Serving.drain`."""
+    def drain(self, sid: str, left_s: float | None = None) -> str:
+        """See `Serving.drain`. No session is lost with an instance, so a deadline changes nothing."""
         if self.over or sid not in self.job.instances.members:
             return "not running now"
         return self.serving.drain(sid)

@@ -148,6 +148,18 @@ def test_a_stage_loses_its_replicas_and_keeps_its_standbys_unless_they_are_named
     assert pids(FaultKind.STAGE, left) == []
 
 
+def test_notice_is_given_to_agents_that_have_work_and_says_who_is_alone_in_a_stage() -> None:
+    idle = part("agent-c", ("agent",), ("c",), 9, 90)
+    first, second = candidates(FaultKind.NOTICE, Alive(instances=INSTANCES, parts=(*AGENTS, idle, SERVER)))
+    assert [target.name for target in (first, second)] == [
+        "agent-a (j-data-r0, j-s0-r0)",
+        "agent-b (j-s0-r1, j-s1-r0)",
+    ]
+    assert [target.processes for target in (first, second)] == [((1, 1.0),), ((2, 1.0),)]
+    assert [target.sole for target in (first, second)] == [(), ("j-s1-r0",)]
+    assert first.instances == second.instances == (), "nobody's work is destroyed"
+
+
 def test_a_cluster_is_its_agents_with_all_that_they_started_its_router_and_its_gateway() -> None:
     alive = Alive(instances=INSTANCES, parts=(*AGENTS, SERVER, *APART))
     target = choose(planned(FaultKind.CLUSTER), alive)

@@ -21,7 +21,7 @@ from dmsc.chaos.report import (
     quantile,
 )
 from schemas.job import JobEvent
-from tests.builders.job_events import EVERYONE, MICROBATCHES, clean
+from tests.builders.job_events import EVERYONE, MICROBATCHES, clean, noticed
 from tests.builders.job_events import committed as step
 
 CLEAN = Clean(step_s=1.0, steps_per_s=1.0, sha256="same", job="clean")
@@ -154,6 +154,16 @@ def test_each_broken_promise_is_a_problem_and_so_an_exit_code(
 ) -> None:
     found = report(run([1, 1, 2, 1]), **{"faults": [fault(0, 2.5)], **changes})
     assert any(wanted in line for line in found.problems()), found.problems()
+
+
+def test_steps_that_are_computed_again_are_a_problem_where_all_faults_were_notices() -> None:
+    back = [*run([1.0, 1.0]), noticed("recovery", "all back to step 1"), step(1, 3.0, step_s=0.9)]
+    again = read(back, (), microbatches=MICROBATCHES, steps=2)
+    leaves, dies = fault(0, 1.5, FaultKind.NOTICE), fault(1, 1.6)
+    line = "steps computed again although there was notice: 1"
+    assert report(back, [leaves], history=again).problems() == [line]
+    assert report(back, [leaves, dies], history=again).problems() == []
+    assert report(run([1.0, 1.0]), [leaves]).problems() == []
 
 
 def test_the_quantile_is_numpys() -> None:

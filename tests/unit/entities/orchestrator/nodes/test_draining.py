@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
 from entities.orchestrator.mesh.mesh_view import MeshView
+from entities.orchestrator.nodes.cordon_service import clock
 from entities.orchestrator.nodes.draining import EMPTY, Draining
-from schemas.cluster import Cordon
+from schemas.cluster import Cordon, Departure
 from schemas.task_graph import Placement
 from tests.builders.graphs import placement
 from tests.job_context import job_context
@@ -20,16 +22,18 @@ class Run:
 
     def __init__(self, *placements: Placement) -> None:
         self.asked: list[str] = []
+        self.left_s: list[float | None] = []
         self.placements = placements
         members = {one.sid: one for one in placements}
         self.job = job_context(instances=SimpleNamespace(members=members))
 
-    def drain(self, sid: str) -> str:
+    def drain(self, sid: str, left_s: float | None = None) -> str:
         self.asked.append(sid)
-        return ""
+        self.left_s.append(left_s)
+        return "" if left_s is None else "leaves soon"
 
 
-def asked(run: Any, slot: int | None) -> str:
+def asked(run: Any, slot: int | None, leaves: Departure | None = None) -> str:
     cordon = Cordon(
         agent="a-n",
         cluster="a",
@@ -39,9 +43,10 @@ def asked(run: Any, slot: int | None) -> str:
         by="orchestrator",
         at=1.0,
         draining=True,
+        leaves=leaves,
     )
     nobody: Any = None  # to ask or to tell
-    draining = Draining(MeshView(), nobody, {"j": run}, nobody)
+    draining = Draining(nobody, MeshView(), nobody, {"j": run}, nobody)
     return draining._ask_next(cordon)
 
 
@@ -63,3 +68,13 @@ def test_it_is_over_once_its_own_slot_is_empty() -> None:
 def test_a_whole_node_is_emptied_of_data_instances_too() -> None:
     run = Run(placement("j-data-r0", -1))
     assert asked(run, None) == "1 left; j-data-r0 is moving"
+
+
+def test_all_of_a_node_that_leaves_are_asked_at_once_and_told_what_time_is_left() -> None:
+    run = Run(placement("j-s0-r0", 0), placement("j-data-r0", -1), placement("j-s0-r1", 0, node="m"))
+    until = time.time() + 60
+    said = asked(run, None, Departure(until=until, incarnation="i", source="cloud"))
+    assert run.asked == ["j-s0-r0", "j-data-r0"]
+    assert all(left_s is not None and 0 < left_s <= 60 for left_s in run.left_s)
+    assert said == f"2 left by {clock(until)}; j-data-r0 leaves soon; j-s0-r0 leaves soon"
+    assert asked(Run(), None, Departure(until=until, incarnation="i", source="cloud")) == EMPTY
