@@ -174,7 +174,8 @@ class FakeKubelet:
                         version = event["object"]["metadata"]["resourceVersion"]
                         if event["type"] != "DELETED":
                             self._heard(event["object"])
-            except (httpx.HTTPError, ApiFailure):  # the API server is away, and comes back
+            # the API server is away, and comes back; its last line may be cut
+            except (httpx.HTTPError, ApiFailure, json.JSONDecodeError):
                 version = ""
                 await asyncio.sleep(0.2)
 

@@ -160,5 +160,17 @@ async def test_a_job_gets_its_pods_and_whatever_is_killed_none_is_ordered_twice(
     assert len(kubelet.began) == STAGES, kubelet.began
     for number in range(1, STAGES + 1):
         assert seen.states[f"t-far-{number}"].count(MachineState.ORDERED) == 1
-    assert await admin.items(f"/api/v1/namespaces/{namespace}/pods") == []
-    assert await admin.items(f"/apis/batch/v1/namespaces/{namespace}/jobs") == []
+    # A Job's pod goes by the garbage collector, after its Job.
+    for kind in ("api/v1/namespaces/{}/pods", "apis/batch/v1/namespaces/{}/jobs"):
+        await is_empty(admin, f"/{kind.format(namespace)}")
+
+
+async def is_empty(admin: ApiClient, path: str) -> None:
+    left: list[Any] = [path]
+
+    async def looked() -> bool:
+        left[:] = await admin.items(path)
+        return not left
+
+    async with asyncio.timeout(PATIENCE_S):
+        await eventually(looked, lambda: f"{path}: {left}")
