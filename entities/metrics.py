@@ -314,6 +314,7 @@ SERVICE_FIRST_TOKEN_S = _SERVED.histogram(
 )
 SERVICE_SESSIONS = _SERVED.gauge("service_sessions", "answers under way")
 SERVICE_WAITING = _SERVED.gauge("service_waiting_sessions", "of them, those without a token yet")
+SERVICE_HELD = _SERVED.gauge("service_held_requests", "requests that wait until the idle version has started")
 SERVICE_WEIGHT = _SERVED.gauge("service_weight_ratio", "share of the traffic that the version should get")
 SERVICE_READY = _SERVED.gauge("service_ready", "1 while each stage of the version has a probed replica")
 SERVICE_REPLICAS = _SERVED.gauge("service_replicas", "replicas that the version should have", "stage")

@@ -177,7 +177,9 @@ class Gateway:
         )
         self._keeper.observers.append(counter.session)
         self.generations.passes.counted = counter.prediction
-        self._figures = FiguresPublisher(bus, config.sid, counter, book.living, config.figures)
+        self._figures = FiguresPublisher(
+            bus, config.sid, counter, book.living, self.generations.held.waiting_for, config.figures
+        )
         self._models = ModelFollower(bus)
         cache, models = self.jobs.cache, self._models.index
         self.backflow = BackflowOperations(

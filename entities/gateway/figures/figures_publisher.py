@@ -28,7 +28,12 @@ class FiguresConfig:
 
 
 class FiguresPublisher:
-    """The figures of one gateway. `services`: those that are not stopped, as this gateway knows them."""
+    """The figures of one gateway.
+
+    Args:
+        services: Those that are not stopped, as this gateway knows them.
+        held: How many requests wait here for a version (service, version) that starts.
+    """
 
     def __init__(
         self,
@@ -36,12 +41,14 @@ class FiguresPublisher:
         gateway: str,
         counter: ServiceCounter,
         services: Callable[[], Iterable[ModelService]],
+        held: Callable[[str, str], int],
         config: FiguresConfig = FiguresConfig(),
     ) -> None:
         self._bus = bus
         self._gateway = gateway
         self._counter = counter
         self._services = services
+        self._held = held
         self._config = config
         self._since = time.time()
 
@@ -67,6 +74,7 @@ class FiguresPublisher:
             for version in service.versions:
                 names = {"gateway": self._gateway, "service": service.service, "version": version.version}
                 weight = service.weights.get(version.version, 0)
+                yield metrics.SERVICE_HELD(self._held(service.service, version.version), **names)
                 yield metrics.SERVICE_WEIGHT(weight / WHOLE, **names)
                 yield metrics.SERVICE_READY(version.state is VersionState.READY, **names)
                 for stage, replicas in enumerate(version.replicas):

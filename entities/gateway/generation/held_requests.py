@@ -72,6 +72,10 @@ class HeldRequests:
         """Requests that wait now."""
         return self._waiting.total()
 
+    def waiting_for(self, service: str, version: str) -> int:
+        """Requests that wait now for a version."""
+        return self._waiting[service, version]
+
     async def until_awake(
         self, service: ModelService, version: ServedVersion, user: str
     ) -> tuple[ModelService, ServedVersion]:

@@ -11,6 +11,7 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
+from entities import metrics
 from entities.gateway import Gateway
 from entities.gateway.generation.held_requests import HoldConfig
 from entities.gateway.http.config import HttpConfig
@@ -139,6 +140,7 @@ async def test_what_does_not_start_in_time_is_said_with_a_time_to_come_again(
     set_hold(gateway, wait_s=30.0)
     first = asyncio.create_task(complete(http))
     await eventually(lambda: gateway.generations.held.waiting == 1)
+    assert [each.value for each in gateway.readings() if each.metric is metrics.SERVICE_HELD] == [1]
     beyond = await complete(http)
     assert (beyond.status_code, beyond.headers["retry-after"]) == (503, "7")
     assert "1 requests wait here" in beyond.json()["error"]["message"]
