@@ -28,7 +28,7 @@ from dmsc.commands.jobs import (
     train,
     weights,
 )
-from dmsc.commands.mesh import demo, doctor, nodes, run, up
+from dmsc.commands.mesh import demo, doctor, machines, nodes, run, up
 from dmsc.commands.models import aliases, moving
 from dmsc.commands.models import versions as models
 from dmsc.commands.observe import cost, dashboard, faults, logs, store, tap, top
@@ -105,6 +105,7 @@ policy.app.command()(training.train)
 policy.app.add_typer(policy_versions.plot, name="plot")
 app.add_typer(credential.app, name="credential", rich_help_panel="Parts")
 app.add_typer(policy.app, name="policy", rich_help_panel="Parts")
+app.add_typer(machines.app, name="machines", rich_help_panel="Mesh")
 app.add_typer(user.app, name="user", rich_help_panel="Mesh")
 app.add_typer(secret.app, name="secret", rich_help_panel="Jobs")
 app.add_typer(access.app, name="access", rich_help_panel="Mesh")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bus.subject_row import Names, Subject
-from bus.subjects.table import ALL, BROKER, CLIENT, FM, MG, MI, MIC, RECORDS_BYTES, SMO, STREAM
+from bus.subjects.table import ALL, BROKER, CLIENT, FM, MG, MI, MIC, PROVISIONER, RECORDS_BYTES, SMO, STREAM
 from schemas import (
     arrays,
     automation,
@@ -291,7 +291,7 @@ CORDON_PLACE = Subject(
     "cordon place",
     "mesh.command.cordon",
     gateway_api.CordonPlace,
-    MG,
+    MG | PROVISIONER,
     SMO,
     "no new instances there; drain: and none of the old",
     reply=gateway_api.Cordons,
@@ -309,7 +309,7 @@ UNCORDON_PLACE = Subject(
     "uncordon place",
     "mesh.command.uncordon",
     gateway_api.UncordonPlace,
-    MG,
+    MG | PROVISIONER,
     SMO,
     "new instances may go there again",
     reply=gateway_api.Cordons,

@@ -239,7 +239,9 @@ class Leader:
         self.mesh.on_leaving = self._leaving
         await insistently(self._guards.start)
         await on_serving()
-        signal = CapacitySignal(self._bus, queue.capacity, queue.looked, self.config.capacity)
+        signal = CapacitySignal(
+            self._bus, queue.capacity, queue.looked, self.config.capacity, self.mesh.all_agents_heard
+        )
         self._tasks.create_task(signal.run(), name="wanted capacity")
         self._tasks.create_task(self._draining.run(), name="draining")
         self._tasks.create_task(self._budgets.run(), name="budgets")
