@@ -45,6 +45,8 @@ class Connection:
 
 def request(method: str, path: str, token: str = "", body: bytes = b"") -> bytes:
     lines = [f"{method} {path} HTTP/1.1", "Host: gateway", f"Content-Length: {len(body)}"]
+    if body:
+        lines.append("Content-Type: application/json")
     if token:
         lines.append(f"Authorization: Bearer {token}")
     return "\r\n".join([*lines, "", ""]).encode() + body

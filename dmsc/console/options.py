@@ -59,6 +59,14 @@ PolicyOption = Annotated[
         " off).",
     ),
 ]
+UserRateOption = Annotated[
+    float,
+    option(
+        "--user-rate PER_S $DMSC_USER_RATE",
+        "Requests per second that a user may send to a gateway in the long run; twice as many at once.",
+        min=1,
+    ),
+]
 ModuleArgument = Annotated[str, argument("MODULE", "A module's name; see `dmsc policy list`.")]
 JobArgument = Annotated[str, argument("JOB", "The job's id; see `dmsc jobs`.")]
 JobOrArrayArgument = Annotated[str, argument("JOB", "The id of a job or of an array; see `dmsc jobs`.")]

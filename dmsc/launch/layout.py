@@ -188,8 +188,10 @@ def _clusters(child: ChildSpec) -> tuple[str, ...]:
 def _control_plane(
     options: MeshOptions, http_ports: Sequence[int], files: tuple[str, ...]
 ) -> list[ChildSpec]:
+    names = ("bind", "proxies", "user_rate")
+
     def http_options(cluster: str, port: int) -> tuple[str, ...]:
-        return ("--cluster", cluster, "--http-port", str(port), *option_words(options, "bind", "proxies"))
+        return ("--cluster", cluster, "--http-port", str(port), *option_words(options, *names))
 
     allowed, prices = option_words(options, "allow_urls"), option_words(options, "prices")
     network = (*option_words(options, "topology"), *_automation(options))

@@ -20,6 +20,7 @@ from dmsc.console.options import (
     PricesOption,
     TopologyOption,
     TrustOption,
+    UserRateOption,
 )
 from dmsc.state.state_folder import default_state
 
@@ -86,6 +87,7 @@ class MeshOptions:
             "--proxy ADDRESS", "A proxy (or network) whose X-Forwarded-For header gateways trust; repeatable."
         ),
     ] = ()
+    user_rate: UserRateOption = 200.0
     servers: Annotated[
         int,
         option("--servers", "How many NATS servers to run; 3 or 5 survive the loss of one or two.", min=1),

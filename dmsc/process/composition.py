@@ -316,6 +316,7 @@ def _gateway(cluster: str, port: int | None, options: RunOptions) -> ServicePart
     from dmsc.process.service_tokenizers import open_service_tokenizer
     from entities.gateway import Gateway, GatewayConfig
     from entities.gateway.http.config import HttpConfig
+    from entities.gateway.http.rate_limit import RequestRate
 
     prices = _prices(options)
     advertised = "" if port is None else own_address(options.bind)
@@ -326,7 +327,9 @@ def _gateway(cluster: str, port: int | None, options: RunOptions) -> ServicePart
         advertised_host=advertised,
         tls=options.tls,
         proxies=options.proxies,
-        door=HttpConfig(prices=prices),
+        door=HttpConfig(
+            rate=RequestRate(per_s=options.user_rate, burst=int(2 * options.user_rate)), prices=prices
+        ),
         open_tokenizer=open_service_tokenizer,
     )
     return ServicePart(

@@ -20,6 +20,7 @@ from dmsc.console.options import (
     PricesOption,
     StateOption,
     TopologyOption,
+    UserRateOption,
     WaitOption,
 )
 
@@ -55,6 +56,7 @@ class RunOptions:
             "A proxy (or network) whose X-Forwarded-For header a gateway trusts; repeatable.",
         ),
     ] = ()
+    user_rate: UserRateOption = 200.0
     tokens_file: Annotated[
         Path | None,
         option(

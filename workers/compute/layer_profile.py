@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from schemas.errors import BadModel, DmscError
 from schemas.job import JobSpec
@@ -45,6 +47,7 @@ class Profiler:
         self._enough_s = enough_s
         self._device = torch.device(device)
         self._wire_bytes: dict[str, int] = {}  # of one microbatch
+        self._at = 0  # the layer of the pass that runs
         self._uses: Counter[nn.Module] = Counter()  # of layers with running averages, in one pass
         self._layers = [
             StageModule(
@@ -91,6 +94,13 @@ class Profiler:
             for (writer, reader), count in sorted(found.items())
         )
 
+    def last_attention(self, sample: Batch) -> int:
+        """The last layer in which rows look at each other, found by one more pass; −1: there is none."""
+        attending: list[int] = []
+        with _AttentionCalls(lambda: attending.append(self._at)):
+            self._pass({name: tensor.to(self._device) for name, tensor in sample.items()}, count=False)
+        return max(attending, default=-1)
+
     def _pass(self, batch: Batch, *, count: bool) -> list[LayerProfile]:
         """Runs each layer forward and backward on what the ones before gave; `count` measures memory."""
         profiles: list[LayerProfile] = []
@@ -98,6 +108,7 @@ class Profiler:
         values: dict[str, Value] = {name: batch[name] for name in self._graph.inputs}
         self._wire_bytes |= {name: _value_bytes(value) for name, value in values.items()}
         for index, layer in enumerate(self._layers):
+            self._at = index
             with with_values(layer, self._device) if _is_empty(layer) else nullcontext():
                 profile, values = self._measured(index, layer, values, batch, count=count)
             profiles.append(profile)
@@ -292,6 +303,25 @@ class Profiler:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
+
+
+class _AttentionCalls(TorchFunctionMode):
+    """Within, `called` is called before each attention."""
+
+    def __init__(self, called: Callable[[], None]) -> None:
+        super().__init__()
+        self._called = called
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if function is torch.nn.functional.scaled_dot_product_attention:
+            self._called()
+        return function(*args, **(kwargs or {}))
 
 
 class _SavedBytes:

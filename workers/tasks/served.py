@@ -8,7 +8,7 @@ import torch
 
 from schemas.errors import BadModel
 from schemas.job import JobSpec
-from schemas.task_graph import ModelTopology
+from schemas.task_graph import LayerProfile, ModelTopology
 from workers.compute.batch_schema import batch_schema
 from workers.compute.deferred_model import outlined_graph
 from workers.compute.determinism import compute_exactly
@@ -25,6 +25,15 @@ OF_TOKENS = frozenset({"bytes", "text", "chat", "tokens", "dataset"})
 """Kinds of data whose samples are tokens: a model that is trained on them is measured on zeros."""
 
 
+WANTED_ROWS = 0.5
+"""Of all rows, those of which logits are wanted: answers are assumed to be as long as their prompts."""
+
+
+def answers_with_tokens(spec: JobSpec) -> bool:
+    """Whether the version generates: of a prompt's rows, only the last one's logits are wanted."""
+    return spec.serve is not None and spec.data.kind in OF_TOKENS and spec.serve.kind != "predict"
+
+
 async def served_sample(spec: JobSpec, payload: dict[str, Any]) -> Batch:
     """One sample of what the model takes: tokens, or else a sample of its `data`.
 
@@ -32,7 +41,7 @@ async def served_sample(spec: JobSpec, payload: dict[str, Any]) -> Batch:
         BadData: See `open_source`.
     """
     assert spec.serve is not None
-    if spec.data.kind in OF_TOKENS and spec.serve.kind != "predict":
+    if answers_with_tokens(spec):
         most = spec.serve.context or model_context(spec.model) or spec.serve.chunk_tokens
         tokens = torch.zeros(1, min(spec.serve.chunk_tokens, most), dtype=torch.int64)
         return {"inputs": tokens, "targets": tokens}
@@ -66,6 +75,8 @@ def analyse_served(
         )
     profiler = Profiler(spec, graph, None, device)
     profiles = profiler.run(sample)
+    if answers_with_tokens(spec):
+        profiles = _by_wanted_rows(profiles, profiler.last_attention(sample))
     weights = [weight for layer in range(len(graph)) for weight in graph.parameters(layer).values()]
     travels = graph.batch_crossing(0, [*sample], graph.inputs)
     return ModelTopology(
@@ -83,3 +94,13 @@ def analyse_served(
         batch=batch_schema(sample, travels),
         optimizer_bytes=0.0,
     )
+
+
+def _by_wanted_rows(profiles: list[LayerProfile], last_attention: int) -> list[LayerProfile]:
+    """Behind the last attention only rows whose logits are wanted are computed (`StageModel`)."""
+    return [
+        profile.model_copy(update={"forward_ms": profile.forward_ms * WANTED_ROWS})
+        if 0 <= last_attention < profile.index
+        else profile
+        for profile in profiles
+    ]

@@ -120,6 +120,14 @@ def test_which_modules_are_started_and_whether_jobs_are_changed_by_themselves(
     assert (words[words.index("--automation") + 1] if "--automation" in words else None) == automation
 
 
+@pytest.mark.parametrize("separate", [True, False])
+def test_gateways_are_told_how_many_requests_a_user_may_send(tmp_path: Path, separate: bool) -> None:
+    options = MeshOptions(state=tmp_path, separate=separate, user_rate=5_000.0)
+    children = {child.name: child for child in lay_out(options, "nats://x:1", (1, 2), tmp_path, tmp_path)}
+    words = children["gateway-b" if separate else "control-plane"].arguments
+    assert words[words.index("--user-rate") + 1] == "5000.0"
+
+
 def test_agents_of_one_machine_share_the_size_of_the_cache(tmp_path: Path) -> None:
     options = MeshOptions(state=tmp_path, cache=tmp_path / "nvme", cache_gib=5)
     children = {child.name: child for child in lay_out(options, "nats://x:1", (1, 2), tmp_path, tmp_path)}

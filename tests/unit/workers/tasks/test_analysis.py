@@ -20,6 +20,7 @@ from schemas.job_file.initial_weights import InitialWeights
 from schemas.task_graph import ModelTopology
 from tests.builders.jobs import gpt, spec
 from workers.compute import deferred_model
+from workers.tasks import served
 from workers.tasks.analysis import main
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "stdlib-gpt.yaml"
@@ -321,3 +322,16 @@ def test_what_is_frozen_or_computed_again_is_told(users_layers: Path) -> None:
     embed, linear = ModelTopology.model_validate(asked(users_layers, asks)["topology"]).layers
     assert (embed.frozen, linear.frozen) == (256 * 8, 0)
     assert linear.activation_bytes == embed.output_bytes, "what it reads"
+
+
+@pytest.mark.parametrize(("kind", "counted"), [("auto", False), ("generate", False), ("predict", True)])
+def test_what_is_behind_the_last_attention_counts_for_wanted_rows_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, counted: bool
+) -> None:
+    """A version that generates computes logits of few of a prompt's rows, so that its head costs less."""
+    monkeypatch.setattr(served, "WANTED_ROWS", 0.0)
+    data = {"source": f"file://{__file__}", "sample_tokens": 8}
+    version = spec(model=gpt(), data=data, serve={"service": "s", "kind": kind})
+    *blocks, head = ModelTopology.model_validate(asked(tmp_path, version)["topology"]).layers
+    assert all(block.forward_ms > 0 for block in blocks)
+    assert (head.forward_ms > 0) == counted
