@@ -108,7 +108,7 @@ def asker(client: AsyncClient, service: str, times: int) -> Side:
 
     async def ask(prompts: Prompts, tokens: int) -> None:
         answers = await asyncio.gather(
-            *(client.complete(service, prompt, tokens=tokens, digests=True) for prompt in prompts * times)
+            *(client.complete(service, prompt, tokens=tokens, digests=True) for prompt in [*prompts] * times)
         )
         if any(len(answer.dmsc.digests or ()) != tokens or not answer.dmsc.exact for answer in answers):
             raise NothingMeasured("an answer has fewer tokens, or is not exact", SECTION)
