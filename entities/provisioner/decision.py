@@ -9,8 +9,8 @@ for everybody. Machines whose nodes are away for a moment (the orchestrator may 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from entities.provisioner.pool_state import affordable, spent_today
 from schemas.machines.demand import JobDemand, MachineDemand
@@ -40,7 +40,10 @@ class MachineReturn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProvisioningDecision:
-    """What is to be done. `waits`: for whom nothing is ordered, and why."""
+    """What is to be done. `waits`: for whom nothing is ordered, and why.
+
+    Orders of pools with `dry_run` are those that they would get if they ordered.
+    """
 
     orders: tuple[MachineOrder, ...] = ()
     returns: tuple[MachineReturn, ...] = ()
@@ -118,7 +121,22 @@ def decide(facts: Mapping[str, PoolFacts], demand: MachineDemand, now: float) ->
         demand: what the orchestrator said last.
         now: seconds since the epoch.
     """
+    told = {name for name, each in facts.items() if each.pool.dry_run}
+    found = _decide(facts, demand, now, told)
+    if not told:
+        return found
+    instead = _decide(facts, demand, now, frozenset())  # what would be, if these pools ordered as well
+    orders = (*found.orders, *(order for order in instead.orders if order.pool in told))
+    return replace(found, orders=orders)
+
+
+def _decide(
+    facts: Mapping[str, PoolFacts], demand: MachineDemand, now: float, without: Collection[str]
+) -> ProvisioningDecision:
+    """The decision, with no order from some of the pools."""
     supplies = {name: _supply(each, now) for name, each in sorted(facts.items())}
+    for name in without:  # nobody may wait for a machine that only these would bring
+        supplies[name].left, supplies[name].limit = 0, "dry_run: orders nothing"
     waits: list[str] = []
     for job in demand.jobs:
         fitting = _fitting(supplies, job)

@@ -234,6 +234,20 @@ def test_half_of_a_jobs_machines_is_given_back_where_the_rest_cannot_come() -> N
     assert orders(found) == []
 
 
+def test_a_pool_that_only_says_what_it_would_do_keeps_no_other_from_ordering() -> None:
+    pools = {
+        "trial": (pool(dry_run=True), record(pool="trial")),
+        "real": (pool(price=1.0, budget=99.0), record(pool="real")),
+    }
+    assert orders(decided(lacks("j1", 4), pools=pools)) == [("real", 2, "j1"), ("trial", 2, "j1")]
+    found = decided(lacks("j1", 12), pools=pools)
+    assert orders(found) == [("trial", 4, "j1")], "half of a job is not ordered"
+    assert "(trial: dry_run: orders nothing; real: most 4)" in found.waits[0]
+    held = record(machine(1, idle_since=NOW - 500, pool="real"), pool="real")
+    waiting = lacks("j1", 10, 12)
+    assert returns(decided(waiting, pools={**pools, "real": (pools["real"][0], held)})) == ["m-real-1"]
+
+
 def test_the_least_is_there_without_demand() -> None:
     found = decided(pools={"cpu": (pool(least=2), record(machine(1)))})
     assert [(order.count, order.reason) for order in found.orders] == [(1, "least 2")]
