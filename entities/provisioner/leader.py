@@ -97,6 +97,7 @@ class ProvisionerLeader:
         self._unlisted = dict.fromkeys(self._pools, "its driver has not answered yet")
         self._demand: MachineDemand | None = None
         self._heard_at = 0.0
+        self._fresh_until = 0.0  # monotonic: a clock that is set back makes no old demand a new one
         self._wake = asyncio.Event()
         self._list_now = {name: asyncio.Event() for name in self._pools}
         """Set when a driver has done something that its next listing shows."""
@@ -181,13 +182,13 @@ class ProvisionerLeader:
 
     async def _hear(self, message: MachineDemand, envelope: Envelope) -> None:
         self._demand, self._heard_at = message, time.time()
+        self._fresh_until = time.monotonic() + self._config.times.stale_s
         self._wake.set()
 
     @property
     def _present_demand(self) -> MachineDemand | None:
         """What is lacking; None: nobody has said so lately."""
-        fresh = time.time() - self._heard_at <= self._config.times.stale_s
-        return self._demand if fresh else None
+        return self._demand if time.monotonic() <= self._fresh_until else None
 
     async def _keep_listing(self, name: str) -> None:
         """Asks a pool's driver again and again which machines there are."""

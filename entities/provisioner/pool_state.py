@@ -76,10 +76,14 @@ def replaced(record: PoolRecord, machine: Machine, now: float) -> PoolRecord:
 
 def failed(record: PoolRecord, pool: MachinePool, why: str, now: float) -> PoolRecord:
     """The record after an order that gave no machine: the pool rests, twice as long each time."""
-    rest_s = pool.rest_s * 2 ** min(record.failures, MOST_DOUBLINGS)
+    failures = record.failures + 1
     return record.model_copy(
-        update={"failures": record.failures + 1, "rests_until": now + rest_s, "failure": why}
+        update={"failures": failures, "rests_until": now + _rest_s(pool, failures), "failure": why}
     )
+
+
+def _rest_s(pool: MachinePool, failures: int) -> float:
+    return pool.rest_s * 2 ** min(max(0, failures - 1), MOST_DOUBLINGS)
 
 
 def recovered(record: PoolRecord) -> PoolRecord:
@@ -130,9 +134,9 @@ def observed(
         nodes: nodes that have joined, by machine; None: the orchestrator has said nothing lately.
         now: seconds since the epoch.
     """
-    today = int(now // DAY)
-    if record.day != today:
-        record = record.model_copy(update={"day": today, "spent": 0.0})
+    record = _of_this_clock(record, pool, now)
+    if listing is not None and listing.at > now:  # asked before the clock was set back
+        listing = None
     for machine in record.machines:
         node = None if nodes is None else nodes.get(machine.id)
         there = None
@@ -140,6 +144,28 @@ def observed(
             there = machine.id in listing.machines
         record = _seen(record, pool, machine, there, node, nodes is not None, listing, now)
     return record if listing is None else _with_strays(record, prefix, listing, nodes or {}, now)
+
+
+def _of_this_clock(record: PoolRecord, pool: MachinePool, now: float) -> PoolRecord:
+    """The record of the present day, and without times to come: a clock was ahead when they were written.
+
+    Else nothing would be given back, nor ordered, until the clock gets there. What was spent on a day to come
+    is counted today.
+    """
+    today = int(now // DAY)
+    changes: dict[str, Any] = {}
+    if record.day != today:
+        changes = {"day": today, "spent": record.spent if record.day > today else 0.0}
+    if record.rests_until > now + (rest_s := _rest_s(pool, record.failures)):
+        changes["rests_until"] = now + rest_s
+    names = ("since", "ordered_at", "idle_since", "away_since", "ended_at")
+    for which, machines in (("machines", record.machines), ("ended", record.ended)):
+        late = [{name: now for name in names if (getattr(each, name) or 0.0) > now} for each in machines]
+        if any(late):
+            changes[which] = tuple(
+                each.model_copy(update=times) for each, times in zip(machines, late, strict=True)
+            )
+    return record.model_copy(update=changes) if changes else record
 
 
 def _seen(

@@ -338,6 +338,31 @@ def test_a_machine_that_vanished_has_ended_and_one_whose_node_stays_away_is_give
     assert (back.away_since, back.idle_since) == (None, NOW + 9)
 
 
+def test_a_clock_that_was_ahead_stops_nothing_and_gives_no_money_back() -> None:
+    ahead = NOW + 400 * DAY
+    there = record(
+        machine(1, idle_since=ahead, since=ahead, price=1.0, ordered_at=ahead),
+        machine(2, S.RELEASED, since=ahead),
+        machine(3, S.STARTING, since=ahead, ordered_at=ahead),
+        day=int(ahead // DAY),
+        spent=3.0,
+        failures=1,
+        rests_until=ahead + 30,
+    )
+    found = seen(there, "m-cpu-1", "m-cpu-3", nodes=(use(1),))
+    found = seen(found, "m-cpu-1", "m-cpu-3", nodes=(use(1),), now=NOW + 1)
+    assert [(each.id, each.idle_since) for each in found.machines] == [("m-cpu-1", NOW), ("m-cpu-3", None)]
+    assert found.machines[1].ordered_at == NOW
+    assert (found.day, found.spent) == (NOW // DAY, 3.0)
+    assert found.rests_until == NOW + 30
+    assert seen(found, "m-cpu-1", "m-cpu-3", nodes=(use(1),), now=NOW + DAY).spent == 0.0
+
+
+def test_a_listing_from_before_the_clock_was_set_back_is_not_believed() -> None:
+    there = record(machine(1, S.STARTING, ordered_at=NOW), machine(2, S.DOUBTED, ordered_at=NOW))
+    assert states(seen(there, at=NOW + 3600)) == [S.STARTING, S.DOUBTED]
+
+
 def test_machines_that_nobody_wrote_down_are_given_back_and_their_numbers_never_used() -> None:
     found = seen(record(), "m-cpu-7", "m-cpu-8", "other-cpu-1", "m-cpu-x", nodes=(use(8),))
     assert [(each.id, each.state) for each in found.machines] == [
