@@ -303,6 +303,14 @@ def test_a_machine_whose_node_never_joins_is_given_back_and_its_pool_rests_longe
     assert (found.failures, found.rests_until) == (3, NOW + 120.0)
 
 
+def test_machines_that_fail_together_are_one_failure() -> None:
+    late = [machine(number, S.STARTING, ordered_at=NOW - 301) for number in range(1, 9)]
+    found = seen(record(*late), *(each.id for each in late))
+    assert (found.failures, found.rests_until) == (1, NOW + 30.0)
+    again = record(machine(9, S.STARTING, ordered_at=NOW - 270), **found.model_dump(include={"failures"}))
+    assert seen(again, "m-cpu-9", now=NOW + 31).failures == 2
+
+
 def test_a_drained_machine_is_released_once_it_is_cordoned_and_empty() -> None:
     draining = record(machine(1, S.DRAINING))
     assert states(seen(draining, "m-cpu-1", nodes=(use(1),))) == [S.DRAINING], "it might still get work"
