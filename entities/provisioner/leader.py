@@ -43,6 +43,7 @@ from schemas.errors import Conflict, DmscError, NewerRecord, Refused, Unavailabl
 from schemas.machines.demand import MachineDemand, MachineUse
 from schemas.machines.pools import MachinePool, PoolsFile
 from schemas.machines.records import Machine, MachineState, PoolRecord
+from schemas.names import agent_name
 
 log = get_logger("provisioner")
 
@@ -228,15 +229,23 @@ class ProvisionerLeader:
                 async with asyncio.timeout(max(0.0, min(due_s, self._config.times.tick_s))):
                     await self._wake.wait()
 
-    def _nodes(self) -> dict[str, MachineUse] | None:
-        demand = self._present_demand
-        return None if demand is None else {use.node: use for use in demand.nodes}
+    def _nodes(self, name: str) -> dict[str, MachineUse] | None:
+        """The nodes of a pool that have joined, by name; None: nobody has said lately.
+
+        A node of another cluster, or that says to be of another pool, is no machine of this one, whatever its
+        name is.
+        """
+        if (demand := self._present_demand) is None:
+            return None
+        cluster = self._pools[name].cluster
+        mine = (use for use in demand.nodes if use.pool == name)
+        return {use.node: use for use in mine if use.sid == agent_name(cluster, use.node)}
 
     async def _look(self) -> None:
         """Believes what was said, decides, writes it down, and has it carried out."""
-        nodes = self._nodes()
+        nodes = {name: self._nodes(name) for name in self._pools}
         for name in self._pools:
-            before, after = await self._book.change(name, partial(self._believed, name, nodes))
+            before, after = await self._book.change(name, partial(self._believed, name, nodes[name]))
             self._tell(name, before, after)
         decision = self._plan()
         for order in decision.orders:
@@ -251,7 +260,7 @@ class ProvisionerLeader:
         for line in decision.waits:
             self._say_once(line)
         self._said &= {*decision.waits, *(line for line in self._said if ": would order " in line)}
-        await self._carry_out(nodes or {})
+        await self._carry_out(nodes)
 
     def _plan(self) -> ProvisioningDecision:
         """What the present demand asks for; nothing where it is not known."""
@@ -316,8 +325,8 @@ class ProvisionerLeader:
             log.info("machines", reason=line)
 
     # --- carrying out -------------------------------------------------------------------------------------
-    async def _carry_out(self, nodes: Mapping[str, MachineUse]) -> None:
-        """Has drivers and the orchestrator do what is written and not done yet."""
+    async def _carry_out(self, nodes: Mapping[str, Mapping[str, MachineUse] | None]) -> None:
+        """Has drivers and the orchestrator do what is written and not done yet. `nodes`: by pool."""
         for name, pool in self._pools.items():
             driver = self._drivers[name]
             for machine in self._book.record(name).machines:
@@ -333,7 +342,7 @@ class ProvisionerLeader:
                 if machine.state is MachineState.DOUBTED and driver.idempotent:
                     self._start(machine.id, self._place(name, machine.id))
                 elif machine.state is MachineState.DRAINING:
-                    use = nodes.get(machine.id)
+                    use = (nodes[name] or {}).get(machine.id)
                     if use is not None and not use.cordoned:
                         empty = self._emptying.begin(pool.cluster, machine.id, machine.reason)
                         self._start(machine.id, empty)

@@ -307,6 +307,34 @@ async def test_a_machine_that_is_empty_goes_at_once(dial: Dial, start: Start) ->
     assert world.orchestrator.nodes["t-far-1"].cordoned
 
 
+@pytest.mark.parametrize("stranger", [{"sid": "b-t-far-1"}, {"pool": "near"}])
+async def test_a_node_of_another_cluster_or_pool_is_no_machine_whatever_its_name(
+    dial: Dial, start: Start, stranger: dict[str, str]
+) -> None:
+    """Else an agent there could say that a machine has joined, or that one with work has none."""
+    world = World(dial, start, Fleet(), idle_s=0.0)
+    await world.open()
+    await world.provisioner()
+    await world.orchestrator.lack(1)
+    await world.until("t-far-1", S.STARTING)
+    await world.orchestrator.join("t-far-1", taken=1)
+    machine = world.orchestrator.nodes["t-far-1"]
+    world.orchestrator.nodes["z"] = machine.model_copy(update={"taken": 0, "cordoned": True, **stranger})
+    await world.orchestrator.lack(0)
+    await world.until("t-far-1", S.JOINED)
+    await world.orchestrator.lack(2)
+    await world.until("t-far-2", S.STARTING)  # what was told before that has been looked at
+    assert (await world.machines())["t-far-1"].idle_since is None
+    world.orchestrator.nodes["z"] = machine.model_copy(update={"node": "t-far-2", **stranger})
+    await world.orchestrator.lack(3)
+
+    async def heard() -> bool:
+        return (await world.status()).lacking == 3
+
+    await eventually(heard)
+    assert (await world.machines())["t-far-2"].state is S.STARTING
+
+
 async def test_what_an_earlier_mesh_left_is_given_back(dial: Dial, start: Start) -> None:
     world = World(dial, start, Fleet())
     world.fleet.there |= {"t-far-7", "somebodys-own", "t-far-x"}
