@@ -40,6 +40,7 @@ from entities.provisioner.pool_state import (
 )
 from schemas.envelope import Envelope
 from schemas.errors import Conflict, DmscError, NewerRecord, Refused, Unavailable
+from schemas.machines.commands import OrderMachines
 from schemas.machines.demand import MachineDemand, MachineUse
 from schemas.machines.pools import MachinePool, PoolsFile
 from schemas.machines.records import Machine, MachineState, PoolRecord
@@ -252,7 +253,9 @@ class ProvisionerLeader:
             if self._pools[order.pool].dry_run:
                 self._say_once(f"{order.pool}: would order {order.count}: {order.reason}")
                 continue
-            await self._write_order(order.pool, order.count, order.job, order.reason)
+            change = partial(self._ordered, order.pool, order.count, order.job, order.reason)
+            before, after = await self._book.change(order.pool, change)
+            self._tell(order.pool, before, after)
         for each in decision.returns:
             back = partial(self._given_back, each.machine, each.reason, each.at_once)
             before, after = await self._book.change(each.pool, back)
@@ -268,10 +271,10 @@ class ProvisionerLeader:
         return ProvisioningDecision() if demand is None else decide(self._facts(), demand, time.time())
 
     def _facts(self) -> dict[str, PoolFacts]:
-        return {
-            name: PoolFacts(pool=pool, record=self._book.record(name), unusable=self._unlisted[name])
-            for name, pool in self._pools.items()
-        }
+        return {name: self._facts_of(name, self._book.record(name)) for name in self._pools}
+
+    def _facts_of(self, name: str, record: PoolRecord) -> PoolFacts:
+        return PoolFacts(pool=self._pools[name], record=record, unusable=self._unlisted[name])
 
     def _believed(self, name: str, nodes: Mapping[str, MachineUse] | None, record: PoolRecord) -> PoolRecord:
         pool, now = self._pools[name], time.time()
@@ -283,16 +286,27 @@ class ProvisionerLeader:
         prefix = machine_prefix(self._config.file.name, name)
         return observed(record, pool, prefix, self._listings.get(name), nodes, now)
 
-    async def _write_order(self, name: str, count: int, job: str, reason: str, command: str = "") -> None:
-        change = partial(self._ordered, name, count, job, reason, command)
-        before, after = await self._book.change(name, change)
-        self._tell(name, before, after)
+    async def _write_order(self, message: OrderMachines, command: str) -> None:
+        """Writes a person's order; nothing if it is written already."""
+        before, after = await self._book.change(message.pool, partial(self._asked_for, message, command))
+        self._tell(message.pool, before, after)
+
+    def _asked_for(self, message: OrderMachines, command: str, record: PoolRecord) -> PoolRecord:
+        if any(command == each.order for each in (*record.machines, *record.ended)):
+            return record
+        left, limit = self._facts_of(message.pool, record).left(time.time())
+        if left < message.count:
+            asked = f"pool {message.pool}: {message.count} asked for"
+            raise Conflict(f"{asked}, and {left} may be ordered now ({limit})")
+        log.info("machines ordered by a person", pool=message.pool, count=message.count, by=message.by)
+        why = message.reason or f"ordered by {message.by}"
+        return self._ordered(message.pool, message.count, message.by, why, record, command)
 
     def _ordered(
-        self, name: str, count: int, job: str, reason: str, command: str, record: PoolRecord
+        self, name: str, count: int, job: str, reason: str, record: PoolRecord, command: str = ""
     ) -> PoolRecord:
         pool, now = self._pools[name], time.time()
-        left, _ = PoolFacts(pool=pool, record=record, unusable=self._unlisted[name]).left(now)
+        left, _ = self._facts_of(name, record).left(now)
         prefix = machine_prefix(self._config.file.name, name)
         return ordered(record, pool, prefix, min(count, left), job, reason, now, command)
 

@@ -77,8 +77,8 @@ def replaced(record: PoolRecord, machine: Machine, now: float) -> PoolRecord:
 def failed(record: PoolRecord, pool: MachinePool, why: str, now: float) -> PoolRecord:
     """The record after an order that gave no machine: the pool rests, twice as long each time.
 
-    What fails while it rests was ordered before: it is the same failure. Else one shortage would stop a pool of
-    which several machines were ordered at once, until a person resets it.
+    What fails while it rests was ordered before: it is the same failure. Else one shortage would stop a pool
+    of which several machines were ordered at once, until a person resets it.
     """
     if now < record.rests_until:
         return record.model_copy(update={"failure": why})

@@ -249,6 +249,29 @@ async def test_a_persons_order_that_comes_again_is_the_same_order(dial: Dial, st
     assert set(await world.machines()) == {"t-far-1", "t-far-2"}
 
 
+async def test_orders_that_come_at_the_same_time_are_looked_at_one_after_another(
+    dial: Dial, start: Start
+) -> None:
+    """The same one twice, through two gateways, and another one for which nothing is left then."""
+    world = World(dial, start, Fleet())
+    await world.open()
+    await world.provisioner()
+
+    async def usable() -> bool:
+        return not (await world.status()).pools[0].says
+
+    await eventually(usable)
+    order, row = OrderMachines(pool="far", by="olga", count=2), subjects.ORDER_MACHINES
+    answers = await asyncio.gather(
+        *(world.gateway.command(row, order, deadline_s=PATIENCE_S, cause=f"key.{n}") for n in (1, 1, 2)),
+        return_exceptions=True,
+    )
+    refused = [answer for answer in answers if isinstance(answer, Conflict)]
+    assert [error.text for error in refused] == ["pool far: 2 asked for, and 0 may be ordered now (most 2)"]
+    assert len([answer for answer in answers if isinstance(answer, MachinesStatus)]) == 2
+    assert set(await world.machines()) == {"t-far-1", "t-far-2"}
+
+
 async def test_a_pool_that_only_says_what_it_would_do(dial: Dial, start: Start) -> None:
     world = World(dial, start, Fleet(), dry_run=True)
     await world.open()
