@@ -114,6 +114,25 @@ async def test_what_an_order_leaves_behind_goes_on(tmp_path: Path) -> None:
         process.kill()
 
 
+async def test_what_holds_the_output_of_an_order_open_goes_on_as_well(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    writes = "(while :; do head -c 100000 /dev/zero; echo >>$0/alive; sleep 0.05; done) & echo $! >$0/pid"
+    driver = commands(there, timeout_s=5.0, order=writes)
+    await driver.order("m-1")
+    process = psutil.Process(int((there / "pid").read_text()))
+    try:
+        written = (there / "alive").stat().st_size
+        await eventually(lambda: (there / "alive").stat().st_size > written + 5)
+    finally:
+        os.killpg(os.getpgid(process.pid), signal.SIGKILL)
+
+
+async def test_a_list_that_is_too_long_to_be_read_whole_is_none(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    with pytest.raises(Unavailable, match="list: more than 1,048,576 bytes"):
+        await commands(there, list="yes other-machine | head -c 1100000").machines()
+
+
 async def test_what_is_certain_after_a_command_is_told_by_its_error(tmp_path: Path) -> None:
     there = tmp_path / "there"
     with pytest.raises(Refused, match="order: quota of 8 cards is used up"):
