@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -77,6 +78,32 @@ async def test_a_process_that_cannot_be_started_is_refused(folder: Path) -> None
         await local(folder.parent / "file" / "below").order("m-1")
     with pytest.raises(Refused, match="is no machine's name"):
         await local(folder).order("../m-1")
+
+
+@pytest.mark.parametrize("where", ["os.open", "fcntl.flock"])
+async def test_a_machine_that_cannot_be_looked_at_is_not_gone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Too many open files, say: else another one would be ordered in its place."""
+    driver = local(folder)
+    await driver.order("m-1")
+    await begun(folder, "m-1")
+    calls = 0
+
+    def fails(*args: object) -> int:
+        nonlocal calls
+        calls += 1
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"entities.provisioner.drivers.local_driver.{where}", fails)
+        with pytest.raises(Unavailable, match="Too many open files"):
+            await driver.machines()
+        with pytest.raises(Unavailable, match="Too many open files"):
+            await driver.release("m-1")
+    assert calls
+    assert await driver.machines() == {"m-1"}
+    await driver.release("m-1")
 
 
 # --- commands --------------------------------------------------------------------------------------------
