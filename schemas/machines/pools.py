@@ -102,9 +102,14 @@ class MachinePool(Part):
 
 
 class PoolsFile(Part):
-    """The whole file. `name` begins the machines' names, so that two meshes never take each other's."""
+    """The whole file. `name` begins the machines' names, so that two meshes never take each other's.
 
-    name: PoolName = Field("dmsc", description="of the mesh, in the names of its machines")
+    It has no dash: else mesh `a` with pool `b-c` and mesh `a-b` with pool `c` would have the same machines.
+    """
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+$", max_length=32)] = Field(
+        "dmsc", description="of the mesh, in the names of its machines: small letters and digits"
+    )
     pools: dict[PoolName, MachinePool] = Field(max_length=64)
 
     @model_validator(mode="after")

@@ -35,6 +35,7 @@ def test_the_example_is_read_also_with_what_it_has_in_comments() -> None:
         ("pools: {a: {driver: local, least: 2}}", "least 2 is more than most 0"),
         ("pools: {a: {driver: local, budget: 5}}", "budget: it is counted by price, which is 0: give price"),
         ("pools: {A_b: {driver: local}}", "pools.A_b"),
+        ("{name: a-b, pools: {c: {driver: local}}}", "pools.yaml: name: 'a-b' does not fit"),
         ("pools: {a: {driver: local, cluster: router}}", "pools.a: cluster 'router': 'router' is the name"),
         (
             f"pools: {{a: {{driver: command, commands: {COMMANDS}}}}}",
