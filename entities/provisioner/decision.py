@@ -89,7 +89,7 @@ def fits(pool: MachinePool, name: str, job: JobDemand) -> bool:
     needs = job.needs
     labels = {**pool.labels, "pool": name}
     return (
-        name not in job.unfit_pools
+        f"{pool.cluster}/{name}" not in job.unfit_pools
         and (not needs.clusters or pool.cluster in needs.clusters)
         and needs.device in ("", pool.device)
         and (not pool.memory_gib or needs.memory_bytes <= pool.memory_gib * (1 << 30))

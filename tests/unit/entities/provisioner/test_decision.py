@@ -155,8 +155,11 @@ def test_only_pools_with_such_slots_are_asked(
 
 
 def test_a_pool_that_turned_out_not_to_serve_a_job_is_not_asked_again() -> None:
-    assert decided(lacks("j1", 1, unfit_pools=("cpu",))).waits == (
+    assert decided(lacks("j1", 1, unfit_pools=("a/cpu",))).waits == (
         "j1 lacks 1 slots, no pool has such slots: nothing is ordered",
+    )
+    assert orders(decided(lacks("j1", 1, unfit_pools=("b/cpu",)))), (
+        "another cluster's nodes say nothing of it"
     )
 
 
