@@ -159,7 +159,7 @@ def test_a_pool_that_turned_out_not_to_serve_a_job_is_not_asked_again() -> None:
         "j1 lacks 1 slots, no pool has such slots: nothing is ordered",
     )
     assert orders(decided(lacks("j1", 1, unfit_pools=("b/cpu",)))), (
-        "another cluster's nodes say nothing of it"
+        "another cluster's nodes"
     )
 
 
