@@ -388,27 +388,36 @@ class ProvisionerLeader:
         await self._confirmed()
         try:
             await self._drivers[name].order(machine)
-            change = partial(self._placed, machine, MachineState.STARTING, "ordered; its node is awaited")
+            unlisted = not self._drivers[name].idempotent
+            why = "ordered; its node is awaited"
+            change = partial(self._placed, machine, MachineState.STARTING, why, unlisted)
         except Refused as error:
             change = partial(self._refused_order, name, machine, error.text)
         except Unavailable as error:
-            change = partial(self._placed, machine, MachineState.DOUBTED, error.text)
+            change = partial(self._placed, machine, MachineState.DOUBTED, error.text, True)
         before, after = await self._book.change(name, change)
         self._tell(name, before, after)
 
-    def _placed(self, machine: str, state: MachineState, reason: str, record: PoolRecord) -> PoolRecord:
-        there = _machine(record, machine)
-        open_ = (MachineState.ORDERED, MachineState.DOUBTED)
-        if there is None or there.state not in open_ or there.state is state:
+    def _placed(
+        self, machine: str, state: MachineState, reason: str, unlisted: bool, record: PoolRecord
+    ) -> PoolRecord:
+        there, now = _machine(record, machine), time.time()
+        if there is None or there.state is state:
             return record
-        now = time.time()
-        return replaced(record, moved(there, state, reason, now), now)
+        if there.state is MachineState.RELEASED:  # meanwhile: it is looked for by a listing after its order
+            asked = there.model_copy(update={"since": now, "unlisted": unlisted})
+            return replaced(record, asked, now)
+        if there.state not in (MachineState.ORDERED, MachineState.DOUBTED):
+            return record
+        return replaced(record, moved(there, state, reason, now, unlisted=unlisted), now)
 
     def _refused_order(self, name: str, machine: str, why: str, record: PoolRecord) -> PoolRecord:
         there = _machine(record, machine)
+        now = time.time()
+        if there is not None and there.state is MachineState.RELEASED:
+            return replaced(record, moved(there, MachineState.ENDED, there.reason, now), now)
         if there is None or there.state not in (MachineState.ORDERED, MachineState.DOUBTED):
             return record
-        now = time.time()
         return failed(
             replaced(record, moved(there, MachineState.ENDED, why, now), now), self._pools[name], why, now
         )

@@ -192,7 +192,7 @@ def _seen(
     if state in COMING:
         return _coming(record, pool, machine, there, node, listing, now)
     if state is MachineState.RELEASED:
-        if there is False:
+        if there is False and not _may_still_come(pool, machine, listing):
             ended = moved(machine, MachineState.ENDED, machine.reason, now)
             return replaced(record, ended, now)
         return record
@@ -227,21 +227,34 @@ def _coming(
     now: float,
 ) -> PoolRecord:
     if node is not None:
-        joined = moved(machine, MachineState.JOINED, "its node has joined", now, idle_since=now)
+        why = "its node has joined"
+        joined = moved(machine, MachineState.JOINED, why, now, idle_since=now, unlisted=False)
         return recovered(replaced(record, joined, now))
     if now - machine.ordered_at >= pool.boot_s:
         why = f"its node has not joined within {pool.boot_s:g} s of the order"
         return failed(replaced(record, moved(machine, MachineState.RELEASED, why, now), now), pool, why, now)
     if there and machine.state is not MachineState.STARTING:
-        return replaced(record, moved(machine, MachineState.STARTING, "its driver knows it", now), now)
-    if there is False and machine.state is MachineState.STARTING:
+        known = moved(machine, MachineState.STARTING, "its driver knows it", now, unlisted=False)
+        return replaced(record, known, now)
+    if there and machine.unlisted:
+        return replaced(record, machine.model_copy(update={"unlisted": False}), now)
+    late = _may_still_come(pool, machine, listing)
+    if there is False and machine.state is MachineState.STARTING and not late:
         why = "it went away before its node had joined"
         return failed(replaced(record, moved(machine, MachineState.ENDED, why, now), now), pool, why, now)
-    in_doubt = machine.state is MachineState.DOUBTED and listing is not None
-    if in_doubt and there is False and listing is not None and listing.at - machine.since >= pool.doubt_s:
+    if there is False and machine.state is MachineState.DOUBTED and not late:
         why = f"nobody knows it {pool.doubt_s:g} s after its order ({machine.reason})"
         return failed(replaced(record, moved(machine, MachineState.ENDED, why, now), now), pool, why, now)
     return record
+
+
+def _may_still_come(pool: MachinePool, machine: Machine, listing: Listing | None) -> bool:
+    """Whether a machine that no listing has shown yet may be in the next one: sources take their time.
+
+    Nor is one gone that was given back while its order was under way.
+    """
+    unknown = machine.unlisted or machine.state is MachineState.DOUBTED
+    return unknown and (listing is None or listing.at - machine.since < pool.doubt_s)
 
 
 def _with_strays(
@@ -293,6 +306,7 @@ def ordered(
             ordered_for=job,
             because=because,
             reason=because,
+            unlisted=True,
             order=order,
         )
         for number in numbers

@@ -42,14 +42,16 @@ class Fleet:
         self.there: set[str] = set()
         self.error: DmscError | None = None
         self.hangs = False
+        self.goes_on = asyncio.Event()
         self.lands = True
+        self.listed = 0
 
     async def order(self, machine: str) -> None:
         self.orders[machine] += 1
         if self.hangs:
             if self.lands:
                 self.there.add(machine)
-            await asyncio.Event().wait()
+            await self.goes_on.wait()
         if self.error is not None:
             raise self.error
         self.there.add(machine)
@@ -59,6 +61,7 @@ class Fleet:
         self.there.discard(machine)
 
     async def machines(self) -> frozenset[str]:
+        self.listed += 1
         return frozenset(self.there)
 
 
@@ -356,6 +359,28 @@ async def test_a_node_of_another_cluster_or_pool_is_no_machine_whatever_its_name
 
     await eventually(heard)
     assert (await world.machines())["t-far-2"].state is S.STARTING
+
+
+async def test_a_machine_that_is_given_back_while_it_is_ordered_counts_until_its_order_has_ended(
+    dial: Dial, start: Start
+) -> None:
+    world = World(dial, start, Fleet(), most=1, doubt_s=NEVER_S)
+    await world.open()
+    world.fleet.hangs = True
+    await world.provisioner()
+    await world.orchestrator.lack(1)
+    await eventually(lambda: world.fleet.orders["t-far-1"])
+    world.fleet.there.clear()  # it is not listed yet
+    listed = world.fleet.listed
+    await world.gateway.command(subjects.RELEASE_MACHINE, ReleaseMachine(machine="t-far-1", by="olga"))
+    await eventually(lambda: world.fleet.listed > listed + 3)
+    assert set(await world.machines()) == {"t-far-1"}
+    assert world.fleet.orders == {"t-far-1": 1}
+    world.fleet.goes_on.set()
+    world.fleet.hangs = False
+    await world.until("t-far-1", S.ENDED)
+    assert world.fleet.released["t-far-1"]
+    await world.until("t-far-2", S.STARTING)
 
 
 async def test_what_an_earlier_mesh_left_is_given_back(dial: Dial, start: Start) -> None:

@@ -158,9 +158,7 @@ def test_a_pool_that_turned_out_not_to_serve_a_job_is_not_asked_again() -> None:
     assert decided(lacks("j1", 1, unfit_pools=("a/cpu",))).waits == (
         "j1 lacks 1 slots, no pool has such slots: nothing is ordered",
     )
-    assert orders(decided(lacks("j1", 1, unfit_pools=("b/cpu",)))), (
-        "another cluster's nodes"
-    )
+    assert orders(decided(lacks("j1", 1, unfit_pools=("b/cpu",)))), "another cluster's nodes"
 
 
 def test_a_pool_rests_after_a_failure_and_stops_after_many() -> None:
@@ -297,6 +295,19 @@ def test_a_doubted_order_is_looked_for_until_its_time_is_over() -> None:
     assert states(seen(record(doubted), now=NOW + 61, at=NOW + 59, doubt_s=60.0)) == [S.DOUBTED]
     found = seen(record(doubted), now=NOW + 61, doubt_s=60.0)
     assert (states(found), found.failures, found.ended[0].id) == ([], 1, "m-cpu-1")
+
+
+@pytest.mark.parametrize("state", [S.STARTING, S.RELEASED])
+def test_a_machine_that_was_never_listed_may_still_come(state: MachineState) -> None:
+    """Its order has ended well, or it was given back meanwhile; its source takes a while to list it."""
+    new = record(machine(1, state, since=NOW, ordered_at=NOW, unlisted=True))
+    assert states(seen(new, now=NOW + 59, doubt_s=60.0)) == [state]
+    found = seen(new, now=NOW + 61, doubt_s=60.0)
+    assert (states(found), found.failures) == ([], int(state is S.STARTING))
+    listed = seen(new, "m-cpu-1", now=NOW + 1, doubt_s=60.0)
+    if state is S.STARTING:
+        assert not listed.machines[0].unlisted
+        assert states(seen(listed, now=NOW + 2, doubt_s=60.0)) == []
 
 
 def test_a_machine_whose_node_never_joins_is_given_back_and_its_pool_rests_longer_each_time() -> None:
