@@ -152,6 +152,7 @@ async def test_what_holds_the_output_of_an_order_open_goes_on_as_well(tmp_path: 
         await eventually(lambda: (there / "alive").stat().st_size > written + 5)
     finally:
         os.killpg(os.getpgid(process.pid), signal.SIGKILL)
+        await eventually(lambda: is_gone(process.pid))
 
 
 async def test_a_list_that_is_too_long_to_be_read_whole_is_none(tmp_path: Path) -> None:
@@ -180,11 +181,11 @@ async def test_a_command_that_hangs_is_killed_with_what_it_started(tmp_path: Pat
     with pytest.raises(Unavailable, match=r"order took longer than 0\.5 s"):
         await driver.order("m-1")
     pid = int((there / "pid").read_text())
+    await eventually(lambda: is_gone(pid))
 
-    def is_gone() -> bool:
-        try:
-            return " Z " in Path(f"/proc/{pid}/stat").read_text()
-        except OSError:
-            return True
 
-    await eventually(is_gone)
+def is_gone(pid: int) -> bool:
+    try:
+        return " Z " in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
