@@ -126,8 +126,12 @@ def decide(facts: Mapping[str, PoolFacts], demand: MachineDemand, now: float) ->
     if not told:
         return found
     instead = _decide(facts, demand, now, frozenset())  # what would be, if these pools ordered as well
-    orders = (*found.orders, *(order for order in instead.orders if order.pool in told))
-    return replace(found, orders=orders)
+    would = tuple(order for order in instead.orders if order.pool in told)
+    served = {order.job for order in would} - {
+        order.job for order in instead.orders if order.pool not in told
+    }
+    waits = tuple(line for line in found.waits if line.split()[0] not in served)  # what would be is said
+    return replace(found, orders=(*found.orders, *would), waits=waits)
 
 
 def _decide(

@@ -228,7 +228,8 @@ def _coming(
 ) -> PoolRecord:
     if node is not None:
         why = "its node has joined"
-        joined = moved(machine, MachineState.JOINED, why, now, idle_since=now, unlisted=False)
+        idle_since = None if node.taken else now
+        joined = moved(machine, MachineState.JOINED, why, now, idle_since=idle_since, unlisted=False)
         return recovered(replaced(record, joined, now))
     if now - machine.ordered_at >= pool.boot_s:
         why = f"its node has not joined within {pool.boot_s:g} s of the order"

@@ -284,6 +284,12 @@ def test_a_machine_that_its_driver_knows_starts_and_one_whose_node_is_there_has_
     assert found.failures == 0
 
 
+def test_a_machine_that_has_work_when_it_joins_is_not_idle() -> None:
+    found = seen(record(machine(1, S.STARTING)), "m-cpu-1", nodes=(use(1, 1),))
+    assert found.machines[0].idle_since is None
+    assert returns(decided(pools={"cpu": (pool(idle_s=0.0), found)})) == []
+
+
 def test_an_order_in_flight_is_not_given_up_because_a_listing_lacks_it() -> None:
     assert states(seen(record(machine(1, S.ORDERED)))) == [S.ORDERED]
     assert states(seen(record(machine(1, S.STARTING)), at=NOW - 200)) == [S.STARTING], "an older listing"
