@@ -494,3 +494,67 @@ def test_whatever_happens_caps_hold_no_name_is_ordered_twice_and_all_goes_back_t
         world.step(0, "good", False)
     assert world.record.machines == ()
     assert world.cloud == set()
+
+
+ANY_POOL = st.builds(
+    lambda dry_run, **rules: pool(dry_run=dry_run, idle_s=60.0, **rules),
+    slots=st.integers(1, 4),
+    most=st.integers(0, 5),
+    price=st.just(2.0),
+    budget=st.sampled_from([0.0, 3.0, 9.0, 1e6]),
+    dry_run=st.booleans(),
+)
+ANY_MACHINE = st.tuples(
+    st.sampled_from([state for state in S if state is not S.ENDED]),
+    st.sampled_from([None, NOW - 100.0, NOW - 10.0]),
+)
+ANY_JOB = st.tuples(st.integers(0, 12), st.integers(0, 4), st.booleans())
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    pools=st.lists(st.tuples(ANY_POOL, st.lists(ANY_MACHINE, max_size=5)), min_size=1, max_size=3),
+    jobs=st.lists(ANY_JOB, max_size=5),
+    spent=st.floats(0.0, 10.0),
+)
+def test_whatever_is_asked_for_caps_and_budgets_hold_and_no_job_gets_half(
+    pools: list[tuple[MachinePool, list[tuple[MachineState, float | None]]]],
+    jobs: list[tuple[int, int, bool]],
+    spent: float,
+) -> None:
+    facts = {}
+    for number, (rules, there) in enumerate(pools):
+        machines = (
+            machine(each, state, str(number), price=2.0, idle_since=idle if state is S.JOINED else None)
+            for each, (state, idle) in enumerate(there)
+        )
+        held = record(*machines, pool=str(number), spent=spent)
+        facts[str(number)] = PoolFacts(pool=rules, record=held)
+    wanted = [
+        lacks(f"j{number}", lacking, lacking + 2, wished=wished).model_copy(update={"waits": waits})
+        for number, (lacking, wished, waits) in enumerate(jobs)
+    ]
+    found = decide(facts, MachineDemand(jobs=tuple(wanted)), NOW)
+    for name, each in facts.items():
+        count = sum(order.count for order in found.orders if order.pool == name)
+        machines_then = len(each.record.machines) + count
+        assert not count or machines_then <= each.pool.most
+        assert not count or spent_today(each.record, NOW) + 2.0 * machines_then <= (each.pool.budget or 0.0)
+        for back in (one for one in found.returns if one.pool == name):
+            given = next(one for one in each.record.machines if one.id == back.machine)
+            assert "budget" in back.reason or (given.state is S.JOINED and given.idle_since == NOW - 100.0)
+    real = {name for name, each in facts.items() if not each.pool.dry_run}
+    coming = sum(
+        each.pool.slots
+        for each in facts.values()
+        for one in each.record.machines
+        if one.state in (S.ORDERED, S.DOUBTED, S.STARTING)
+    )
+    room = coming + sum(
+        order.count * facts[order.pool].pool.slots for order in found.orders if order.pool in real
+    )
+    refused = {line.split()[0] for line in found.waits}
+    whole = sum(job.lacking for job in wanted if job.job not in refused)
+    would = {order.job for order in found.orders if order.pool not in real}
+    if not would:
+        assert room >= whole, "each job that is not refused gets all that it lacks"
