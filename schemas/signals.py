@@ -69,8 +69,8 @@ class AccessDecision(Message, wire="signal.access.decision", version=(1, 2)):
     """The authorizer's answer to one request, with its reason.
 
     `rule` is the access file's rule that decided. `token_id`, `issued_at` and `expires_at` identify the token
-    without revealing it: a gateway can tell from them that the token was revoked meanwhile. `valid_s` is 0:
-    gateways of former versions kept an answer for so long, and no answer is to be kept (ADR-0045).
+    without revealing it: a gateway can tell from them that the token was revoked meanwhile. For `valid_s`
+    seconds a gateway may keep it: one for who asks a service again and again, none for all else (ADR-0186).
     """
 
     allow: bool

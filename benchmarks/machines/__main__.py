@@ -1,6 +1,6 @@
 """How soon machines come and go by themselves, and what is ordered twice when leaders are killed.
 
-    python -m benchmarks.machines [--only cycle,kills,gangs] [--rounds 10] [--kills 50] [--pairs 20]
+    python -m benchmarks.machines [--only cycle,kills,gangs,pods] [--rounds 10] [--kills 50] [--pairs 20]
 
 Each section has a mesh without slots, a provisioner, and machines that are processes here; node agents start
 on the cores that everything shares. A figure that misses its bar is marked MISSED, and the exit code is 0;
@@ -18,8 +18,9 @@ from benchmarks.harness.command import command
 from benchmarks.machines.cycle import cycle
 from benchmarks.machines.gangs import gangs
 from benchmarks.machines.kills import kills
+from benchmarks.machines.pods import pods
 
-SECTIONS = {"cycle": cycle, "kills": kills, "gangs": gangs}
+SECTIONS = {"cycle": cycle, "kills": kills, "gangs": gangs, "pods": pods}
 
 
 def main() -> None:
@@ -27,8 +28,8 @@ def main() -> None:
     parser = command(
         __doc__,
         as_json=False,
-        rounds=(10, "jobs of the section `cycle`"),
-        kills=(50, "of provisioner and orchestrator, in the section `kills`"),
+        rounds=(10, "jobs of the sections `cycle` and `pods`"),
+        kills=(50, "of leaders, in the sections `kills` and `pods`"),
         pairs=(20, "of jobs, in the section `gangs`"),
         seed=(1, "of the kills, and of the first pair; each next one has the next", 0),
         limit=(30.0, "minutes for a section"),

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -46,7 +46,7 @@ class Model:
 
 MODELS = {
     "digits": Model("pixels", (35,), 1.2),
-    "vit": Model("pixel_values", (3, 32, 32), 0.95),
+    "vit": Model("inputs", (3, 32, 32), 0.95),
     "unet": Model("noisy", (1, 16, 16), 0.95),
 }
 
@@ -55,7 +55,7 @@ MODELS = {
 class Door:
     """Where a side answers, and what it is asked."""
 
-    url: str
+    urls: Sequence[str]
     path: str
     token: str
     body: bytes
@@ -80,8 +80,8 @@ async def predict(options: argparse.Namespace, sheet: FaultSheet) -> None:
                     one = {**tensor, "dtype": "float32", "shape": [1, *model.shape]}
                     ours = {"model": name, "inputs": {model.inputs: one}, "format": "base64"}
                     doors = {
-                        "dmsc": Door(address.urls[0], "/v1/predict", address.token or "", encoded(ours)),
-                        "LitServe": Door(url, "/predict", "", encoded(tensor)),
+                        "dmsc": Door(address.urls, "/v1/predict", address.token or "", encoded(ours)),
+                        "LitServe": Door([url], "/predict", "", encoded(tensor)),
                     }
                     rates = Rates()
                     for _, side in turns(list(doors), options.rounds):
@@ -128,24 +128,25 @@ def encoded(body: Mapping[str, object]) -> bytes:
 
 
 async def answers_per_s(door: Door) -> float:
-    """Of clients that ask again as soon as they are answered, each over a connection of its own."""
+    """Of clients that ask again once they are answered, over connections of their own, to all gateways."""
     began = time.perf_counter()
-    counts = await asyncio.gather(*(asked(door, began + MEASURED_S) for _ in range(CLIENTS)))
+    counts = await asyncio.gather(*(asked(door, number, began + MEASURED_S) for number in range(CLIENTS)))
     return sum(counts) / (time.perf_counter() - began)
 
 
-async def asked(door: Door, until: float) -> int:
+async def asked(door: Door, client: int, until: float) -> int:
     """How many answers one client gets.
 
     Raises:
         NothingMeasured: One is an error.
     """
-    connection, count = Connection(door.url), 0
+    url, count = door.urls[client % len(door.urls)], 0
+    connection = Connection(url)
     try:
         while time.perf_counter() < until:
             answer = await connection.ask("POST", door.path, door.token, door.body)
             if answer.status != 200:
-                raise NothingMeasured(f"{door.url} answered {answer.status}: {answer.body[:200]!r}", SECTION)
+                raise NothingMeasured(f"{url} answered {answer.status}: {answer.body[:200]!r}", SECTION)
             count += 1
     finally:
         connection.close()

@@ -155,11 +155,11 @@ class Client:
     cordon = _called(AsyncClient.cordon)
     uncordon = _called(AsyncClient.uncordon)
     drain = _called(AsyncClient.drain)
-    leave = _called(AsyncClient.leave)
     machines = _called(AsyncClient.machines)
     order_machines = _called(AsyncClient.order_machines)
     release_machine = _called(AsyncClient.release_machine)
     reset_pool = _called(AsyncClient.reset_pool)
+    leave = _called(AsyncClient.leave)
 
     each_fault = _iterated(AsyncClient.each_fault)
     faults = _called(AsyncClient.faults)

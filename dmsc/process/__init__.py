@@ -11,5 +11,6 @@ machine_drivers.py how pools of machines get theirs
 policy_loading.py  a policy by name or from a user's file
 run_options.py     the options of `dmsc run`
 sandboxing.py      how users' code is confined here (ADR-0034)
+secret_manifests.py a mesh's secrets as Secrets of Kubernetes
 serving.py         runs services until a signal and stops them in order
 """

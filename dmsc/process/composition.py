@@ -293,9 +293,12 @@ def _provisioner(options: RunOptions, address: BusAddress) -> ServicePart:
         raise BadInput("provisioner needs pools: --pools FILE (or DMSC_POOLS), as examples/pools.yaml")
     guarded = is_root(address.token) or is_credential(address.token)
     state = (options.state or default_state()).absolute()
+    file = read_pools(options.pools, guarded=guarded)
+    for name, pool in file.pools.items():
+        driver_of(file.name, name, pool, address, state)  # what a driver lacks here is said at once
     config = ProvisionerConfig(
-        file=read_pools(options.pools, guarded=guarded),
-        make_driver=lambda name, pool: driver_of(name, pool, address, state),
+        file=file,
+        make_driver=lambda name, pool: driver_of(file.name, name, pool, address, state),
         node=node_name(),
         lease=LeadershipLeaseConfig(lease_s=lease_s(options.replicas)),
     )

@@ -1,4 +1,4 @@
-"""How the provisioner's pools get their machines: what is run here, or which commands of the user."""
+"""How the provisioner's pools get their machines: what is run here, which commands, which pods."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ if TYPE_CHECKING:
     from entities.provisioner.drivers.machine_driver import MachineDriver
     from schemas.machines.pools import MachinePool
 
+STOP_GRACE = 10.0
+"""Seconds in which an agent that is ended moves what it has: less than `LocalDriver` waits for its end."""
 
-def driver_of(name: str, pool: MachinePool, address: BusAddress, state: Path) -> MachineDriver:
+
+def driver_of(mesh: str, name: str, pool: MachinePool, address: BusAddress, state: Path) -> MachineDriver:
     """The driver of a pool.
 
     Args:
+        mesh: the name in the file of pools.
         name: the pool's.
         address: the bus that its machines join.
         state: the folder below which local machines have their files.
@@ -30,14 +34,22 @@ def driver_of(name: str, pool: MachinePool, address: BusAddress, state: Path) ->
     if pool.commands is not None:
         fields = {"pool": name, "cluster": pool.cluster, "slots": str(pool.slots)}
         return CommandDriver(pool.commands, fields, secrets)
+    join = ["--cluster", pool.cluster, "--slots", str(pool.slots)]
+    join += [word for label in labels_of(name, pool) for word in ("--label", label)]
+    if (rules := pool.kubernetes) is not None:
+        from entities.provisioner.drivers.kubernetes_driver import KubernetesApi, KubernetesDriver
+        from entities.provisioner.drivers.kubernetes_manifest import MachinePods
+
+        api = KubernetesApi(rules.kubeconfig, rules.context, rules.namespace, timeout_s=rules.timeout_s)
+        bus, words = rules.bus or secrets["DMSC_BUS"], [*join, *pool.options]
+        return KubernetesDriver(api, MachinePods(mesh=mesh, pool=name, rules=rules, bus=bus, join=words))
     if address.token and not pool.credential:  # a mesh without a guard, whose bus has one token for all
         secrets["DMSC_BUS_TOKEN"] = address.token
     folder = state / "machines" / name
     command = [
         *(sys.executable, "-m", "dmsc", "join", secrets["DMSC_BUS"]),
-        *("--node", "{machine}", "--cluster", pool.cluster, "--slots", str(pool.slots)),
-        *(word for label in labels_of(name, pool) for word in ("--label", label)),
-        *("--logs", str(folder / "logs"), "--metrics-port", "0"),
+        *("--node", "{machine}", *join),
+        *("--logs", str(folder / "logs"), "--metrics-port", "0", "--grace", f"{STOP_GRACE:g}"),
         *pool.options,
     ]
     return LocalDriver(folder, command, secrets)

@@ -57,6 +57,8 @@ log = get_logger("authorizer")
 
 QUEUE_GROUP = "authorizer"
 
+KEPT_FOR = {"service.use": 1.0}
+"""Seconds for which gateways may keep a permission that is not audited (ADR-0186); the rest is asked anew."""
 NO_RESEARCHERS = "this mesh has no researchers: nothing holds their code on its machine (dmsc doctor)"
 
 
@@ -176,6 +178,8 @@ class Authorizer:
             self.audit.refused(**{**fields, "user": user.name})
         elif ruling.audited:  # raises `Unavailable` if it can't be recorded: then it may not be done
             await self.audit.act("act", request_id=envelope.id, **fields)
+        elif (valid_s := KEPT_FOR.get(message.action, 0.0)) > 0:
+            decision = decision.model_copy(update={"valid_s": valid_s})
         log.info(
             "access",
             allow=decision.allow,

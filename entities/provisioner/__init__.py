@@ -13,7 +13,7 @@ any number leads; all that it knows is in the bucket `machine_pools`.
 - `machine_requests`: what people ask of it
 - `node_emptying`: how a machine's node is emptied
 - `service`: stands for the lead
-- `drivers`: processes of this machine; commands of the user
+- `drivers`: processes of this machine; commands of the user; pods of a Kubernetes cluster
 """
 
 from entities.provisioner.leader import ProvisionerConfig

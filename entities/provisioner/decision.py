@@ -26,6 +26,8 @@ class MachineOrder:
     count: int
     job: str
     reason: str
+    is_gang: bool = False
+    """Fewer would be of no use: the job begins with all of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,11 +192,14 @@ def _serve_whole(fitting: Mapping[str, _Supply], job: JobDemand) -> str:
         have = f"pools give {can}" if fitting else "no pool has such slots"
         return f"{job.job} lacks {job.lacking} slots, {have}{f' ({why})' if why else ''}: nothing is ordered"
     text = f"{job.job} lacks {job.lacking} of {job.slots} slots"
-    _serve(fitting, job.lacking, job.job, f"{text}: {job.reason}" if job.reason else text)
+    reason = f"{text}: {job.reason}" if job.reason else text
+    _serve(fitting, job.lacking, job.job, reason, is_gang=True)
     return ""
 
 
-def _serve(fitting: Mapping[str, _Supply], slots: int, job: str, reason: str) -> None:
+def _serve(
+    fitting: Mapping[str, _Supply], slots: int, job: str, reason: str, *, is_gang: bool = False
+) -> None:
     """Takes what is coming anyway, and orders the rest as far as that is possible."""
     for supply in fitting.values():
         taken = min(slots, supply.coming)
@@ -204,14 +209,15 @@ def _serve(fitting: Mapping[str, _Supply], slots: int, job: str, reason: str) ->
         size = supply.facts.pool.slots
         count = min(math.ceil(slots / size), supply.left)
         if count > 0:
-            _order(name, supply, count, job, reason)
+            _order(name, supply, count, job, reason, is_gang=is_gang)
             supply.coming += max(0, count * size - slots)
             slots = max(0, slots - count * size)
 
 
-def _order(name: str, supply: _Supply, count: int, job: str, reason: str) -> None:
+def _order(name: str, supply: _Supply, count: int, job: str, reason: str, *, is_gang: bool = False) -> None:
     supply.left -= count
-    supply.orders.append(MachineOrder(pool=name, count=count, job=job, reason=reason))
+    order = MachineOrder(pool=name, count=count, job=job, reason=reason, is_gang=is_gang and count > 1)
+    supply.orders.append(order)
 
 
 def _staying(facts: PoolFacts) -> int:

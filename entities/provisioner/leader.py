@@ -23,7 +23,7 @@ from bus.tasks import TaskSet, background
 from entities import metrics
 from entities.election.lease import LeadershipLeaseConfig
 from entities.provisioner.decision import PoolFacts, ProvisioningDecision, decide, next_due
-from entities.provisioner.drivers.machine_driver import MachineDriver
+from entities.provisioner.drivers.machine_driver import GangDriver, MachineDriver
 from entities.provisioner.machine_requests import MachineRequests
 from entities.provisioner.node_emptying import NodeEmptying
 from entities.provisioner.pool_book import PoolBook
@@ -57,7 +57,7 @@ class ProvisionerTimes:
 
     tick_s: float = 1.0
     """Between looks without any news: idle machines and budgets change by the clock alone."""
-    list_s: Mapping[str, float] = field(default_factory=lambda: {"local": 1.0})
+    list_s: Mapping[str, float] = field(default_factory=lambda: {"local": 1.0, "kubernetes": 1.0})
     """Between two questions to a driver, which machines there are."""
     list_else_s: float = 5.0
     again_s: float = 3.0
@@ -174,9 +174,6 @@ class ProvisionerLeader:
             except DmscError as error:
                 log.info("pools can't be read yet", reason=error.text)
                 await asyncio.sleep(self._config.times.retry_s)
-        for name, pool in self._pools.items():  # the last leader may have ended before it did so
-            for machine in self._book.record(name).ended:
-                self._start(machine.id, self._emptying.forget(pool.cluster, machine.id))
         with contextlib.suppress(DmscError):
             for name, count in (await self._book.abandoned()).items():
                 remedy = "put it back with most: 0 until it has none"
@@ -253,7 +250,7 @@ class ProvisionerLeader:
             if self._pools[order.pool].dry_run:
                 self._say_once(f"{order.pool}: would order {order.count}: {order.reason}")
                 continue
-            change = partial(self._ordered, order.pool, order.count, order.job, order.reason)
+            change = partial(self._ordered, order.pool, order.count, order.job, order.reason, order.is_gang)
             before, after = await self._book.change(order.pool, change)
             self._tell(order.pool, before, after)
         for each in decision.returns:
@@ -300,15 +297,16 @@ class ProvisionerLeader:
             raise Conflict(f"{asked}, and {left} may be ordered now ({limit})")
         log.info("machines ordered by a person", pool=message.pool, count=message.count, by=message.by)
         why = message.reason or f"ordered by {message.by}"
-        return self._ordered(message.pool, message.count, message.by, why, record, command)
+        return self._ordered(message.pool, message.count, message.by, why, False, record, command)
 
     def _ordered(
-        self, name: str, count: int, job: str, reason: str, record: PoolRecord, command: str = ""
+        self, name: str, count: int, job: str, why: str, is_gang: bool, record: PoolRecord, command: str = ""
     ) -> PoolRecord:
         pool, now = self._pools[name], time.time()
         left, _ = self._facts_of(name, record).left(now)
         prefix = machine_prefix(self._config.file.name, name)
-        return ordered(record, pool, prefix, min(count, left), job, reason, now, command)
+        room = min(count, left)
+        return ordered(record, pool, prefix, room, job, why, now, command, is_gang=is_gang)
 
     def _given_back(self, machine: str, reason: str, at_once: bool, record: PoolRecord) -> PoolRecord:
         there = next((each for each in record.machines if each.id == machine), None)
@@ -328,7 +326,6 @@ class ProvisionerLeader:
         for machine in before.machines:
             if machine.id not in left:
                 log.info("machine", pool=name, machine=machine.id, state=MachineState.ENDED)
-                self._start(machine.id, self._emptying.forget(self._pools[name].cluster, machine.id))
                 self._asked_at.pop(machine.id, None)
         if after.failures > before.failures:
             log.warning("pool rests", pool=name, failures=after.failures, reason=after.failure)
@@ -356,9 +353,9 @@ class ProvisionerLeader:
                 if machine.state is MachineState.DOUBTED and driver.idempotent:
                     self._start(machine.id, self._place(name, machine.id))
                 elif machine.state is MachineState.DRAINING:
-                    use = (nodes[name] or {}).get(machine.id)
-                    if use is not None and not use.cordoned:
-                        empty = self._emptying.begin(pool.cluster, machine.id, machine.reason)
+                    if machine.id in (nodes[name] or {}):
+                        left_s = machine.since + pool.drain_s - time.time()
+                        empty = self._emptying.begin(pool.cluster, machine.id, machine.reason, left_s)
                         self._start(machine.id, empty)
                 elif machine.state is MachineState.RELEASED:
                     self._start(machine.id, self._release(name, machine.id))
@@ -386,10 +383,13 @@ class ProvisionerLeader:
     async def _place(self, name: str, machine: str) -> None:
         """Places an order, and writes down how it went."""
         await self._confirmed()
+        driver, there = self._drivers[name], _machine(self._book.record(name), machine)
         try:
-            await self._drivers[name].order(machine)
-            unlisted = not self._drivers[name].idempotent
-            why = "ordered; its node is awaited"
+            if there is not None and there.gang and isinstance(driver, GangDriver):
+                await driver.order_in_gang(machine, there.gang, there.gang_size)
+            else:
+                await driver.order(machine)
+            why, unlisted = "ordered; its node is awaited", not driver.idempotent
             change = partial(self._placed, machine, MachineState.STARTING, why, unlisted)
         except Refused as error:
             change = partial(self._refused_order, name, machine, error.text)

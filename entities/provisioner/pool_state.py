@@ -89,7 +89,7 @@ def failed(record: PoolRecord, pool: MachinePool, why: str, now: float) -> PoolR
 
 
 def _rest_s(pool: MachinePool, failures: int) -> float:
-    return pool.rest_s * 2 ** min(max(0, failures - 1), MOST_DOUBLINGS)
+    return pool.rest_s * 2.0 ** min(max(0, failures - 1), MOST_DOUBLINGS)
 
 
 def recovered(record: PoolRecord) -> PoolRecord:
@@ -197,11 +197,13 @@ def _seen(
             return replaced(record, ended, now)
         return record
     if there is False and node is None and told:
-        return replaced(record, moved(machine, MachineState.ENDED, "it is gone", now), now)
+        why = machine.reason if state is MachineState.DRAINING else "it is gone"
+        return replaced(record, moved(machine, MachineState.ENDED, why, now), now)
     if not told:
         return record
     if state is MachineState.DRAINING:
-        if node is None or (node.cordoned and not node.taken):
+        late = now - machine.since >= pool.drain_s + pool.away_s  # its agent should have ended itself by now
+        if node is None or late or (node.cordoned and not node.taken):
             return replaced(record, moved(machine, MachineState.RELEASED, machine.reason, now), now)
         return record
     if node is None:  # nobody knows what runs there: it is not idle
@@ -292,10 +294,12 @@ def ordered(
     because: str,
     now: float,
     order: str = "",
+    *,
+    is_gang: bool = False,
 ) -> PoolRecord:
     """The record with so many machines that are about to be ordered. Their names are new for ever.
 
-    `order`: the command by which a person ordered them.
+    `order`: the command by which a person ordered them. `is_gang`: fewer are of no use.
     """
     numbers = range(record.number + 1, record.number + count + 1)
     new = tuple(
@@ -308,6 +312,8 @@ def ordered(
             because=because,
             reason=because,
             unlisted=True,
+            gang=f"{prefix}{numbers.start}" if is_gang and count > 1 else "",
+            gang_size=count if is_gang and count > 1 else 0,
             order=order,
         )
         for number in numbers

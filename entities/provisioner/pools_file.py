@@ -12,10 +12,12 @@ from pydantic import ValidationError
 
 from schemas.errors import BadInput
 from schemas.explain import explain
-from schemas.machines.pools import PoolsFile
+from schemas.machines.pools import MachinePool, PoolsFile
 from schemas.names import misplaced
 
 EXAMPLE = "examples/pools.yaml"
+MOST_PREFIX = 50
+"""Characters before a machine's number: Kubernetes allows names of Jobs 63."""
 
 
 def parse_pools(text: str, where: str) -> PoolsFile:
@@ -65,6 +67,9 @@ def read_pools(path: Path, *, guarded: bool) -> PoolsFile:
                     f"{path}: pools.{name}.commands.{what}: there is no program {words[0]!r}: install it, or"
                     " give its path"
                 )
+        if pool.kubernetes is not None:
+            pools[name] = _checked_pods(pool, f"{found.name}-{name}", path, f"pools.{name}", guarded)
+            continue
         place = f"{path}: pools.{name}.credential"
         if not pool.credential:
             if guarded and pool.driver == "local":
@@ -79,3 +84,32 @@ def read_pools(path: Path, *, guarded: bool) -> PoolsFile:
             )
         pools[name] = pool.model_copy(update={"credential": str(credential)})
     return found.model_copy(update={"pools": pools})
+
+
+def _checked_pods(pool: MachinePool, prefix: str, path: Path, place: str, guarded: bool) -> MachinePool:
+    """The pool with the place of its kubeconfig.
+
+    Raises:
+        BadInput: its pods could not join, or be named.
+    """
+    rules = pool.kubernetes
+    assert rules is not None
+    if len(prefix) > MOST_PREFIX:
+        raise BadInput(
+            f"{path}: {place}: the names of its pods begin with {prefix}, {len(prefix)} characters, of which"
+            f" Kubernetes allows {MOST_PREFIX}: shorten the pool's name, or `name`"
+        )
+    if guarded and not rules.secret:
+        raise BadInput(
+            f"{path}: {place}.kubernetes.secret: missing: the bus lets in nobody without a credential; name"
+            f" a Secret as `dmsc secrets --kubernetes` prints it, dmsc-node-{pool.cluster}"
+        )
+    if not rules.kubeconfig:
+        return pool
+    file = (path.parent / Path(rules.kubeconfig).expanduser()).absolute()
+    if not os.access(file, os.R_OK) or not file.is_file():
+        raise BadInput(
+            f"{path}: {place}.kubernetes.kubeconfig: {file} can't be read: give a file, or leave it out"
+            " for the pod's service account, or as kubectl finds it"
+        )
+    return pool.model_copy(update={"kubernetes": rules.model_copy(update={"kubeconfig": str(file)})})

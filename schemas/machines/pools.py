@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from schemas.base import Part, Seconds, Token
+from schemas.machines.kubernetes import KubernetesMachines
 
 PoolName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=32)]
 """Small letters and digits: also names of pods and hosts are made of it."""
@@ -45,7 +46,7 @@ class PoolCommands(Part):
 class MachinePool(Part):
     """A kind of machine that can be had. All of one pool are alike."""
 
-    driver: Literal["local", "command"] = Field(description="local: processes on this machine")
+    driver: Literal["local", "command", "kubernetes"] = Field(description="local: processes on this machine")
     cluster: Token = Field("a", description="that its machines join")
     slots: int = Field(1, ge=1, le=1024, description="of each machine")
     most: int = Field(0, ge=0, le=MOST_MACHINES, description="machines at a time; 0: none is ordered")
@@ -67,7 +68,11 @@ class MachinePool(Part):
     away_s: Seconds = Field(
         30.0, description="how long a joined machine counts as coming back while its node is not heard of"
     )
-    drain_s: Seconds = Field(120.0, description="before a budget is used up, machines begin to be emptied")
+    drain_s: Seconds = Field(
+        120.0,
+        gt=0,
+        description="a machine's time to be emptied, which begins so long before a budget ends",
+    )
     doubt_s: Seconds = Field(
         60.0, gt=0, description="how long an order whose end nobody saw is looked for by its name"
     )
@@ -75,14 +80,20 @@ class MachinePool(Part):
     failures: int = Field(5, ge=1, le=1000, description="in a row until a person has to reset the pool")
     dry_run: bool = Field(False, description="says what it would order, and orders nothing")
     credential: Word = Field("", max_length=4096, description="file with the credential of its nodes")
-    options: tuple[Word, ...] = Field((), max_length=64, description="further options of `dmsc join` (local)")
+    options: tuple[Word, ...] = Field((), max_length=64, description="further options of `dmsc join`")
     commands: PoolCommands | None = Field(None, description="of the driver `command`")
+    kubernetes: KubernetesMachines | None = Field(None, description="of the driver `kubernetes`")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if (self.driver == "command") != (self.commands is not None):
             given = "give commands.order, .list and .release" if self.commands is None else "leave it out"
             raise ValueError(f"commands: of the driver command alone: {given}")
+        if (self.driver == "kubernetes") != (self.kubernetes is not None):
+            given = "give kubernetes.image" if self.kubernetes is None else "leave it out"
+            raise ValueError(f"kubernetes: of the driver kubernetes alone: {given}")
+        if self.kubernetes is not None and self.credential:
+            raise ValueError("credential: nodes in pods take it from a Secret: give kubernetes.secret")
         if self.budget is not None and not self.price:
             raise ValueError("budget: it is counted by price, which is 0: give price, or leave budget out")
         if self.least > self.most:

@@ -59,6 +59,8 @@ class Machine(Part):
     price: float = Field(0.0, ge=0, description="for an hour, at the order")
     ordered_for: str = Field("", description="the job, or the person, for whom it was ordered")
     because: str = Field("", description="why it was ordered")
+    gang: str = Field("", description="the first of the machines without which none of them is of use")
+    gang_size: int = Field(0, ge=0, description="how many these are; 0: it is of use alone")
     reason: str = Field("", description="why it is in its present state")
     idle_since: Time | None = Field(None, description="since when it has no work; null: it has")
     away_since: Time | None = Field(None, description="since when its node is not heard of; null: it is")

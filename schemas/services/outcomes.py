@@ -91,4 +91,4 @@ class ServiceSalt(Message, wire="service.salt"):
     It gives no access; whoever knows it finds a `user` for a version.
     """
 
-    salt: str = Field(repr=False)
+    salt: str = Field(repr=False, max_length=256)

@@ -115,7 +115,9 @@ def release(
     reason: ReasonOption = "",
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
-    """Give a machine back, once its instances have moved elsewhere, as `dmsc drain` does.
+    """Give a machine back, once its instances have moved elsewhere, as `dmsc leave` does.
+
+    They have the pool's `drain_s` for that.
 
     Example: dmsc machines release dmsc-spot-7 --reason 'its disk is full'
     """

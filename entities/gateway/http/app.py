@@ -48,6 +48,9 @@ from entities.gateway.http.routes.services.records import services
 from entities.gateway.http.routes.weights import weights
 
 RESOURCES = (
+    predictions,  # routers are tried in this order: those that are asked most often come first
+    completions,
+    several_calls,
     jobs,
     arrays,
     queue,
@@ -61,9 +64,6 @@ RESOURCES = (
     consents,
     kept,
     feeds,
-    completions,
-    predictions,
-    several_calls,
     files,
     batches,
     code,

@@ -41,6 +41,7 @@ class AccessClientConfig:
     # before the authorizer. Longer than a reconnect takes, and than a restart of the authorizer.
     absent_s: float = 5.0
     recheck_s: float = 1.0  # between two checks of an open stream; streams of one permission share them
+    kept: int = 4096  # decisions that are kept for a second; the least recently used are dropped
     users: int = 4096  # tokens whose users are known to the rate limits; the least recently used are dropped
 
 
@@ -65,6 +66,7 @@ class AccessClient:
         self._gateway = gateway
         self._config = config or AccessClientConfig()
         self._users: OrderedDict[str, str] = OrderedDict()  # by digest of the token
+        self._kept: OrderedDict[tuple[str, str, str], tuple[AccessDecision, float]] = OrderedDict()
         self._revoked: dict[str, Revocation] = {}  # by its key in the bucket
         self._streams: dict[tuple[str, str, str], _Streams] = {}
         self._revocation = asyncio.Event()  # replaced at each revocation
@@ -175,10 +177,16 @@ class AccessClient:
     async def check(self, token: str, action: str, resource: str) -> AccessDecision:
         """The authorizer's decision that permits `action` on `resource`.
 
+        Where the authorizer says that it may be kept (`valid_s`), for so long, unless its token ends before.
+
         Raises:
             Refused: the token is unknown (field `user` empty) or its role may not do that.
             Unavailable: the authorizer does not answer, or has not come back within `absent_s`.
         """
+        digest = token_digest(token)
+        if (known := self._known(digest, action, resource)) is not None:
+            return known
+        asked_at = time.monotonic()
         decision = await self._bus.request(
             subjects.ACCESS,
             AccessRequest(token=token, action=action, resource=resource, gateway=self._gateway),
@@ -188,7 +196,6 @@ class AccessClient:
             gateway=self._gateway,
         )
         if decision.user:
-            digest = token_digest(token)
             self._users[digest] = decision.user
             self._users.move_to_end(digest)
             while len(self._users) > self._config.users:
@@ -197,6 +204,22 @@ class AccessClient:
             raise Refused(decision.reason, user=decision.user)
         if why := self.void(decision):
             raise Refused(why, user="")
+        if decision.valid_s > 0:
+            self._kept[digest, action, resource] = (decision, asked_at + decision.valid_s)
+            while len(self._kept) > self._config.kept:
+                self._kept.popitem(last=False)
+        return decision
+
+    def _known(self, digest: str, action: str, resource: str) -> AccessDecision | None:
+        """A decision that is kept, and still counts."""
+        key = (digest, action, resource)
+        decision, until = self._kept.get(key, (None, 0.0))
+        if decision is None:
+            return None
+        if time.monotonic() >= until or self.void(decision):
+            del self._kept[key]
+            return None
+        self._kept.move_to_end(key)
         return decision
 
 

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Protocol
 
 from bus import subjects
 from bus.connection import Bus
@@ -365,9 +366,9 @@ class CapacitySignalConfig:
     repeat_s: float = 10.0
     """An unchanged message is sent again after this long: for those that came late or missed one."""
     settle_s: float = 10.0
-    """At most so long after its start a leader that has not heard of all nodes yet tells no machine demand.
+    """At most so long after its start a leader tells no machine demand, until it knows all nodes and jobs.
 
-    It would take the slots of the others for slots that are lacking.
+    It would take the slots of the others for slots that are lacking, or machines for idle ones.
     """
 
     def __post_init__(self) -> None:
@@ -378,28 +379,30 @@ class CapacitySignalConfig:
             )
 
 
+class CapacitySource(Protocol):
+    """What the queue tells of its capacity."""
+
+    looked: asyncio.Event
+    """Set whenever it has looked at mesh and jobs; cleared by who waits for it."""
+
+    def settled(self) -> bool:
+        """Whether nodes and jobs that an earlier leader knew are known again."""
+
+    async def capacity(self) -> tuple[QueueCapacity, MachineDemand]:
+        """The present capacity, and the same by job for the provisioner."""
+
+
 class CapacitySignal:
     """Publishes what is wanted when it has changed, not too often, and now and then anyway.
 
     Args:
-        wanted: the present capacity, and the same by job for the provisioner.
-        looked: set by the queue whenever it has looked at mesh and jobs; cleared here.
-        settled: whether all nodes that there are have been heard of.
+        queue: whose capacity it is.
     """
 
-    def __init__(
-        self,
-        bus: Bus,
-        wanted: Callable[[], Awaitable[tuple[QueueCapacity, MachineDemand]]],
-        looked: asyncio.Event,
-        config: CapacitySignalConfig,
-        settled: Callable[[], bool],
-    ) -> None:
+    def __init__(self, bus: Bus, queue: CapacitySource, config: CapacitySignalConfig) -> None:
         self._config = config
         self._bus = bus
-        self._wanted = wanted
-        self._looked = looked
-        self._settled = settled
+        self._queue = queue
 
     async def run(self) -> None:
         """Publishes, at first at once, until cancelled."""
@@ -408,10 +411,10 @@ class CapacitySignal:
         again_at, settled = 0.0, False
         settled_at = time.monotonic() + self._config.settle_s
         while True:
-            self._looked.clear()
+            self._queue.looked.clear()
             began = time.monotonic()
-            settled = settled or self._settled() or began >= settled_at
-            present = dict(zip(rows, await self._wanted(), strict=True))
+            settled = settled or self._queue.settled() or began >= settled_at
+            present = dict(zip(rows, await self._queue.capacity(), strict=True))
             if not settled:
                 del present[subjects.MACHINE_DEMAND]
             due = (now := time.monotonic()) >= again_at
@@ -428,4 +431,4 @@ class CapacitySignal:
             await asyncio.sleep(min(pause_s, self._config.repeat_s))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, again_at - time.monotonic())):
-                    await self._looked.wait()
+                    await self._queue.looked.wait()

@@ -171,10 +171,8 @@ class JobQueue:
         """Why a job's budget does not let it run; empty: it does."""
         self._suggested: dict[str, int] = {}
         self._entered = asyncio.Event()
-        self._holds: Mapping[str, Hold] = {}
-        """Why jobs wait, by the last decision."""
-        self._last_wanted: QueueCapacity | None = None
-        """The capacity that the queue wanted when somebody last asked."""
+        self._holds: Mapping[str, Hold] = {}  # why jobs wait, by the last decision
+        self._last_wanted: QueueCapacity | None = None  # when somebody last asked
         self.writing = asyncio.Semaphore(WRITTEN_AT_ONCE)
         """Held by a waiting job while it writes why it waits."""
         self.looked = asyncio.Event()
@@ -403,6 +401,11 @@ class JobQueue:
         yield metrics.QUEUE_BUILDS(self.builds.waiting)
         yield metrics.QUEUE_FREE(wanted.free)
         yield metrics.QUEUE_LACKING(wanted.lacking)
+
+    def settled(self) -> bool:
+        """Whether what an earlier leader knew is known again: all nodes, and of each job whether it waits."""
+        known = (run.holds or run.held or run.waiting is not None for run in self._holders.values())
+        return not self.taking_over and self._mesh.all_agents_heard() and all(known)
 
     async def capacity(self) -> tuple[QueueCapacity, MachineDemand]:
         """The capacity that the queue wants now, and the same by job."""

@@ -6,4 +6,6 @@ certain: after `Refused` there is no machine, after `Unavailable` there may be o
 - `machine_driver`: what each of them does
 - `local_driver`: node agents as processes of this machine
 - `command_driver`: the user's own commands
+- `kubernetes_driver`: pods of a Kubernetes cluster
+- `kubernetes_manifest`: what a machine is there
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class MachineDriver(Protocol):
@@ -32,4 +32,22 @@ class MachineDriver(Protocol):
 
         Raises:
             Unavailable: nobody knows.
+        """
+
+
+@runtime_checkable
+class GangDriver(Protocol):
+    """What a driver does besides where something admits machines: it can have several admitted together."""
+
+    async def order_in_gang(self, machine: str, gang: str, size: int) -> None:
+        """Orders a machine as `order` does; it is to be admitted with the others of its gang, or not at all.
+
+        Args:
+            machine: its name.
+            gang: the name that all of them share.
+            size: how many they are.
+
+        Raises:
+            Refused: there is no such machine, and there will be none.
+            Unavailable: there may be one, now or later.
         """

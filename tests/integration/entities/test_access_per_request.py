@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import httpx
 import pytest
 
-from entities.authorizer import Authorizer
-from tests.integration.entities.conftest import bearer, write_users
+from bus import subjects
+from entities.authorizer import Authorizer, AuthorizerConfig
+from entities.authorizer.access.access_policy import default_text
+from entities.gateway.operations.access_client import AccessClient
+from entities.service_registry.service import ServiceRegistry
+from schemas.access import Revocation
+from schemas.envelope import EntityKind
+from schemas.errors import Refused
+from tests.integration.entities.conftest import Dial, Start, bearer, write_users
 from tests.integration.entities.gateway_answers import JOB, check_problem, submit
 from tests.integration.entities.test_dashboard_doors import events
+from tests.waiting import eventually
 
 USERS = {"vera": "viewer", "ruth": "researcher", "olga": "operator"}
 
@@ -64,3 +73,55 @@ async def test_an_open_stream_ends_with_the_next_check(
         await viewer.until(first)
         write(authorizer, tmp_path, vera="")
         assert "unknown token" in (await viewer.until("refused"))["detail"]
+
+
+async def is_refused(client: AccessClient, action: str, resource: str) -> bool:
+    try:
+        await client.check("ruth", action, resource)
+    except Refused:
+        return True
+    return False
+
+
+async def test_asking_a_service_is_asked_about_once_a_second(
+    dial: Dial, authorizer: Authorizer, tmp_path: Path
+) -> None:
+    client = AccessClient(await dial("gateway-x", EntityKind.GATEWAY), "gateway-x")
+    first = await client.check("ruth", "service.use", "digits")
+    write(authorizer, tmp_path, ruth="viewer")
+    assert await client.check("ruth", "service.use", "digits") is first
+    assert (await client.check("ruth", "self.read", "self")).role == "viewer", "all else is asked anew"
+    assert await is_refused(client, "service.use", "another")
+    await eventually(lambda: is_refused(client, "service.use", "digits"))
+    write(authorizer, tmp_path)
+    assert not await is_refused(client, "service.use", "digits"), "refusals are not kept"
+
+
+async def test_a_revocation_ends_what_is_kept_at_once(
+    dial: Dial, authorizer: Authorizer, tmp_path: Path
+) -> None:
+    bus = await dial("gateway-x", EntityKind.GATEWAY)
+    client = AccessClient(bus, "gateway-x")
+    async with client.following(bus):
+        decision = await client.check("ruth", "service.use", "digits")
+        assert await client.check("ruth", "service.use", "digits") is decision
+        others = await dial("authorizer-2", EntityKind.AUTHORIZER)
+        revocation = Revocation(kind="token", id=decision.token_id, user="ruth", at=time.time(), by="olga")
+        await others.bucket(subjects.REVOCATION).put(revocation, kind="token", id=decision.token_id)
+        await eventually(lambda: client.void(decision))
+        assert await is_refused(client, "service.use", "digits")
+
+
+async def test_an_audited_permission_is_asked_each_time(
+    dial: Dial, start: Start, registry: ServiceRegistry, tmp_path: Path
+) -> None:
+    (tmp_path / "rules.yaml").write_text(
+        default_text().replace("[service.deploy, service.use]", "[service.use]\n    audit: true")
+    )
+    users = write_users(tmp_path / "users.yaml", ("ruth", "researcher", "ruth"))
+    config = AuthorizerConfig(tokens_file=users, access_file=tmp_path / "rules.yaml")
+    await start(Authorizer(await dial("authorizer", EntityKind.AUTHORIZER), config))
+    client = AccessClient(await dial("gateway-x", EntityKind.GATEWAY), "gateway-x")
+    first = await client.check("ruth", "service.use", "digits")
+    assert first.valid_s == 0
+    assert await client.check("ruth", "service.use", "digits") is not first

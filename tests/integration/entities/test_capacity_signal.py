@@ -17,7 +17,6 @@ from tests.waiting import eventually
 async def test_what_lacks_is_told_at_once_on_change_and_by_a_new_leader(dial: Dial) -> None:
     lacking = 0
     heard: asyncio.Queue[int] = asyncio.Queue()
-    looked = asyncio.Event()
 
     async def hear(message: QueueCapacity, envelope: Envelope) -> None:
         await heard.put(message.lacking)
@@ -28,16 +27,23 @@ async def test_what_lacks_is_told_at_once_on_change_and_by_a_new_leader(dial: Di
     listener = await dial("autoscaler", EntityKind.CLIENT)
     subscription = await listener.subscribe(subjects.QUEUE_CAPACITY, hear)
 
-    async def present() -> tuple[QueueCapacity, MachineDemand]:
-        return QueueCapacity(slots=2, free=0, waiting=1, lacking=lacking), MachineDemand(more=lacking)
+    class Queue:
+        looked = asyncio.Event()
 
+        def settled(self) -> bool:
+            return True
+
+        async def capacity(self) -> tuple[QueueCapacity, MachineDemand]:
+            return QueueCapacity(slots=2, free=0, waiting=1, lacking=lacking), MachineDemand(more=lacking)
+
+    queue = Queue()
     orchestrator = await dial("orchestrator", EntityKind.ORCHESTRATOR)
     config = CapacitySignalConfig(least_s=0.1)
-    signal = CapacitySignal(orchestrator, present, looked, config, lambda: True)
+    signal = CapacitySignal(orchestrator, queue, config)
     leading = asyncio.create_task(signal.run())
     assert await next_heard() == 0
     lacking = 5
-    looked.set()
+    queue.looked.set()
     assert await next_heard() == 5
     leading.cancel()
     await asyncio.wait({leading})
@@ -50,7 +56,7 @@ async def test_what_lacks_is_told_at_once_on_change_and_by_a_new_leader(dial: Di
 
 async def test_a_new_leader_tells_no_machine_demand_before_it_has_heard_of_all_nodes(dial: Dial) -> None:
     heard, capacities = list[MachineDemand](), asyncio.Queue[QueueCapacity]()
-    looked, complete = asyncio.Event(), False
+    complete = False
 
     async def hear(message: MachineDemand, envelope: Envelope) -> None:
         heard.append(message)
@@ -63,19 +69,24 @@ async def test_a_new_leader_tells_no_machine_demand_before_it_has_heard_of_all_n
     autoscaler = await dial("autoscaler", EntityKind.CLIENT)
     await autoscaler.subscribe(subjects.QUEUE_CAPACITY, hear_capacity)
 
-    async def present() -> tuple[QueueCapacity, MachineDemand]:
-        lacking = 0 if complete else 2
-        return QueueCapacity(slots=2, free=0, waiting=1, lacking=lacking), MachineDemand(more=lacking)
+    class Queue:
+        looked = asyncio.Event()
 
+        def settled(self) -> bool:
+            return complete
+
+        async def capacity(self) -> tuple[QueueCapacity, MachineDemand]:
+            lacking = 0 if complete else 2
+            return QueueCapacity(slots=2, free=0, waiting=1, lacking=lacking), MachineDemand(more=lacking)
+
+    queue = Queue()
     orchestrator = await dial("orchestrator", EntityKind.ORCHESTRATOR)
     config = CapacitySignalConfig(least_s=0.01, settle_s=NEVER_S)
-    leading = asyncio.create_task(
-        CapacitySignal(orchestrator, present, looked, config, lambda: complete).run()
-    )
+    leading = asyncio.create_task(CapacitySignal(orchestrator, queue, config).run())
     first = await asyncio.wait_for(capacities.get(), PATIENCE_S)
     assert first.lacking == 2
     complete = True
-    looked.set()
+    queue.looked.set()
     await eventually(lambda: heard)
     assert [message.more for message in heard] == [0]
     leading.cancel()

@@ -15,9 +15,10 @@ from bus.connection import Bus
 from entities.election.lease import LeadershipLeaseConfig
 from entities.provisioner import Provisioner, ProvisionerConfig
 from entities.provisioner.leader import UNSEEN, ProvisionerTimes
+from schemas.cluster import LeaveNotice
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Conflict, DmscError, NotFound, Refused, Unavailable
-from schemas.gateway_api import CordonPlace, Cordons, UncordonPlace
+from schemas.gateway_api import Cordons
 from schemas.machines.commands import MachinesQuery, MachinesStatus, OrderMachines, ReleaseMachine, ResetPool
 from schemas.machines.demand import JobDemand, MachineDemand, MachineUse
 from schemas.machines.pools import MachinePool, PoolsFile
@@ -72,20 +73,16 @@ class Orchestrator:
         self.bus = bus
         self.jobs: tuple[JobDemand, ...] = ()
         self.nodes: dict[str, MachineUse] = {}
-        self.opened: set[str] = set()
+        self.notices: list[LeaveNotice] = []
 
     async def serve(self) -> None:
-        await self.bus.serve(subjects.CORDON_PLACE, self.cordon)
-        await self.bus.serve(subjects.UNCORDON_PLACE, self.uncordon)
+        await self.bus.serve(subjects.LEAVE_NODE, self.leave)
 
-    async def cordon(self, message: CordonPlace, envelope: Envelope) -> Cordons:
+    async def leave(self, message: LeaveNotice, envelope: Envelope) -> Cordons:
+        self.notices.append(message)
         name = message.node.removeprefix("a-")
         self.nodes[name] = self.nodes[name].model_copy(update={"cordoned": True, "taken": 0})
         await self.tell()
-        return Cordons(agent=message.node, cordons=())
-
-    async def uncordon(self, message: UncordonPlace, envelope: Envelope) -> Cordons:
-        self.opened.add(message.node)
         return Cordons(agent=message.node, cordons=())
 
     async def lack(self, slots: int) -> None:
@@ -313,7 +310,9 @@ async def test_one_that_stands_by_takes_over_and_empties_a_machine_before_it_goe
     ended = await world.until("t-far-1", S.ENDED)
     assert ended.reason == "its disk is full"
     assert world.orchestrator.nodes["t-far-1"].cordoned
-    await eventually(lambda: "a-t-far-1" in world.orchestrator.opened)
+    (notice,) = world.orchestrator.notices
+    assert (notice.node, notice.by, notice.reason) == ("a-t-far-1", "provisioner", "its disk is full")
+    assert 100 < notice.deadline_s <= 120
     assert set(await world.machines()) == {"t-far-2"}
     assert world.fleet.orders == {"t-far-1": 1, "t-far-2": 1}
 
@@ -394,3 +393,25 @@ async def test_what_an_earlier_mesh_left_is_given_back(dial: Dial, start: Start)
     await world.orchestrator.lack(1)
     await eventually(lambda: world.fleet.orders)
     assert set(world.fleet.orders) == {"t-far-8"}, "a name never comes again"
+
+
+class Gangs(Fleet):
+    """A driver that can have machines admitted together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gangs: dict[str, tuple[str, int]] = {}
+
+    async def order_in_gang(self, machine: str, gang: str, size: int) -> None:
+        self.gangs[machine] = (gang, size)
+        await self.order(machine)
+
+
+async def test_what_a_job_begins_with_is_ordered_as_one_gang(dial: Dial, start: Start) -> None:
+    fleet = Gangs()
+    world = World(dial, start, fleet)
+    await world.open()
+    await world.provisioner()
+    await world.orchestrator.lack(2)
+    await eventually(lambda: len(fleet.orders) == 2)
+    assert fleet.gangs == {"t-far-1": ("t-far-1", 2), "t-far-2": ("t-far-1", 2)}

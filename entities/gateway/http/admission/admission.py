@@ -35,6 +35,9 @@ log = get_logger("door")
 
 QUIET = PROBES | {"/metrics"}
 """Paths that machines poll all day: their log lines are on the debug level."""
+COUNTED = frozenset({"/v1/predict", "/v1/embeddings"})
+"""Paths of services that are asked hundreds of times a second: answers that succeed are on that level, too,
+since they are counted (`dmsc_service_*`)."""
 ONCE = frozenset(
     (
         *(b"authorization", b"content-length", b"content-type", b"host"),
@@ -135,7 +138,7 @@ class RequestAdmission:
                 if user is None and (known := self._access.user_of(token)) is not None:
                     facts.identity = f"user {known}"
                     facts.charge = partial(_take, self._user_buckets, facts.identity)
-                receive = self._stalling(receive, self._access.user_of(token) or facts.identity)
+                receive = self._stalling(receive, user or self._access.user_of(token) or facts.identity)
             await self._app(scope, receive, response)
         finally:
             body.drop()
@@ -181,12 +184,14 @@ class RequestAdmission:
 
     def _note(self, scope: Scope, response: _ResponseHeaders, begun: float) -> None:
         self._metrics.answered[response.status] += 1
-        write = log.debug if scope["path"] in QUIET else log.info
+        path = scope["path"]
+        is_quiet = path in QUIET or (path in COUNTED and response.status == HTTPStatus.OK)
+        write = log.debug if is_quiet else log.info
         write(
             "http request",
             gateway=self._metrics.gateway,
             method=scope["method"],
-            path=scope["path"],
+            path=path,
             status=response.status,
             bytes=response.sent,
             ms=round(1e3 * (time.monotonic() - begun), 1),

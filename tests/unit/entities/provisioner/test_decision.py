@@ -1,4 +1,4 @@
-"""Which machines are ordered and given back: caps, budgets, gangs, idle time, and random runs of all that."""
+"""Which machines are ordered and given back: caps, budgets, gangs, idle time."""
 
 from __future__ import annotations
 
@@ -6,62 +6,23 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from entities.provisioner.decision import PoolFacts, ProvisioningDecision, decide, fits, next_due
-from entities.provisioner.pool_state import (
-    DAY,
-    Listing,
-    given_back,
-    machine_prefix,
-    moved,
-    observed,
-    ordered,
-    spent_today,
-)
-from schemas.errors import IllegalTransition
-from schemas.machines.demand import JobDemand, MachineDemand, MachineUse, WantedSlots
-from schemas.machines.pools import MachinePool
-from schemas.machines.records import Machine, MachineState, PoolRecord
-
-NOW = 20_000.0 * DAY + 3600.0
-S = MachineState
+from entities.provisioner.decision import PoolFacts, fits, next_due
+from entities.provisioner.pool_state import ordered
+from schemas.machines.demand import JobDemand, WantedSlots
+from schemas.machines.records import MachineState as S
+from tests.builders.machine_pools import NOW, decided, lacks, machine, orders, pool, record, returns
 
 
-def pool(**more: Any) -> MachinePool:
-    return MachinePool.model_validate({"driver": "local", "most": 4, "slots": 2, **more})
-
-
-def machine(number: int, state: MachineState = S.JOINED, pool: str = "cpu", **more: Any) -> Machine:
-    fields = {"since": NOW - 100, "ordered_at": NOW - 100, **more}
-    return Machine(id=f"m-{pool}-{number}", state=state, **fields)
-
-
-def record(*machines: Machine, pool: str = "cpu", **more: Any) -> PoolRecord:
-    fields = {"number": len(machines), "day": int(NOW // DAY), **more}
-    return PoolRecord(pool=pool, machines=machines, **fields)
-
-
-def lacks(job: str, lacking: int, slots: int | None = None, **more: Any) -> JobDemand:
-    whole = lacking if slots is None else slots
-    return JobDemand(job=job, since=NOW, slots=whole, lacking=lacking, waits=True, **more)
-
-
-def decided(
-    *jobs: JobDemand, now: float = NOW, pools: dict[str, tuple[MachinePool, PoolRecord]] | None = None
-) -> ProvisioningDecision:
-    pools = pools or {"cpu": (pool(), record())}
-    facts = {name: PoolFacts(pool=rules, record=there) for name, (rules, there) in pools.items()}
-    return decide(facts, MachineDemand(jobs=jobs), now)
-
-
-def orders(decision: ProvisioningDecision) -> list[tuple[str, int, str]]:
-    return [(order.pool, order.count, order.job) for order in decision.orders]
-
-
-def returns(decision: ProvisioningDecision) -> list[str]:
-    return [each.machine for each in decision.returns]
+def test_machines_that_are_of_use_only_together_are_written_as_a_gang() -> None:
+    together = decided(lacks("j1", 3)).orders[0]
+    alone = decided(lacks("j1", 2)).orders[0]
+    beyond = decided(lacks("j1", 0, wished=4)).orders[0]
+    assert [each.is_gang for each in (together, alone, beyond)] == [True, False, False]
+    written = ordered(record(), pool(), "m-cpu-", 2, "j1", "it lacks", NOW, is_gang=True)
+    assert [(each.gang, each.gang_size) for each in written.machines] == [("m-cpu-1", 2)] * 2
+    cut = ordered(record(), pool(), "m-cpu-", 1, "j1", "it lacks", NOW, is_gang=True)
+    assert [(each.gang, each.gang_size) for each in cut.machines] == [("", 0)]
 
 
 def test_what_a_job_lacks_is_ordered_in_whole_machines_with_a_reason() -> None:
@@ -78,7 +39,7 @@ def test_the_slot_that_one_job_leaves_of_a_machine_is_anothers() -> None:
 
 
 @pytest.mark.parametrize("state", [S.ORDERED, S.DOUBTED, S.STARTING])
-def test_what_is_coming_is_not_ordered_again(state: MachineState) -> None:
+def test_what_is_coming_is_not_ordered_again(state: S) -> None:
     there = {"cpu": (pool(), record(machine(1, state), machine(2, state)))}
     assert orders(decided(lacks("j1", 4), pools=there)) == []
     assert orders(decided(lacks("j1", 5), pools=there)) == [("cpu", 1, "j1")]
@@ -252,309 +213,3 @@ def test_a_pool_that_only_says_what_it_would_do_keeps_no_other_from_ordering() -
 def test_the_least_is_there_without_demand() -> None:
     found = decided(pools={"cpu": (pool(least=2), record(machine(1)))})
     assert [(order.count, order.reason) for order in found.orders] == [(1, "least 2")]
-
-
-# --- what is believed of machines -------------------------------------------------------------------------
-def use(number: int, taken: int = 0, *, cordoned: bool = False) -> MachineUse:
-    name = f"m-cpu-{number}"
-    return MachineUse(sid=f"a-{name}", node=name, pool="cpu", slots=2, taken=taken, cordoned=cordoned)
-
-
-def seen(
-    there: PoolRecord,
-    *names: str,
-    nodes: tuple[MachineUse, ...] | None = (),
-    now: float = NOW,
-    at: float | None = None,
-    **rules: Any,
-) -> PoolRecord:
-    listing = Listing(at=now if at is None else at, machines=frozenset(names))
-    joined = None if nodes is None else {node.node: node for node in nodes}
-    return observed(there, pool(**rules), machine_prefix("m", "cpu"), listing, joined, now)
-
-
-def states(found: PoolRecord) -> list[MachineState]:
-    return [each.state for each in found.machines]
-
-
-def test_a_machine_that_its_driver_knows_starts_and_one_whose_node_is_there_has_joined() -> None:
-    there = record(machine(1, S.ORDERED), machine(2, S.DOUBTED), machine(3, S.STARTING), failures=3)
-    found = seen(there, "m-cpu-1", "m-cpu-2", "m-cpu-3", nodes=(use(3),))
-    assert states(found) == [S.STARTING, S.STARTING, S.JOINED]
-    assert found.failures == 0
-
-
-def test_a_machine_that_has_work_when_it_joins_is_not_idle() -> None:
-    found = seen(record(machine(1, S.STARTING)), "m-cpu-1", nodes=(use(1, 1),))
-    assert found.machines[0].idle_since is None
-    assert returns(decided(pools={"cpu": (pool(idle_s=0.0), found)})) == []
-
-
-def test_an_order_in_flight_is_not_given_up_because_a_listing_lacks_it() -> None:
-    assert states(seen(record(machine(1, S.ORDERED)))) == [S.ORDERED]
-    assert states(seen(record(machine(1, S.STARTING)), at=NOW - 200)) == [S.STARTING], "an older listing"
-
-
-def test_a_doubted_order_is_looked_for_until_its_time_is_over() -> None:
-    doubted = machine(1, S.DOUBTED, since=NOW, ordered_at=NOW)
-    assert states(seen(record(doubted), now=NOW + 59, doubt_s=60.0)) == [S.DOUBTED]
-    assert states(seen(record(doubted), now=NOW + 61, at=NOW + 59, doubt_s=60.0)) == [S.DOUBTED]
-    found = seen(record(doubted), now=NOW + 61, doubt_s=60.0)
-    assert (states(found), found.failures, found.ended[0].id) == ([], 1, "m-cpu-1")
-
-
-@pytest.mark.parametrize("state", [S.STARTING, S.RELEASED])
-def test_a_machine_that_was_never_listed_may_still_come(state: MachineState) -> None:
-    """Its order has ended well, or it was given back meanwhile; its source takes a while to list it."""
-    new = record(machine(1, state, since=NOW, ordered_at=NOW, unlisted=True))
-    assert states(seen(new, now=NOW + 59, doubt_s=60.0)) == [state]
-    found = seen(new, now=NOW + 61, doubt_s=60.0)
-    assert (states(found), found.failures) == ([], int(state is S.STARTING))
-    listed = seen(new, "m-cpu-1", now=NOW + 1, doubt_s=60.0)
-    if state is S.STARTING:
-        assert not listed.machines[0].unlisted
-        assert states(seen(listed, now=NOW + 2, doubt_s=60.0)) == []
-
-
-def test_a_machine_whose_node_never_joins_is_given_back_and_its_pool_rests_longer_each_time() -> None:
-    late = machine(1, S.STARTING, ordered_at=NOW - 301)
-    found = seen(record(late, failures=2), "m-cpu-1")
-    assert states(found) == [S.RELEASED]
-    assert (found.failures, found.rests_until) == (3, NOW + 120.0)
-
-
-def test_machines_that_fail_together_are_one_failure() -> None:
-    late = [machine(number, S.STARTING, ordered_at=NOW - 301) for number in range(1, 9)]
-    found = seen(record(*late), *(each.id for each in late))
-    assert (found.failures, found.rests_until) == (1, NOW + 30.0)
-    again = record(machine(9, S.STARTING, ordered_at=NOW - 270), **found.model_dump(include={"failures"}))
-    assert seen(again, "m-cpu-9", now=NOW + 31).failures == 2
-
-
-def test_a_drained_machine_is_released_once_it_is_cordoned_and_empty() -> None:
-    draining = record(machine(1, S.DRAINING))
-    assert states(seen(draining, "m-cpu-1", nodes=(use(1),))) == [S.DRAINING], "it might still get work"
-    assert states(seen(draining, "m-cpu-1", nodes=(use(1, 1, cordoned=True),))) == [S.DRAINING]
-    assert states(seen(draining, "m-cpu-1", nodes=(use(1, cordoned=True),))) == [S.RELEASED]
-    assert states(seen(draining, "m-cpu-1", nodes=None)) == [S.DRAINING], "nobody knows what runs there"
-
-
-def test_a_released_machine_has_ended_once_its_driver_no_longer_knows_it() -> None:
-    released = record(machine(1, S.RELEASED, price=3.6, ordered_at=NOW - 1000))
-    assert states(seen(released, "m-cpu-1")) == [S.RELEASED]
-    found = seen(released)
-    assert (states(found), found.spent) == ([], pytest.approx(1.0))
-    assert spent_today(found, NOW + DAY) == 0.0
-
-
-def test_work_and_its_end_are_noticed() -> None:
-    busy = seen(record(machine(1, idle_since=NOW - 9)), "m-cpu-1", nodes=(use(1, 1),))
-    assert busy.machines[0].idle_since is None
-    idle = seen(busy, "m-cpu-1", nodes=(use(1),), now=NOW + 5)
-    assert idle.machines[0].idle_since == NOW + 5
-    assert seen(idle, "m-cpu-1", nodes=(use(1),), now=NOW + 9) == idle
-
-
-def test_a_machine_that_vanished_has_ended_and_one_whose_node_stays_away_is_given_back() -> None:
-    assert states(seen(record(machine(1)), nodes=())) == []
-    away = seen(record(machine(1, idle_since=NOW - 999)), "m-cpu-1")
-    assert states(away) == [S.JOINED], "however long it had no work before"
-    assert (away.machines[0].away_since, away.machines[0].idle_since) == (NOW, None)
-    assert states(seen(away, "m-cpu-1", now=NOW + 299)) == [S.JOINED]
-    assert states(seen(away, "m-cpu-1", now=NOW + 300)) == [S.RELEASED]
-    back = seen(away, "m-cpu-1", nodes=(use(1),), now=NOW + 9).machines[0]
-    assert (back.away_since, back.idle_since) == (None, NOW + 9)
-
-
-def test_a_clock_that_was_ahead_stops_nothing_and_gives_no_money_back() -> None:
-    ahead = NOW + 400 * DAY
-    there = record(
-        machine(1, idle_since=ahead, since=ahead, price=1.0, ordered_at=ahead),
-        machine(2, S.RELEASED, since=ahead),
-        machine(3, S.STARTING, since=ahead, ordered_at=ahead),
-        day=int(ahead // DAY),
-        spent=3.0,
-        failures=1,
-        rests_until=ahead + 30,
-    )
-    found = seen(there, "m-cpu-1", "m-cpu-3", nodes=(use(1),))
-    found = seen(found, "m-cpu-1", "m-cpu-3", nodes=(use(1),), now=NOW + 1)
-    assert [(each.id, each.idle_since) for each in found.machines] == [("m-cpu-1", NOW), ("m-cpu-3", None)]
-    assert found.machines[1].ordered_at == NOW
-    assert (found.day, found.spent) == (NOW // DAY, 3.0)
-    assert found.rests_until == NOW + 30
-    assert seen(found, "m-cpu-1", "m-cpu-3", nodes=(use(1),), now=NOW + DAY).spent == 0.0
-
-
-def test_a_listing_from_before_the_clock_was_set_back_is_not_believed() -> None:
-    there = record(machine(1, S.STARTING, ordered_at=NOW), machine(2, S.DOUBTED, ordered_at=NOW))
-    assert states(seen(there, at=NOW + 3600)) == [S.STARTING, S.DOUBTED]
-
-
-def test_machines_that_nobody_wrote_down_are_given_back_and_their_numbers_never_used() -> None:
-    found = seen(record(), "m-cpu-7", "m-cpu-8", "other-cpu-1", "m-cpu-x", nodes=(use(8),))
-    assert [(each.id, each.state) for each in found.machines] == [
-        ("m-cpu-7", S.RELEASED),
-        ("m-cpu-8", S.DRAINING),
-    ]
-    assert ordered(found, pool(), "m-cpu-", 1, "j", "why", NOW).machines[-1].id == "m-cpu-9"
-
-
-def test_an_old_listing_makes_no_stray_of_a_machine_that_has_just_ended() -> None:
-    ended = seen(record(machine(1, S.RELEASED)))
-    assert seen(ended, "m-cpu-1", now=NOW + 1, at=NOW - 1).machines == ()
-    assert states(seen(ended, "m-cpu-1", now=NOW + 2, at=NOW + 1)) == [S.RELEASED], "it came after all"
-
-
-def test_an_illegal_move_names_the_machine() -> None:
-    with pytest.raises(IllegalTransition, match="machine m-cpu-1: released → joined"):
-        moved(machine(1, S.RELEASED), S.JOINED, "?", NOW)
-
-
-# --- random runs ------------------------------------------------------------------------------------------
-class World:
-    """A cloud whose orders may fail, come late or unseen, with a leader that is killed at any moment."""
-
-    def __init__(self, rules: MachinePool) -> None:
-        self.rules = rules
-        self.record = PoolRecord(pool="cpu")
-        self.cloud: set[str] = set()
-        self.late: set[str] = set()
-        self.asked: list[str] = []
-        self.joined: set[str] = set()
-        self.cordoned: set[str] = set()
-        self.now = NOW
-
-    @property
-    def nodes(self) -> tuple[MachineUse, ...]:
-        there = sorted(self.joined & self.cloud)
-        return tuple(
-            MachineUse(
-                sid=f"a-{name}", node=name, pool="cpu", slots=2, taken=0, cordoned=name in self.cordoned
-            )
-            for name in there
-        )
-
-    def step(self, need: int, fate: str, killed: bool) -> None:
-        self.now += 10.0
-        self.cloud |= self.late
-        self.late.clear()
-        self.joined |= self.cloud
-        free = 2 * len([node for node in self.nodes if not node.cordoned])
-        jobs = (lacks("j1", max(0, need - free), need),) if need > free else ()
-        listing = Listing(at=self.now - 0.1, machines=frozenset(self.cloud))
-        nodes = {node.node: node for node in self.nodes}
-        self.record = observed(self.record, self.rules, "m-cpu-", listing, nodes, self.now)
-        facts = {"cpu": PoolFacts(pool=self.rules, record=self.record)}
-        found = decide(facts, MachineDemand(jobs=jobs, nodes=self.nodes), self.now)
-        for order in found.orders:
-            self.record = ordered(
-                self.record, self.rules, "m-cpu-", order.count, order.job, order.reason, self.now
-            )
-        for each in found.returns:
-            there = next(one for one in self.record.machines if one.id == each.machine)
-            self.record = given_back(self.record, there, each.reason, self.now, at_once=each.at_once)
-        assert len(self.record.machines) <= self.rules.most
-        for one in self.record.machines:
-            self.carry_out(one, fate, killed)
-
-    def carry_out(self, one: Machine, fate: str, killed: bool) -> None:
-        if one.state is S.ORDERED and one.id not in self.asked:
-            self.asked.append(one.id)
-            if fate in ("good", "unseen"):
-                self.cloud.add(one.id)
-            elif fate == "late":
-                self.late.add(one.id)
-        if one.state is S.ORDERED and (killed or fate != "good"):  # the next leader knows not how it ended
-            doubted = moved(one, S.DOUBTED, "its leader ended", self.now)
-            machines = tuple(doubted if each.id == one.id else each for each in self.record.machines)
-            self.record = self.record.model_copy(update={"machines": machines})
-        elif one.state is S.DRAINING:
-            self.cordoned.add(one.id)
-        elif one.state is S.RELEASED and not killed:
-            self.cloud.discard(one.id)
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    steps=st.lists(
-        st.tuples(st.integers(0, 9), st.sampled_from(["good", "unseen", "late", "lost"]), st.booleans()),
-        max_size=40,
-    )
-)
-def test_whatever_happens_caps_hold_no_name_is_ordered_twice_and_all_goes_back_to_zero(
-    steps: list[tuple[int, str, bool]],
-) -> None:
-    world = World(pool(most=3, idle_s=20.0, boot_s=60.0, doubt_s=30.0, rest_s=10.0, failures=1000))
-    for need, fate, killed in steps:
-        world.step(need, fate, killed)
-        assert len(world.asked) == len(set(world.asked))
-        assert len(world.cloud) <= 3, "also counted where they are, and not only where they are written"
-    for _ in range(40):
-        world.step(0, "good", False)
-    assert world.record.machines == ()
-    assert world.cloud == set()
-
-
-ANY_POOL = st.builds(
-    lambda dry_run, **rules: pool(dry_run=dry_run, idle_s=60.0, **rules),
-    slots=st.integers(1, 4),
-    most=st.integers(0, 5),
-    price=st.just(2.0),
-    budget=st.sampled_from([0.0, 3.0, 9.0, 1e6]),
-    dry_run=st.booleans(),
-)
-ANY_MACHINE = st.tuples(
-    st.sampled_from([state for state in S if state is not S.ENDED]),
-    st.sampled_from([None, NOW - 100.0, NOW - 10.0]),
-)
-ANY_JOB = st.tuples(st.integers(0, 12), st.integers(0, 4), st.booleans())
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    pools=st.lists(st.tuples(ANY_POOL, st.lists(ANY_MACHINE, max_size=5)), min_size=1, max_size=3),
-    jobs=st.lists(ANY_JOB, max_size=5),
-    spent=st.floats(0.0, 10.0),
-)
-def test_whatever_is_asked_for_caps_and_budgets_hold_and_no_job_gets_half(
-    pools: list[tuple[MachinePool, list[tuple[MachineState, float | None]]]],
-    jobs: list[tuple[int, int, bool]],
-    spent: float,
-) -> None:
-    facts = {}
-    for number, (rules, there) in enumerate(pools):
-        machines = (
-            machine(each, state, str(number), price=2.0, idle_since=idle if state is S.JOINED else None)
-            for each, (state, idle) in enumerate(there)
-        )
-        held = record(*machines, pool=str(number), spent=spent)
-        facts[str(number)] = PoolFacts(pool=rules, record=held)
-    wanted = [
-        lacks(f"j{number}", lacking, lacking + 2, wished=wished).model_copy(update={"waits": waits})
-        for number, (lacking, wished, waits) in enumerate(jobs)
-    ]
-    found = decide(facts, MachineDemand(jobs=tuple(wanted)), NOW)
-    for name, each in facts.items():
-        count = sum(order.count for order in found.orders if order.pool == name)
-        machines_then = len(each.record.machines) + count
-        assert not count or machines_then <= each.pool.most
-        assert not count or spent_today(each.record, NOW) + 2.0 * machines_then <= (each.pool.budget or 0.0)
-        for back in (one for one in found.returns if one.pool == name):
-            given = next(one for one in each.record.machines if one.id == back.machine)
-            assert "budget" in back.reason or (given.state is S.JOINED and given.idle_since == NOW - 100.0)
-    real = {name for name, each in facts.items() if not each.pool.dry_run}
-    coming = sum(
-        each.pool.slots
-        for each in facts.values()
-        for one in each.record.machines
-        if one.state in (S.ORDERED, S.DOUBTED, S.STARTING)
-    )
-    room = coming + sum(
-        order.count * facts[order.pool].pool.slots for order in found.orders if order.pool in real
-    )
-    refused = {line.split()[0] for line in found.waits}
-    whole = sum(job.lacking for job in wanted if job.job not in refused)
-    would = {order.job for order in found.orders if order.pool not in real}
-    if not would:
-        assert room >= whole, "each job that is not refused gets all that it lacks"

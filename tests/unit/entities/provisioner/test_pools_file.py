@@ -83,3 +83,23 @@ def test_credentials_lie_beside_the_file_and_a_guarded_bus_wants_them(tmp_path: 
     found = read_pools(path, guarded=True).pools["here"].credential
     assert found == str(tmp_path / "a.cred")
     assert os.path.isabs(found)
+
+
+def test_pods_join_by_a_secret_and_their_names_are_short_enough(tmp_path: Path) -> None:
+    path = tmp_path / "pools.yaml"
+
+    def read(name: str = "far", **rules: object) -> str:
+        pods = {"driver": "kubernetes", "kubernetes": {"image": "dmsc:1", **rules}}
+        path.write_text(yaml.safe_dump({"name": "a" * 20, "pools": {name: pods}}))
+        found = read_pools(path, guarded=True).pools[name].kubernetes
+        assert found is not None
+        return found.kubeconfig
+
+    with pytest.raises(BadInput, match=r"pools\.far\.kubernetes\.secret: missing: .* dmsc-node-a"):
+        read()
+    with pytest.raises(BadInput, match=r"kubeconfig: .*none can't be read: give a file"):
+        read(secret="s", kubeconfig="none")
+    with pytest.raises(BadInput, match=r"51 characters, of which Kubernetes allows 50"):
+        read("b" * 30, secret="s")
+    (tmp_path / "kc").write_text("{}")
+    assert read(secret="s", kubeconfig="kc") == str(tmp_path / "kc")
