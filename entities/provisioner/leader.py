@@ -343,14 +343,13 @@ class ProvisionerLeader:
             for machine in self._book.record(name).machines:
                 if machine.id in self._at_work:
                     continue
+                if not self._is_due(machine.id):
+                    continue
                 if machine.state is MachineState.ORDERED:
                     if driver.idempotent or machine.id in self._written:
                         self._written.discard(machine.id)
                         self._start(machine.id, self._place(name, machine.id))
-                    continue
-                if not self._is_due(machine.id):
-                    continue
-                if machine.state is MachineState.DOUBTED and driver.idempotent:
+                elif machine.state is MachineState.DOUBTED and driver.idempotent:
                     self._start(machine.id, self._place(name, machine.id))
                 elif machine.state is MachineState.DRAINING:
                     if machine.id in (nodes[name] or {}):

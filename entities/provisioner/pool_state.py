@@ -149,7 +149,7 @@ def observed(
         if listing is not None and listing.at > machine.since:
             there = machine.id in listing.machines
         record = _seen(record, pool, machine, there, node, nodes is not None, listing, now)
-    return record if listing is None else _with_strays(record, prefix, listing, nodes or {}, now)
+    return record if listing is None else _with_strays(record, prefix, listing, nodes, now)
 
 
 def _of_this_clock(record: PoolRecord, pool: MachinePool, now: float) -> PoolRecord:
@@ -190,13 +190,16 @@ def _seen(
     """
     state = machine.state
     if state in COMING:
-        return _coming(record, pool, machine, there, node, listing, now)
+        return _coming(record, pool, machine, there, node, told, listing, now)
     if state is MachineState.RELEASED:
         if there is False and not _may_still_come(pool, machine, listing):
             ended = moved(machine, MachineState.ENDED, machine.reason, now)
             return replaced(record, ended, now)
         return record
-    if there is False and node is None and told:
+    if there and machine.unlisted:
+        machine = machine.model_copy(update={"unlisted": False})
+        record = replaced(record, machine, now)
+    if there is False and node is None and told and not _may_still_come(pool, machine, listing):
         why = machine.reason if state is MachineState.DRAINING else "it is gone"
         return replaced(record, moved(machine, MachineState.ENDED, why, now), now)
     if not told:
@@ -225,15 +228,17 @@ def _coming(
     machine: Machine,
     there: bool | None,
     node: MachineUse | None,
+    told: bool,
     listing: Listing | None,
     now: float,
 ) -> PoolRecord:
     if node is not None:
         why = "its node has joined"
         idle_since = None if node.taken else now
-        joined = moved(machine, MachineState.JOINED, why, now, idle_since=idle_since, unlisted=False)
+        unlisted = machine.unlisted and not there
+        joined = moved(machine, MachineState.JOINED, why, now, idle_since=idle_since, unlisted=unlisted)
         return recovered(replaced(record, joined, now))
-    if now - machine.ordered_at >= pool.boot_s:
+    if told and now - machine.ordered_at >= pool.boot_s:  # else it may have joined, and have work
         why = f"its node has not joined within {pool.boot_s:g} s of the order"
         return failed(replaced(record, moved(machine, MachineState.RELEASED, why, now), now), pool, why, now)
     if there and machine.state is not MachineState.STARTING:
@@ -261,12 +266,12 @@ def _may_still_come(pool: MachinePool, machine: Machine, listing: Listing | None
 
 
 def _with_strays(
-    record: PoolRecord, prefix: str, listing: Listing, nodes: Mapping[str, MachineUse], now: float
+    record: PoolRecord, prefix: str, listing: Listing, nodes: Mapping[str, MachineUse] | None, now: float
 ) -> PoolRecord:
     """The record with machines that the driver knows and nobody has written down: they are given back.
 
     An order is written before it is placed. So these are of a mesh that was there before this one, or of an
-    order that came very late.
+    order that came very late. While nobody says whether they have work, only their numbers are taken.
     """
     known = {machine.id for machine in record.machines}
     ended = {machine.id: machine.ended_at or 0.0 for machine in record.ended}
@@ -276,10 +281,12 @@ def _with_strays(
         if number is None or listing.at <= ended.get(name, 0.0):
             continue
         highest = max(highest, number)
+        if nodes is None:
+            continue
         state = MachineState.DRAINING if name in nodes else MachineState.RELEASED
         why = "nobody has ordered it: no record of the mesh names it"
         strays.append(Machine(id=name, state=state, since=now, ordered_at=now, reason=why))
-    if not strays:
+    if highest == record.number and not strays:
         return record
     machines = (*record.machines, *strays)[: 2 * MOST_MACHINES]
     return record.model_copy(update={"machines": machines, "number": highest})

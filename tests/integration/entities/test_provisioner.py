@@ -180,6 +180,19 @@ async def test_a_driver_for_which_a_name_is_one_machine_is_asked_again(dial: Dia
     assert world.fleet.orders == {"t-far-1": 2}
 
 
+async def test_an_order_that_ends_in_trouble_is_not_placed_again_at_once(dial: Dial, start: Start) -> None:
+    world = World(dial, start, Fleet(idempotent=True))
+    world.times = replace(QUICK, again_s=NEVER_S)
+    await world.open()
+    world.fleet.error = Conflict("trouble")
+    await world.provisioner()
+    await world.orchestrator.lack(1)
+    await eventually(lambda: world.fleet.orders)
+    looked = world.fleet.listed
+    await eventually(lambda: world.fleet.listed > looked + 10)
+    assert world.fleet.orders == {"t-far-1": 1}
+
+
 async def test_an_order_that_is_not_found_after_its_doubt_is_given_up_for_another_name(
     dial: Dial, start: Start
 ) -> None:
@@ -388,6 +401,7 @@ async def test_what_an_earlier_mesh_left_is_given_back(dial: Dial, start: Start)
     world.fleet.there |= {"t-far-7", "somebodys-own", "t-far-x"}
     await world.open()
     await world.provisioner()
+    await world.orchestrator.tell()
     await eventually(lambda: "t-far-7" not in world.fleet.there)
     assert world.fleet.there == {"somebodys-own", "t-far-x"}
     await world.orchestrator.lack(1)

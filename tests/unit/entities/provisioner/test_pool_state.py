@@ -65,6 +65,14 @@ def test_a_doubted_order_is_looked_for_until_its_time_is_over() -> None:
     assert (states(found), found.failures, found.ended[0].id) == ([], 1, "m-cpu-1")
 
 
+def test_a_machine_that_joins_before_it_is_listed_is_not_gone_when_its_node_is_away() -> None:
+    new = record(machine(1, S.STARTING, since=NOW, ordered_at=NOW, unlisted=True))
+    joined = seen(new, nodes=(use(1),), now=NOW + 5, doubt_s=60.0)
+    assert states(seen(joined, now=NOW + 9, doubt_s=60.0)) == [S.JOINED]
+    listed = seen(joined, "m-cpu-1", nodes=(use(1),), now=NOW + 20, doubt_s=60.0)
+    assert states(seen(listed, now=NOW + 21, doubt_s=60.0)) == []
+
+
 @pytest.mark.parametrize("state", [S.STARTING, S.RELEASED])
 def test_a_machine_that_was_never_listed_may_still_come(state: S) -> None:
     """Its order has ended well, or it was given back meanwhile; its source takes a while to list it."""
@@ -83,6 +91,13 @@ def test_a_machine_whose_node_never_joins_is_given_back_and_its_pool_rests_longe
     found = seen(record(late, failures=2), "m-cpu-1")
     assert states(found) == [S.RELEASED]
     assert (found.failures, found.rests_until) == (3, NOW + 120.0)
+
+
+def test_a_machine_is_not_late_while_nobody_says_which_nodes_have_joined() -> None:
+    """Its provisioner was away meanwhile: it may have joined, and have work."""
+    late = record(machine(1, S.STARTING, ordered_at=NOW - 301))
+    assert seen(late, "m-cpu-1", nodes=None) == late
+    assert states(seen(late, "m-cpu-1", nodes=(use(1, 1),))) == [S.JOINED]
 
 
 def test_machines_that_fail_together_are_one_failure() -> None:
@@ -169,6 +184,12 @@ def test_machines_that_nobody_wrote_down_are_given_back_and_their_numbers_never_
         ("m-cpu-8", S.DRAINING),
     ]
     assert ordered(found, pool(), "m-cpu-", 1, "j", "why", NOW).machines[-1].id == "m-cpu-9"
+
+
+def test_nobody_is_a_stray_while_nobody_says_what_it_does() -> None:
+    unknown = seen(record(), "m-cpu-8", nodes=None)
+    assert (unknown.machines, unknown.number) == ((), 8), "its name is taken all the same"
+    assert states(seen(record(), "m-cpu-8", nodes=(use(8, 1),))) == [S.DRAINING]
 
 
 def test_an_old_listing_makes_no_stray_of_a_machine_that_has_just_ended() -> None:
