@@ -333,6 +333,7 @@ def given_back(record: PoolRecord, machine: Machine, reason: str, now: float, *,
     """The record with a machine on its way out: emptied first if its node has joined, unless `at_once`."""
     if machine.state is MachineState.RELEASED or (machine.state in GOING and not at_once):
         return record
-    joined = machine.state is MachineState.JOINED and not at_once
-    state = MachineState.DRAINING if joined else MachineState.RELEASED
-    return replaced(record, moved(machine, state, reason, now), now)
+    joined = machine.state is MachineState.JOINED
+    state = MachineState.DRAINING if joined and not at_once else MachineState.RELEASED
+    unlisted = machine.unlisted and not joined  # it was there: what lists it late is given back again
+    return replaced(record, moved(machine, state, reason, now, unlisted=unlisted), now)
