@@ -9,6 +9,7 @@ for everybody. Machines whose nodes are away for a moment (the orchestrator may 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -72,7 +73,8 @@ class PoolFacts:
         if record.failures >= pool.failures:
             return f"{record.failures} failures in a row, until it is reset; the last: {record.failure}"
         if now < record.rests_until:
-            return f"rests for {record.rests_until - now:.0f} s after a failure: {record.failure}"
+            until = time.strftime("%H:%M:%S", time.gmtime(math.ceil(record.rests_until)))
+            return f"rests until {until} UTC after a failure: {record.failure}"
         return ""
 
     def left(self, now: float) -> tuple[int, str]:

@@ -211,9 +211,11 @@ class ProvisionerLeader:
 
     # --- deciding -----------------------------------------------------------------------------------------
     async def _go_on(self) -> None:
+        trouble = ""
         while True:
             self._wake.clear()
             await self._confirmed()
+            before, trouble = trouble, ""
             try:
                 await self._look()
             except NewerRecord:
@@ -221,7 +223,8 @@ class ProvisionerLeader:
             except Conflict as error:
                 log.warning("another provisioner has written", reason=error.text)
             except DmscError as error:
-                log.info("nothing is ordered now", reason=error.text)
+                if (trouble := error.text) != before:
+                    log.info("nothing is ordered now", reason=trouble)
             due_s = next_due(self._facts(), time.time()) - time.time()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, min(due_s, self._config.times.tick_s))):
@@ -248,7 +251,6 @@ class ProvisionerLeader:
         decision = self._plan()
         for order in decision.orders:
             if self._pools[order.pool].dry_run:
-                self._say_once(f"{order.pool}: would order {order.count}: {order.reason}")
                 continue
             change = partial(self._ordered, order.pool, order.count, order.job, order.reason, order.is_gang)
             before, after = await self._book.change(order.pool, change)
@@ -257,9 +259,9 @@ class ProvisionerLeader:
             back = partial(self._given_back, each.machine, each.reason, each.at_once)
             before, after = await self._book.change(each.pool, back)
             self._tell(each.pool, before, after)
-        for line in decision.waits:
-            self._say_once(line)
-        self._said &= {*decision.waits, *(line for line in self._said if ": would order " in line)}
+        dry = (order for order in decision.orders if self._pools[order.pool].dry_run)
+        would = (f"{order.pool}: would order {order.count}: {order.reason}" for order in dry)
+        self._say_news([*would, *decision.waits])
         await self._carry_out(nodes)
 
     def _plan(self) -> ProvisioningDecision:
@@ -330,10 +332,12 @@ class ProvisionerLeader:
         if after.failures > before.failures:
             log.warning("pool rests", pool=name, failures=after.failures, reason=after.failure)
 
-    def _say_once(self, line: str) -> None:
-        if line not in self._said:
-            self._said.add(line)
-            log.info("machines", reason=line)
+    def _say_news(self, lines: list[str]) -> None:
+        """Logs those lines that were not there at the last look."""
+        for line in lines:
+            if line not in self._said:
+                log.info("machines", reason=line)
+        self._said = set(lines)
 
     # --- carrying out -------------------------------------------------------------------------------------
     async def _carry_out(self, nodes: Mapping[str, Mapping[str, MachineUse] | None]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from bus import subjects
 from bus.connection import Bus
@@ -178,6 +179,29 @@ async def test_a_driver_for_which_a_name_is_one_machine_is_asked_again(dial: Dia
     await world.orchestrator.tell()
     await world.until("t-far-1", S.STARTING)
     assert world.fleet.orders == {"t-far-1": 2}
+
+
+async def test_the_log_says_once_why_nothing_is_ordered(dial: Dial, start: Start) -> None:
+    world = World(dial, start, Fleet(), rest_s=NEVER_S)
+    await world.open()
+    world.fleet.error = Refused("no quota")
+    with capture_logs() as lines:
+        await world.provisioner()
+        await world.orchestrator.lack(1)
+        await world.until("t-far-1", S.ENDED)
+
+        def said() -> list[str]:
+            return [line["reason"] for line in lines if line["event"] == "machines"]
+
+        await eventually(said)
+        looked = world.fleet.listed
+        await eventually(lambda: world.fleet.listed > looked + 30)  # for longer than a second
+        assert len(said()) == 1, said()
+        assert "after a failure: no quota): nothing is ordered" in said()[0]
+        await world.gateway.command(
+            subjects.RESET_POOL, ResetPool(pool="far", by="somebody"), deadline_s=PATIENCE_S
+        )
+        await eventually(lambda: len(said()) == 2)  # a new failure is news
 
 
 async def test_an_order_that_ends_in_trouble_is_not_placed_again_at_once(dial: Dial, start: Start) -> None:

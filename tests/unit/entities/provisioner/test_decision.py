@@ -125,9 +125,10 @@ def test_a_pool_that_turned_out_not_to_serve_a_job_is_not_asked_again() -> None:
 def test_a_pool_rests_after_a_failure_and_stops_after_many() -> None:
     resting = {"cpu": (pool(), record(failures=1, rests_until=NOW + 30, failure="no quota"))}
     found = decided(lacks("j1", 1), pools=resting)
-    assert found.waits == (
-        "j1 lacks 1 slots, pools give 0 (cpu: rests for 30 s after a failure: no quota): nothing is ordered",
-    )
+    why = "cpu: rests until 01:00:30 UTC after a failure: no quota"
+    assert found.waits == (f"j1 lacks 1 slots, pools give 0 ({why}): nothing is ordered",)
+    later = decided(lacks("j1", 1), pools=resting, now=NOW + 7)
+    assert later.waits == found.waits, "the log says it once, and not each second"
     assert orders(decided(lacks("j1", 1), pools=resting, now=NOW + 31)) == [("cpu", 1, "j1")]
     stopped = {"cpu": (pool(failures=2), record(failures=2, failure="no quota"))}
     assert (
