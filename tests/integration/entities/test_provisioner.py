@@ -46,6 +46,8 @@ class Fleet:
         self.hangs = False
         self.goes_on = asyncio.Event()
         self.lands = True
+        self.stays = False
+        """Whether what is released is still there for a while."""
         self.listed = 0
 
     async def order(self, machine: str) -> None:
@@ -60,7 +62,8 @@ class Fleet:
 
     async def release(self, machine: str) -> None:
         self.released[machine] += 1
-        self.there.discard(machine)
+        if not self.stays:
+            self.there.discard(machine)
 
     async def machines(self) -> frozenset[str]:
         self.listed += 1
@@ -367,6 +370,24 @@ async def test_a_machine_that_is_empty_goes_at_once(dial: Dial, start: Start) ->
     ended = await world.until("t-far-1", S.ENDED)
     assert "no work for" in ended.reason
     assert world.orchestrator.nodes["t-far-1"].cordoned
+
+
+async def test_the_end_of_a_machine_that_is_given_back_is_seen_soon(dial: Dial, start: Start) -> None:
+    """However rarely its driver is asked else."""
+    world = World(dial, start, Fleet(), idle_s=0.0)
+    world.times = replace(QUICK, list_s={"command": NEVER_S}, list_soon_s={"command": 0.05})
+    await world.open()
+    world.fleet.stays = True
+    await world.provisioner()
+    await world.orchestrator.lack(1)
+    await world.until("t-far-1", S.STARTING)
+    await world.orchestrator.lack(0)
+    await world.orchestrator.join("t-far-1", taken=0)
+    await eventually(lambda: world.fleet.released["t-far-1"])
+    looked = world.fleet.listed
+    await eventually(lambda: world.fleet.listed > looked + 2)
+    world.fleet.there.clear()
+    await world.until("t-far-1", S.ENDED)
 
 
 @pytest.mark.parametrize("stranger", [{"sid": "b-t-far-1"}, {"pool": "near"}])
