@@ -92,6 +92,7 @@ async def pods(options: argparse.Namespace, sheet: FaultSheet) -> None:
 async def _cycle(cluster: Cluster, options: argparse.Namespace, sheet: FaultSheet) -> None:
     scene = cluster.scene
     placed, beyond, back = list[float](), list[float](), list[float]()
+    seen_idle, emptied, gone = list[float](), list[float](), list[float]()
     for number in range(options.rounds):
         asked = time.time()
         name = (await scene.mesh.client.submit(job(f"pods-{number}", stages=STAGES, steps=2))).job
@@ -105,11 +106,19 @@ async def _cycle(cluster: Cluster, options: argparse.Namespace, sheet: FaultShee
         placed.append(max(states[MachineState.STARTING].since for states in machines) - asked)
         beyond.append(first - max(states[MachineState.JOINED].since for states in machines))
         back.append(none - record.changed_at - IDLE_S)
+        draining = max(states[MachineState.DRAINING].since for states in machines)
+        released = max(states[MachineState.RELEASED].since for states in machines)
+        seen_idle.append(draining - record.changed_at - IDLE_S)
+        emptied.append(released - draining)
+        gone.append(none - released)
     plan = Plan(section="pods")
     sheet.add(
         plan.at_most("placed, worst", max(placed), "s", 1.0, spread(placed, unit=" s")),
         plan.at_most("first step beyond the agents' start, worst", max(beyond), "s", 3.0, spread(beyond)),
         plan.at_most("back to none beyond idle_s, worst", max(back), "s", 2.0, spread(back, unit=" s")),
+        plan.figure("… seen idle, worst", max(seen_idle), "s", spread(seen_idle, unit=" s")),
+        plan.figure("… emptied, worst", max(emptied), "s", spread(emptied, unit=" s")),
+        plan.figure("… its pod gone, worst", max(gone), "s", spread(gone, unit=" s")),
     )
 
 

@@ -9,8 +9,9 @@ for everybody. Machines whose nodes are away for a moment (the orchestrator may 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from entities.provisioner.pool_state import affordable, spent_today
 from schemas.machines.demand import JobDemand, MachineDemand
@@ -42,7 +43,10 @@ class MachineReturn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProvisioningDecision:
-    """What is to be done. `waits`: for whom nothing is ordered, and why."""
+    """What is to be done. `waits`: for whom nothing is ordered, and why.
+
+    Orders of pools with `dry_run` are those that they would get if they ordered.
+    """
 
     orders: tuple[MachineOrder, ...] = ()
     returns: tuple[MachineReturn, ...] = ()
@@ -69,7 +73,8 @@ class PoolFacts:
         if record.failures >= pool.failures:
             return f"{record.failures} failures in a row, until it is reset; the last: {record.failure}"
         if now < record.rests_until:
-            return f"rests for {record.rests_until - now:.0f} s after a failure: {record.failure}"
+            until = time.strftime("%H:%M:%S", time.gmtime(math.ceil(record.rests_until)))
+            return f"rests until {until} UTC after a failure: {record.failure}"
         return ""
 
     def left(self, now: float) -> tuple[int, str]:
@@ -88,7 +93,7 @@ def fits(pool: MachinePool, name: str, job: JobDemand) -> bool:
     needs = job.needs
     labels = {**pool.labels, "pool": name}
     return (
-        name not in job.unfit_pools
+        f"{pool.cluster}/{name}" not in job.unfit_pools
         and (not needs.clusters or pool.cluster in needs.clusters)
         and needs.device in ("", pool.device)
         and (not pool.memory_gib or needs.memory_bytes <= pool.memory_gib * (1 << 30))
@@ -120,7 +125,26 @@ def decide(facts: Mapping[str, PoolFacts], demand: MachineDemand, now: float) ->
         demand: what the orchestrator said last.
         now: seconds since the epoch.
     """
+    told = {name for name, each in facts.items() if each.pool.dry_run}
+    found = _decide(facts, demand, now, told)
+    if not told:
+        return found
+    instead = _decide(facts, demand, now, frozenset())  # what would be, if these pools ordered as well
+    would = tuple(order for order in instead.orders if order.pool in told)
+    served = {order.job for order in would} - {
+        order.job for order in instead.orders if order.pool not in told
+    }
+    waits = tuple(line for line in found.waits if line.split()[0] not in served)  # what would be is said
+    return replace(found, orders=(*found.orders, *would), waits=waits)
+
+
+def _decide(
+    facts: Mapping[str, PoolFacts], demand: MachineDemand, now: float, without: Collection[str]
+) -> ProvisioningDecision:
+    """The decision, with no order from some of the pools."""
     supplies = {name: _supply(each, now) for name, each in sorted(facts.items())}
+    for name in without:  # nobody may wait for a machine that only these would bring
+        supplies[name].left, supplies[name].limit = 0, "dry_run: orders nothing"
     waits: list[str] = []
     for job in demand.jobs:
         fitting = _fitting(supplies, job)

@@ -40,9 +40,11 @@ from entities.provisioner.pool_state import (
 )
 from schemas.envelope import Envelope
 from schemas.errors import Conflict, DmscError, NewerRecord, Refused, Unavailable
+from schemas.machines.commands import OrderMachines
 from schemas.machines.demand import MachineDemand, MachineUse
 from schemas.machines.pools import MachinePool, PoolsFile
 from schemas.machines.records import Machine, MachineState, PoolRecord
+from schemas.names import agent_name
 
 log = get_logger("provisioner")
 
@@ -58,6 +60,9 @@ class ProvisionerTimes:
     list_s: Mapping[str, float] = field(default_factory=lambda: {"local": 1.0, "kubernetes": 1.0})
     """Between two questions to a driver, which machines there are."""
     list_else_s: float = 5.0
+    list_soon_s: Mapping[str, float] = field(default_factory=lambda: {"local": 0.1, "kubernetes": 0.1})
+    """The same where a machine is about to be gone: at first; a fifth of the time since its release later on.
+    Commands are not asked more often: each question may be a bill, or a quota."""
     again_s: float = 3.0
     """Before a driver or the orchestrator is asked again for what has not happened yet."""
     stale_s: float = 30.0
@@ -97,6 +102,7 @@ class ProvisionerLeader:
         self._unlisted = dict.fromkeys(self._pools, "its driver has not answered yet")
         self._demand: MachineDemand | None = None
         self._heard_at = 0.0
+        self._fresh_until = 0.0  # monotonic: a clock that is set back makes no old demand a new one
         self._wake = asyncio.Event()
         self._list_now = {name: asyncio.Event() for name in self._pools}
         """Set when a driver has done something that its next listing shows."""
@@ -178,17 +184,16 @@ class ProvisionerLeader:
 
     async def _hear(self, message: MachineDemand, envelope: Envelope) -> None:
         self._demand, self._heard_at = message, time.time()
+        self._fresh_until = time.monotonic() + self._config.times.stale_s
         self._wake.set()
 
     @property
     def _present_demand(self) -> MachineDemand | None:
         """What is lacking; None: nobody has said so lately."""
-        fresh = time.time() - self._heard_at <= self._config.times.stale_s
-        return self._demand if fresh else None
+        return self._demand if time.monotonic() <= self._fresh_until else None
 
     async def _keep_listing(self, name: str) -> None:
         """Asks a pool's driver again and again which machines there are."""
-        times, pool = self._config.times, self._pools[name]
         while True:
             self._list_now[name].clear()
             began = time.time()
@@ -203,14 +208,26 @@ class ProvisionerLeader:
                     log.warning("pool can't be used", pool=name, reason=why)
                 self._unlisted[name] = why
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(times.list_s.get(pool.driver, times.list_else_s)):
+                async with asyncio.timeout(self._list_pause_s(name)):
                     await self._list_now[name].wait()
+
+    def _list_pause_s(self, name: str) -> float:
+        """How long a pool's driver is not asked again which machines there are."""
+        times, driver = self._config.times, self._pools[name].driver
+        usual = times.list_s.get(driver, times.list_else_s)
+        last = max(
+            (each.since for each in self._book.record(name).machines if each.state is MachineState.RELEASED),
+            default=0,
+        )
+        return min(usual, max(times.list_soon_s.get(driver, usual), (time.time() - last) / 5.0))
 
     # --- deciding -----------------------------------------------------------------------------------------
     async def _go_on(self) -> None:
+        trouble = ""
         while True:
             self._wake.clear()
             await self._confirmed()
+            before, trouble = trouble, ""
             try:
                 await self._look()
             except NewerRecord:
@@ -218,36 +235,46 @@ class ProvisionerLeader:
             except Conflict as error:
                 log.warning("another provisioner has written", reason=error.text)
             except DmscError as error:
-                log.info("nothing is ordered now", reason=error.text)
+                if (trouble := error.text) != before:
+                    log.info("nothing is ordered now", reason=trouble)
             due_s = next_due(self._facts(), time.time()) - time.time()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, min(due_s, self._config.times.tick_s))):
                     await self._wake.wait()
 
-    def _nodes(self) -> dict[str, MachineUse] | None:
-        demand = self._present_demand
-        return None if demand is None else {use.node: use for use in demand.nodes}
+    def _nodes(self, name: str) -> dict[str, MachineUse] | None:
+        """The nodes of a pool that have joined, by name; None: nobody has said lately.
+
+        A node of another cluster, or that says to be of another pool, is no machine of this one, whatever its
+        name is.
+        """
+        if (demand := self._present_demand) is None:
+            return None
+        cluster = self._pools[name].cluster
+        mine = (use for use in demand.nodes if use.pool == name)
+        return {use.node: use for use in mine if use.sid == agent_name(cluster, use.node)}
 
     async def _look(self) -> None:
         """Believes what was said, decides, writes it down, and has it carried out."""
-        nodes = self._nodes()
+        nodes = {name: self._nodes(name) for name in self._pools}
         for name in self._pools:
-            before, after = await self._book.change(name, partial(self._believed, name, nodes))
+            before, after = await self._book.change(name, partial(self._believed, name, nodes[name]))
             self._tell(name, before, after)
         decision = self._plan()
         for order in decision.orders:
             if self._pools[order.pool].dry_run:
-                self._say_once(f"{order.pool}: would order {order.count}: {order.reason}")
                 continue
-            await self._write_order(order.pool, order.count, order.job, order.reason, is_gang=order.is_gang)
+            change = partial(self._ordered, order.pool, order.count, order.job, order.reason, order.is_gang)
+            before, after = await self._book.change(order.pool, change)
+            self._tell(order.pool, before, after)
         for each in decision.returns:
             back = partial(self._given_back, each.machine, each.reason, each.at_once)
             before, after = await self._book.change(each.pool, back)
             self._tell(each.pool, before, after)
-        for line in decision.waits:
-            self._say_once(line)
-        self._said &= {*decision.waits, *(line for line in self._said if ": would order " in line)}
-        await self._carry_out(nodes or {})
+        dry = (order for order in decision.orders if self._pools[order.pool].dry_run)
+        would = (f"{order.pool}: would order {order.count}: {order.reason}" for order in dry)
+        self._say_news([*would, *decision.waits])
+        await self._carry_out(nodes)
 
     def _plan(self) -> ProvisioningDecision:
         """What the present demand asks for; nothing where it is not known."""
@@ -255,10 +282,10 @@ class ProvisionerLeader:
         return ProvisioningDecision() if demand is None else decide(self._facts(), demand, time.time())
 
     def _facts(self) -> dict[str, PoolFacts]:
-        return {
-            name: PoolFacts(pool=pool, record=self._book.record(name), unusable=self._unlisted[name])
-            for name, pool in self._pools.items()
-        }
+        return {name: self._facts_of(name, self._book.record(name)) for name in self._pools}
+
+    def _facts_of(self, name: str, record: PoolRecord) -> PoolFacts:
+        return PoolFacts(pool=self._pools[name], record=record, unusable=self._unlisted[name])
 
     def _believed(self, name: str, nodes: Mapping[str, MachineUse] | None, record: PoolRecord) -> PoolRecord:
         pool, now = self._pools[name], time.time()
@@ -270,21 +297,30 @@ class ProvisionerLeader:
         prefix = machine_prefix(self._config.file.name, name)
         return observed(record, pool, prefix, self._listings.get(name), nodes, now)
 
-    async def _write_order(
-        self, name: str, count: int, job: str, reason: str, command: str = "", *, is_gang: bool = False
-    ) -> None:
-        change = partial(self._ordered, name, count, job, reason, command, is_gang)
-        before, after = await self._book.change(name, change)
-        self._tell(name, before, after)
+    async def _write_order(self, message: OrderMachines, command: str) -> None:
+        """Writes a person's order; nothing if it is written already."""
+        before, after = await self._book.change(message.pool, partial(self._asked_for, message, command))
+        self._tell(message.pool, before, after)
+
+    def _asked_for(self, message: OrderMachines, command: str, record: PoolRecord) -> PoolRecord:
+        if any(command == each.order for each in (*record.machines, *record.ended)):
+            return record
+        left, limit = self._facts_of(message.pool, record).left(time.time())
+        if left < message.count:
+            asked = f"pool {message.pool}: {message.count} asked for"
+            raise Conflict(f"{asked}, and {left} may be ordered now ({limit})")
+        log.info("machines ordered by a person", pool=message.pool, count=message.count, by=message.by)
+        why = message.reason or f"ordered by {message.by}"
+        return self._ordered(message.pool, message.count, message.by, why, False, record, command)
 
     def _ordered(
-        self, name: str, count: int, job: str, reason: str, command: str, is_gang: bool, record: PoolRecord
+        self, name: str, count: int, job: str, why: str, is_gang: bool, record: PoolRecord, command: str = ""
     ) -> PoolRecord:
         pool, now = self._pools[name], time.time()
-        left, _ = PoolFacts(pool=pool, record=record, unusable=self._unlisted[name]).left(now)
+        left, _ = self._facts_of(name, record).left(now)
         prefix = machine_prefix(self._config.file.name, name)
         room = min(count, left)
-        return ordered(record, pool, prefix, room, job, reason, now, command, is_gang=is_gang)
+        return ordered(record, pool, prefix, room, job, why, now, command, is_gang=is_gang)
 
     def _given_back(self, machine: str, reason: str, at_once: bool, record: PoolRecord) -> PoolRecord:
         there = next((each for each in record.machines if each.id == machine), None)
@@ -308,30 +344,31 @@ class ProvisionerLeader:
         if after.failures > before.failures:
             log.warning("pool rests", pool=name, failures=after.failures, reason=after.failure)
 
-    def _say_once(self, line: str) -> None:
-        if line not in self._said:
-            self._said.add(line)
-            log.info("machines", reason=line)
+    def _say_news(self, lines: list[str]) -> None:
+        """Logs those lines that were not there at the last look."""
+        for line in lines:
+            if line not in self._said:
+                log.info("machines", reason=line)
+        self._said = set(lines)
 
     # --- carrying out -------------------------------------------------------------------------------------
-    async def _carry_out(self, nodes: Mapping[str, MachineUse]) -> None:
-        """Has drivers and the orchestrator do what is written and not done yet."""
+    async def _carry_out(self, nodes: Mapping[str, Mapping[str, MachineUse] | None]) -> None:
+        """Has drivers and the orchestrator do what is written and not done yet. `nodes`: by pool."""
         for name, pool in self._pools.items():
             driver = self._drivers[name]
             for machine in self._book.record(name).machines:
                 if machine.id in self._at_work:
                     continue
+                if not self._is_due(machine.id):
+                    continue
                 if machine.state is MachineState.ORDERED:
                     if driver.idempotent or machine.id in self._written:
                         self._written.discard(machine.id)
                         self._start(machine.id, self._place(name, machine.id))
-                    continue
-                if not self._is_due(machine.id):
-                    continue
-                if machine.state is MachineState.DOUBTED and driver.idempotent:
+                elif machine.state is MachineState.DOUBTED and driver.idempotent:
                     self._start(machine.id, self._place(name, machine.id))
                 elif machine.state is MachineState.DRAINING:
-                    if machine.id in nodes:
+                    if machine.id in (nodes[name] or {}):
                         left_s = machine.since + pool.drain_s - time.time()
                         empty = self._emptying.begin(pool.cluster, machine.id, machine.reason, left_s)
                         self._start(machine.id, empty)
@@ -367,27 +404,35 @@ class ProvisionerLeader:
                 await driver.order_in_gang(machine, there.gang, there.gang_size)
             else:
                 await driver.order(machine)
-            change = partial(self._placed, machine, MachineState.STARTING, "ordered; its node is awaited")
+            why, unlisted = "ordered; its node is awaited", not driver.idempotent
+            change = partial(self._placed, machine, MachineState.STARTING, why, unlisted)
         except Refused as error:
             change = partial(self._refused_order, name, machine, error.text)
         except Unavailable as error:
-            change = partial(self._placed, machine, MachineState.DOUBTED, error.text)
+            change = partial(self._placed, machine, MachineState.DOUBTED, error.text, True)
         before, after = await self._book.change(name, change)
         self._tell(name, before, after)
 
-    def _placed(self, machine: str, state: MachineState, reason: str, record: PoolRecord) -> PoolRecord:
-        there = _machine(record, machine)
-        open_ = (MachineState.ORDERED, MachineState.DOUBTED)
-        if there is None or there.state not in open_ or there.state is state:
+    def _placed(
+        self, machine: str, state: MachineState, reason: str, unlisted: bool, record: PoolRecord
+    ) -> PoolRecord:
+        there, now = _machine(record, machine), time.time()
+        if there is None or there.state is state:
             return record
-        now = time.time()
-        return replaced(record, moved(there, state, reason, now), now)
+        if there.state is MachineState.RELEASED:  # meanwhile: it is looked for by a listing after its order
+            asked = there.model_copy(update={"since": now, "unlisted": unlisted})
+            return replaced(record, asked, now)
+        if there.state not in (MachineState.ORDERED, MachineState.DOUBTED):
+            return record
+        return replaced(record, moved(there, state, reason, now, unlisted=unlisted), now)
 
     def _refused_order(self, name: str, machine: str, why: str, record: PoolRecord) -> PoolRecord:
         there = _machine(record, machine)
+        now = time.time()
+        if there is not None and there.state is MachineState.RELEASED:
+            return replaced(record, moved(there, MachineState.ENDED, there.reason, now), now)
         if there is None or there.state not in (MachineState.ORDERED, MachineState.DOUBTED):
             return record
-        now = time.time()
         return failed(
             replaced(record, moved(there, MachineState.ENDED, why, now), now), self._pools[name], why, now
         )

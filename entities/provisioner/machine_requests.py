@@ -25,7 +25,7 @@ from schemas.machines.records import PoolRecord
 
 log = get_logger("provisioner")
 
-WritesOrder = Callable[[str, int, str, str, str], Awaitable[None]]
+WritesOrder = Callable[[OrderMachines, str], Awaitable[None]]
 
 
 class MachineRequests:
@@ -34,7 +34,7 @@ class MachineRequests:
     Args:
         facts: all pools.
         plan: what the present demand asks for.
-        write: writes an order: pool, number of machines, for whom, why, by which command.
+        write: writes an order, by its command's id; nothing if it is written already.
         demand: the present demand; None: it is not known.
         heard_at: when the last one came.
         changed: called after each change.
@@ -89,19 +89,9 @@ class MachineRequests:
             NotFound: there is no such pool.
             Conflict: the pool gives fewer now, or only says what it would do.
         """
-        facts, command = self._pool(message.pool), envelope.causation or envelope.id
-        if any(command == each.order for each in (*facts.record.machines, *facts.record.ended)):
-            return self._status()
-        left, limit = facts.left(time.time())
-        if facts.pool.dry_run:
+        if self._pool(message.pool).pool.dry_run:
             raise Conflict(f"pool {message.pool}: dry_run: it orders nothing; take dry_run out of the file")
-        if left < message.count:
-            raise Conflict(
-                f"pool {message.pool}: {message.count} asked for, and {left} may be ordered now ({limit})"
-            )
-        why = message.reason or f"ordered by {message.by}"
-        log.info("machines ordered by a person", pool=message.pool, count=message.count, by=message.by)
-        await self._write(message.pool, message.count, message.by, why, command)
+        await self._write(message, envelope.causation or envelope.id)
         self._changed()
         return self._status()
 

@@ -75,11 +75,21 @@ def replaced(record: PoolRecord, machine: Machine, now: float) -> PoolRecord:
 
 
 def failed(record: PoolRecord, pool: MachinePool, why: str, now: float) -> PoolRecord:
-    """The record after an order that gave no machine: the pool rests, twice as long each time."""
-    rest_s = pool.rest_s * 2 ** min(record.failures, MOST_DOUBLINGS)
+    """The record after an order that gave no machine: the pool rests, twice as long each time.
+
+    What fails while it rests was ordered before: it is the same failure. Else one shortage would stop a pool
+    of which several machines were ordered at once, until a person resets it.
+    """
+    if now < record.rests_until:
+        return record.model_copy(update={"failure": why})
+    failures = record.failures + 1
     return record.model_copy(
-        update={"failures": record.failures + 1, "rests_until": now + rest_s, "failure": why}
+        update={"failures": failures, "rests_until": now + _rest_s(pool, failures), "failure": why}
     )
+
+
+def _rest_s(pool: MachinePool, failures: int) -> float:
+    return pool.rest_s * 2.0 ** min(max(0, failures - 1), MOST_DOUBLINGS)
 
 
 def recovered(record: PoolRecord) -> PoolRecord:
@@ -130,16 +140,38 @@ def observed(
         nodes: nodes that have joined, by machine; None: the orchestrator has said nothing lately.
         now: seconds since the epoch.
     """
-    today = int(now // DAY)
-    if record.day != today:
-        record = record.model_copy(update={"day": today, "spent": 0.0})
+    record = _of_this_clock(record, pool, now)
+    if listing is not None and listing.at > now:  # asked before the clock was set back
+        listing = None
     for machine in record.machines:
         node = None if nodes is None else nodes.get(machine.id)
         there = None
         if listing is not None and listing.at > machine.since:
             there = machine.id in listing.machines
         record = _seen(record, pool, machine, there, node, nodes is not None, listing, now)
-    return record if listing is None else _with_strays(record, prefix, listing, nodes or {}, now)
+    return record if listing is None else _with_strays(record, prefix, listing, nodes, now)
+
+
+def _of_this_clock(record: PoolRecord, pool: MachinePool, now: float) -> PoolRecord:
+    """The record of the present day, and without times to come: a clock was ahead when they were written.
+
+    Else nothing would be given back, nor ordered, until the clock gets there. What was spent on a day to come
+    is counted today.
+    """
+    today = int(now // DAY)
+    changes: dict[str, Any] = {}
+    if record.day != today:
+        changes = {"day": today, "spent": record.spent if record.day > today else 0.0}
+    if record.rests_until > now + (rest_s := _rest_s(pool, record.failures)):
+        changes["rests_until"] = now + rest_s
+    names = ("since", "ordered_at", "idle_since", "away_since", "ended_at")
+    for which, machines in (("machines", record.machines), ("ended", record.ended)):
+        late = [{name: now for name in names if (getattr(each, name) or 0.0) > now} for each in machines]
+        if any(late):
+            changes[which] = tuple(
+                each.model_copy(update=times) for each, times in zip(machines, late, strict=True)
+            )
+    return record.model_copy(update=changes) if changes else record
 
 
 def _seen(
@@ -158,13 +190,16 @@ def _seen(
     """
     state = machine.state
     if state in COMING:
-        return _coming(record, pool, machine, there, node, listing, now)
+        return _coming(record, pool, machine, there, node, told, listing, now)
     if state is MachineState.RELEASED:
-        if there is False:
+        if there is False and not _may_still_come(pool, machine, listing):
             ended = moved(machine, MachineState.ENDED, machine.reason, now)
             return replaced(record, ended, now)
         return record
-    if there is False and node is None and told:
+    if there and machine.unlisted:
+        machine = machine.model_copy(update={"unlisted": False})
+        record = replaced(record, machine, now)
+    if there is False and node is None and told and not _may_still_come(pool, machine, listing):
         why = machine.reason if state is MachineState.DRAINING else "it is gone"
         return replaced(record, moved(machine, MachineState.ENDED, why, now), now)
     if not told:
@@ -193,34 +228,50 @@ def _coming(
     machine: Machine,
     there: bool | None,
     node: MachineUse | None,
+    told: bool,
     listing: Listing | None,
     now: float,
 ) -> PoolRecord:
     if node is not None:
-        joined = moved(machine, MachineState.JOINED, "its node has joined", now, idle_since=now)
+        why = "its node has joined"
+        idle_since = None if node.taken else now
+        unlisted = machine.unlisted and not there
+        joined = moved(machine, MachineState.JOINED, why, now, idle_since=idle_since, unlisted=unlisted)
         return recovered(replaced(record, joined, now))
-    if now - machine.ordered_at >= pool.boot_s:
+    if told and now - machine.ordered_at >= pool.boot_s:  # else it may have joined, and have work
         why = f"its node has not joined within {pool.boot_s:g} s of the order"
         return failed(replaced(record, moved(machine, MachineState.RELEASED, why, now), now), pool, why, now)
     if there and machine.state is not MachineState.STARTING:
-        return replaced(record, moved(machine, MachineState.STARTING, "its driver knows it", now), now)
-    if there is False and machine.state is MachineState.STARTING:
+        known = moved(machine, MachineState.STARTING, "its driver knows it", now, unlisted=False)
+        return replaced(record, known, now)
+    if there and machine.unlisted:
+        return replaced(record, machine.model_copy(update={"unlisted": False}), now)
+    late = _may_still_come(pool, machine, listing)
+    if there is False and machine.state is MachineState.STARTING and not late:
         why = "it went away before its node had joined"
         return failed(replaced(record, moved(machine, MachineState.ENDED, why, now), now), pool, why, now)
-    in_doubt = machine.state is MachineState.DOUBTED and listing is not None
-    if in_doubt and there is False and listing is not None and listing.at - machine.since >= pool.doubt_s:
+    if there is False and machine.state is MachineState.DOUBTED and not late:
         why = f"nobody knows it {pool.doubt_s:g} s after its order ({machine.reason})"
         return failed(replaced(record, moved(machine, MachineState.ENDED, why, now), now), pool, why, now)
     return record
 
 
+def _may_still_come(pool: MachinePool, machine: Machine, listing: Listing | None) -> bool:
+    """Whether a machine that no listing has shown yet may be in the next one: sources take their time.
+
+    Nor is one gone that was given back while its order was under way.
+    """
+    unknown = machine.unlisted or machine.state is MachineState.DOUBTED
+    return unknown and (listing is None or listing.at - machine.since < pool.doubt_s)
+
+
 def _with_strays(
-    record: PoolRecord, prefix: str, listing: Listing, nodes: Mapping[str, MachineUse], now: float
+    record: PoolRecord, prefix: str, listing: Listing, nodes: Mapping[str, MachineUse] | None, now: float
 ) -> PoolRecord:
     """The record with machines that the driver knows and nobody has written down: they are given back.
 
     An order is written before it is placed. So these are of a mesh that was there before this one, or of an
-    order that came very late.
+    order that came very late. While nobody says whether they have work, only their numbers are taken.
     """
     known = {machine.id for machine in record.machines}
     ended = {machine.id: machine.ended_at or 0.0 for machine in record.ended}
@@ -230,10 +281,12 @@ def _with_strays(
         if number is None or listing.at <= ended.get(name, 0.0):
             continue
         highest = max(highest, number)
+        if nodes is None:
+            continue
         state = MachineState.DRAINING if name in nodes else MachineState.RELEASED
         why = "nobody has ordered it: no record of the mesh names it"
         strays.append(Machine(id=name, state=state, since=now, ordered_at=now, reason=why))
-    if not strays:
+    if highest == record.number and not strays:
         return record
     machines = (*record.machines, *strays)[: 2 * MOST_MACHINES]
     return record.model_copy(update={"machines": machines, "number": highest})
@@ -265,6 +318,7 @@ def ordered(
             ordered_for=job,
             because=because,
             reason=because,
+            unlisted=True,
             gang=f"{prefix}{numbers.start}" if is_gang and count > 1 else "",
             gang_size=count if is_gang and count > 1 else 0,
             order=order,
@@ -279,6 +333,7 @@ def given_back(record: PoolRecord, machine: Machine, reason: str, now: float, *,
     """The record with a machine on its way out: emptied first if its node has joined, unless `at_once`."""
     if machine.state is MachineState.RELEASED or (machine.state in GOING and not at_once):
         return record
-    joined = machine.state is MachineState.JOINED and not at_once
-    state = MachineState.DRAINING if joined else MachineState.RELEASED
-    return replaced(record, moved(machine, state, reason, now), now)
+    joined = machine.state is MachineState.JOINED
+    state = MachineState.DRAINING if joined and not at_once else MachineState.RELEASED
+    unlisted = machine.unlisted and not joined  # it was there: what lists it late is given back again
+    return replaced(record, moved(machine, state, reason, now, unlisted=unlisted), now)

@@ -39,7 +39,9 @@ class JobDemand(Part):
     lacking: int = Field(0, ge=0, description="of these that have to be there beside the free ones")
     wished: int = Field(0, ge=0, description="further ones, for the replicas that it is to have")
     waits: bool = Field(False, description="for slots, to begin: what it does not lack is free")
-    unfit_pools: tuple[str, ...] = Field((), description="pools of which there are slots, none for this job")
+    unfit_pools: tuple[str, ...] = Field(
+        (), description="pools of which there are slots, none for this job: their cluster, `/`, their name"
+    )
     reason: str = ""
 
 

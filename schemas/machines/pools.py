@@ -13,7 +13,11 @@ PoolName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$",
 """Small letters and digits: also names of pods and hosts are made of it."""
 MOST_MACHINES = 256
 """Of one pool: all of them are in one record."""
-Words = Annotated[tuple[str, ...], Field(min_length=1, max_length=64)]
+Word = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
+"""No system passes the character 0 to a command."""
+LabelValue = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,120}$")]
+"""As `dmsc join` takes it. Else each machine would end as soon as it was started."""
+Words = Annotated[tuple[Word, ...], Field(min_length=1, max_length=64)]
 """A command and its arguments; no shell reads them."""
 
 
@@ -51,7 +55,9 @@ class MachinePool(Part):
     memory_gib: float = Field(0.0, ge=0, le=1e6, description="of each slot; 0: enough for anybody")
     precisions: tuple[str, ...] = Field((), max_length=16, description="without emulation; none: any")
     bits_class: str = Field("", max_length=120, description="class of bits of its slots; empty: unknown")
-    labels: dict[str, str] = Field({}, max_length=64, description="that its nodes have, beside `pool`")
+    labels: dict[Token, LabelValue] = Field(
+        {}, max_length=31, description="that its nodes have, beside `pool`"
+    )
     price: float = Field(0.0, ge=0, le=1e9, description="of one machine for an hour")
     budget: float | None = Field(
         None, ge=0, le=1e12, description="most to be spent in a day (UTC); none: 0 where there is a price"
@@ -73,8 +79,8 @@ class MachinePool(Part):
     rest_s: Seconds = Field(30.0, gt=0, description="no order for so long after a failure; doubled each time")
     failures: int = Field(5, ge=1, le=1000, description="in a row until a person has to reset the pool")
     dry_run: bool = Field(False, description="says what it would order, and orders nothing")
-    credential: str = Field("", max_length=4096, description="file with the credential of its nodes")
-    options: tuple[str, ...] = Field((), max_length=64, description="further options of `dmsc join`")
+    credential: Word = Field("", max_length=4096, description="file with the credential of its nodes")
+    options: tuple[Word, ...] = Field((), max_length=64, description="further options of `dmsc join`")
     commands: PoolCommands | None = Field(None, description="of the driver `command`")
     kubernetes: KubernetesMachines | None = Field(None, description="of the driver `kubernetes`")
 
@@ -107,9 +113,14 @@ class MachinePool(Part):
 
 
 class PoolsFile(Part):
-    """The whole file. `name` begins the machines' names, so that two meshes never take each other's."""
+    """The whole file. `name` begins the machines' names, so that two meshes never take each other's.
 
-    name: PoolName = Field("dmsc", description="of the mesh, in the names of its machines")
+    It has no dash: else mesh `a` with pool `b-c` and mesh `a-b` with pool `c` would have the same machines.
+    """
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+$", max_length=32)] = Field(
+        "dmsc", description="of the mesh, in the names of its machines: small letters and digits"
+    )
     pools: dict[PoolName, MachinePool] = Field(max_length=64)
 
     @model_validator(mode="after")

@@ -64,6 +64,7 @@ class Machine(Part):
     reason: str = Field("", description="why it is in its present state")
     idle_since: Time | None = Field(None, description="since when it has no work; null: it has")
     away_since: Time | None = Field(None, description="since when its node is not heard of; null: it is")
+    unlisted: bool = Field(False, description="its driver has not listed it yet, which may take a while")
     order: str = Field("", max_length=200, description="the command of the person who ordered it")
     ended_at: Time | None = None
 

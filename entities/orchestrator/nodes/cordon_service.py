@@ -112,9 +112,14 @@ class CordonService:
 
         Raises:
             NotFound: no such node, or it is away already.
-            BadInput: several nodes have that name.
+            BadInput: several nodes have that name, or it is told as a signal to its agent.
             Conflict: that incarnation of its agent is not the present one.
         """
+        if message.source == "signal":  # nobody would tell the agent, which would never go
+            raise BadInput("source signal: only a node's agent says so: give person, cloud, taint or other")
+        return await self._leave(message)
+
+    async def _leave(self, message: LeaveNotice) -> Cordons:
         agent, cluster, node = find_node(message.node, self._mesh.nodes.values(), self._mesh.cordons)
         async with self._turn:
             status = self._mesh.nodes.get(agent)
@@ -153,13 +158,16 @@ class CordonService:
         """The same, by the node's own agent.
 
         Raises:
+            NotFound: its node is away.
             Refused: it says so of another node.
         """
         if message.node != envelope.sender.name:
             raise Refused(
                 f"{envelope.sender.name} says that {message.node} leaves: agents speak of their own"
             )
-        await self.leave(message, envelope)
+        if message.node not in self._mesh.nodes:  # nor is it the name of a node of another cluster
+            raise NotFound(f"{message.node} is away: nothing of it is left that could leave")
+        await self._leave(message)
         return Ack()
 
     async def end_leave(self, cordon: Cordon) -> None:

@@ -51,7 +51,7 @@ class Draining:
         self._bus = bus
         self._look_every_s = look_every_s
         self._order_s = order_s
-        self._ordered: set[str] = set()  # incarnations of agents that know that they leave
+        self._ordered: dict[str, float] = {}  # incarnations of agents that know that they leave, and by when
         self._mesh = mesh
         self._cordoning = cordoning
         self._runs = runs
@@ -101,9 +101,16 @@ class Draining:
     def _ask_all(self, left: Iterable[tuple[JobRun, str]], until: float) -> str:
         """Asks for all that are left on a node that leaves; returns in words how they do."""
         left_s = max(0.0, until - time.time())
-        said = {sid: run.drain(sid, left_s) for run, sid in left}
+        said = {sid: self._ask(run, sid, left_s) for run, sid in left}
         hows = "; ".join(f"{sid} {how or 'is moving'}" for sid, how in sorted(said.items()))
         return f"{len(said)} left by {clock(until)}; {hows}"
+
+    def _ask(self, run: JobRun, sid: str, left_s: float) -> str:
+        try:
+            return run.drain(sid, left_s)
+        except Exception as error:  # the others have no time to wait until this one's trouble is over
+            log.error("leave held up", sid=sid, exc_info=error)
+            return f"is held up: {error}"
 
     def _is_over(self, cordon: Cordon) -> bool:
         """Whether a node that was to leave has left: another agent has its name, or none and it is time."""
@@ -115,9 +122,11 @@ class Draining:
         return status.incarnation != cordon.leaves.incarnation
 
     async def _tell_agent(self, cordon: Cordon) -> None:
-        """Has the agent of a node that leaves know, once: what it said itself it knows."""
+        """Has the agent of a node that leaves know by when, once: what it said itself it knows."""
         leaves = cordon.leaves
-        if leaves is None or leaves.source == "signal" or leaves.incarnation in self._ordered:
+        if leaves is None or leaves.source == "signal":
+            return
+        if self._ordered.get(leaves.incarnation) == leaves.until:
             return
         status = self._mesh.nodes.get(cordon.agent)
         if status is None or status.incarnation != leaves.incarnation:
@@ -137,7 +146,7 @@ class Draining:
         except DmscError as error:  # it is asked again at the next look
             log.warning("agent not told to leave", agent=cordon.agent, reason=str(error))
         else:
-            self._ordered.add(leaves.incarnation)
+            self._ordered[leaves.incarnation] = leaves.until
 
     def _left(self, cordon: Cordon) -> list[tuple[JobRun, str]]:
         return [

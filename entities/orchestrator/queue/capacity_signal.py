@@ -279,12 +279,15 @@ def _by_job(demand: _Demand) -> list[tuple[str, int]]:
 
 
 def _by_pool(table: SlotTable) -> dict[str, set[int]]:
-    """The table's pools of equal slots, by the name of the machines' pool that they belong to."""
+    """The table's pools of equal slots, by cluster and machines' pool that they belong to: `a/spot`.
+
+    Any agent may say of itself that it is of a pool, and none of which cluster it is.
+    """
     found: dict[str, set[int]] = {}
     for number, slots in enumerate(table.pools):
         slot = table.slots[slots[0]]
         if (name := dict(slot.labels).get(POOL_LABEL)) and not slot.lane:
-            found.setdefault(name, set()).add(number)
+            found.setdefault(f"{slot.cluster}/{name}", set()).add(number)
     return found
 
 

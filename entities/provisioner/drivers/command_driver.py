@@ -27,11 +27,18 @@ class CommandDriver:
         commands: what they are.
         fields: what is filled into them, but for the machine; also in their environment, as DMSC_….
         secrets: more of their environment.
+        rest_s: how long the output of a command that has ended is read on, if something holds it open.
     """
 
     def __init__(
-        self, commands: PoolCommands, fields: Mapping[str, str], secrets: Mapping[str, str] | None = None
+        self,
+        commands: PoolCommands,
+        fields: Mapping[str, str],
+        secrets: Mapping[str, str] | None = None,
+        *,
+        rest_s: float = 1.0,
     ) -> None:
+        self._rest_s = rest_s
         self._commands = commands
         self._fields = dict(fields)
         self._secrets = dict(secrets or {})
@@ -56,6 +63,8 @@ class CommandDriver:
         code, said = await self._run(self._commands.list, "list", "", whole=True)
         if code:
             raise Unavailable(f"list ended with {code}: {said[:SHOWN]}")
+        if len(said) >= MOST_BYTES:
+            raise Unavailable(f"list: more than {MOST_BYTES:,} bytes: print the names of this pool alone")
         names = [line.split()[0] for line in said.splitlines() if line.strip()]
         if strange := next((name for name in names if not is_token(name)), None):
             raise Unavailable(
@@ -76,7 +85,8 @@ class CommandDriver:
         arguments = [_filled(word, fields) for word in words]
         given = {f"DMSC_{name.upper()}": value for name, value in fields.items()}
         try:
-            process = await asyncio.create_subprocess_exec(
+            transport, command = await asyncio.get_running_loop().subprocess_exec(
+                _RunningCommand,
                 *arguments,
                 env={**os.environ, **self._secrets, **given},
                 stdin=asyncio.subprocess.DEVNULL,
@@ -86,18 +96,21 @@ class CommandDriver:
             )
         except OSError as error:
             raise Refused(f"{what}: {arguments[0]}: {error.strerror}") from None
-        code = None
         try:
             async with asyncio.timeout(self._commands.timeout_s):
-                out, complaint = await asyncio.gather(_read(process.stdout), _read(process.stderr))
-                code = await process.wait()
+                await command.ended.wait()
         except TimeoutError:
             raise Unavailable(f"{what} took longer than {self._commands.timeout_s:g} s") from None
         finally:
-            if code is None:  # what one that has ended leaves behind is its own affair: a machine, say
+            if not command.ended.is_set():  # what one that has ended leaves behind is its own affair
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
+                    os.killpg(transport.get_pid(), signal.SIGKILL)
+                await command.ended.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._rest_s):
+                await command.closed.wait()
+        code, out, complaint = transport.get_returncode(), command.text(1), command.text(2)
+        assert code is not None
         if whole and code == 0:
             return code, out
         lines = [line.strip() for line in (complaint or out).splitlines() if line.strip()]
@@ -111,10 +124,30 @@ def _filled(word: str, fields: Mapping[str, str]) -> str:
     return word
 
 
-async def _read(stream: asyncio.StreamReader | None) -> str:
-    """What the stream gives, to its end; beyond `MOST_BYTES` it is dropped."""
-    assert stream is not None
-    kept = b""
-    while chunk := await stream.read(1 << 16):
-        kept += chunk[: MOST_BYTES - len(kept)]
-    return kept.decode("utf-8", errors="replace")
+class _RunningCommand(asyncio.SubprocessProtocol):
+    """A command, and what it prints; beyond `MOST_BYTES` that is dropped, and nobody who writes is held up.
+
+    `ended`: itself has. `closed`: so has whatever has inherited its output: a machine, say.
+    """
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+        self.closed = asyncio.Event()
+        self._kept = {1: b"", 2: b""}
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        self._kept[fd] += data[: MOST_BYTES - len(self._kept[fd])]
+
+    def process_exited(self) -> None:
+        self.ended.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport.close()
+        self.closed.set()
+
+    def text(self, fd: int) -> str:
+        """What was read until now of its output (1) or its complaints (2)."""
+        return self._kept[fd].decode("utf-8", errors="replace")

@@ -126,8 +126,10 @@ class LocalDriver:
         """Whether a process holds the machine's file; one that nobody holds is removed, with `forget`."""
         try:
             held = os.open(self._file(machine), os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
+        except FileNotFoundError:
             return False
+        except OSError as error:  # too many open files, say: it may well be there
+            raise Unavailable(f"{machine}: {error.strerror}") from None
         try:
             if not _lock(held):
                 return True
@@ -149,11 +151,17 @@ class LocalDriver:
 
 
 def _lock(held: int) -> bool:
-    """Takes the lock of an open file; False: another process has it."""
+    """Takes the lock of an open file; False: another process has it.
+
+    Raises:
+        Unavailable: nobody knows; a file system without locks, say.
+    """
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError as error:
+        raise Unavailable(f"a machine's file can't be locked: {error.strerror}") from None
     return True
 
 

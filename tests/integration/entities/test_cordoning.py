@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from unittest.mock import AsyncMock
 
 import pytest
 
 from bus import subjects
 from bus.messaging.key_value import Change
+from bus.tasks import background
 from entities.orchestrator.faults.fault_queue import FaultQueue
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.nodes.cordon_service import CordonService
+from entities.orchestrator.nodes.draining import Draining
 from schemas.cluster import Cordon, LeaveNotice, NodeStatus, Slot
-from schemas.envelope import EntityKind
-from schemas.errors import Conflict, NotFound, Refused
+from schemas.envelope import EntityKind, Envelope
+from schemas.errors import Ack, BadInput, Conflict, NotFound, Refused
 from schemas.fault import DeviceErrors, FaultReport
 from schemas.gateway_api import CordonPlace, UncordonPlace
 from schemas.registry import Endpoint
@@ -21,6 +24,7 @@ from schemas.task_graph import Placement
 from tests.builders.envelopes import envelope
 from tests.builders.records import instance
 from tests.integration.entities.conftest import Dial
+from tests.waiting import eventually
 
 AGENT = "a-n"
 ASKED = envelope()
@@ -135,6 +139,44 @@ async def test_an_agent_says_of_itself_alone_that_it_leaves(dial: Dial) -> None:
     await serving.left(notice(30.0), envelope(EntityKind.CLUSTER, AGENT))
     (cordon,) = mesh.cordons.active()
     assert cordon.draining
+
+
+async def test_an_agent_that_is_not_there_says_nothing_of_a_node_that_has_its_name(dial: Dial) -> None:
+    serving, mesh = await cordoning(dial)
+    await mesh.node(
+        NodeStatus(sid="a-b-n", cluster="a", node="b-n", incarnation="i", slots=(), address="", warm=True)
+    )
+    with pytest.raises(NotFound, match="b-n is away"):
+        await serving.left(notice(30.0, node="b-n"), envelope(EntityKind.CLUSTER, "b-n"))
+    assert mesh.cordons.active() == ()
+
+
+async def test_nobody_else_says_that_an_agent_got_a_signal(dial: Dial) -> None:
+    """It would not be told, and its node would be closed for good."""
+    serving, mesh = await cordoning(dial)
+    with pytest.raises(BadInput, match="source signal: only a node's agent says so"):
+        await serving.leave(notice(30.0, source="signal"), ASKED)
+    assert mesh.cordons.active() == ()
+
+
+async def test_an_agent_is_told_of_a_sooner_deadline_too(dial: Dial) -> None:
+    serving, mesh = await cordoning(dial)
+    told: list[LeaveNotice] = []
+
+    async def leave(order: LeaveNotice, envelope: Envelope) -> Ack:
+        told.append(order)
+        return Ack()
+
+    await (await dial(AGENT, EntityKind.CLUSTER)).serve(subjects.LEAVE, leave, agent=AGENT)
+    bus = await dial("orchestrator", EntityKind.ORCHESTRATOR)
+    draining = Draining(bus, mesh, serving, {}, AsyncMock(), look_every_s=0.01)
+    async with background(draining.run()):
+        await serving.leave(notice(600.0), ASKED)
+        await eventually(lambda: told)
+        await serving.leave(notice(30.0, source="cloud"), ASKED)
+        await eventually(lambda: len(told) == 2)
+        await eventually(lambda: mesh.cordons.active()[0].progress == "empty")
+    assert [round(order.deadline_s, -1) for order in told] == [600.0, 30.0]
 
 
 async def test_a_notice_for_a_node_that_is_unknown_or_away_or_another_incarnation_changes_nothing(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -79,6 +80,32 @@ async def test_a_process_that_cannot_be_started_is_refused(folder: Path) -> None
         await local(folder).order("../m-1")
 
 
+@pytest.mark.parametrize("where", ["os.open", "fcntl.flock"])
+async def test_a_machine_that_cannot_be_looked_at_is_not_gone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Too many open files, say: else another one would be ordered in its place."""
+    driver = local(folder)
+    await driver.order("m-1")
+    await begun(folder, "m-1")
+    calls = 0
+
+    def fails(*args: object) -> int:
+        nonlocal calls
+        calls += 1
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"entities.provisioner.drivers.local_driver.{where}", fails)
+        with pytest.raises(Unavailable, match="Too many open files"):
+            await driver.machines()
+        with pytest.raises(Unavailable, match="Too many open files"):
+            await driver.release("m-1")
+    assert calls
+    assert await driver.machines() == {"m-1"}
+    await driver.release("m-1")
+
+
 # --- commands --------------------------------------------------------------------------------------------
 def commands(folder: Path, timeout_s: float = 60.0, **more: str) -> CommandDriver:
     """Each machine is a file in the folder, which a shell makes."""
@@ -114,6 +141,26 @@ async def test_what_an_order_leaves_behind_goes_on(tmp_path: Path) -> None:
         process.kill()
 
 
+async def test_what_holds_the_output_of_an_order_open_goes_on_as_well(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    writes = "(while :; do head -c 100000 /dev/zero; echo >>$0/alive; sleep 0.05; done) & echo $! >$0/pid"
+    driver = commands(there, timeout_s=5.0, order=writes)
+    await driver.order("m-1")
+    process = psutil.Process(int((there / "pid").read_text()))
+    try:
+        written = (there / "alive").stat().st_size
+        await eventually(lambda: (there / "alive").stat().st_size > written + 5)
+    finally:
+        os.killpg(os.getpgid(process.pid), signal.SIGKILL)
+        await eventually(lambda: is_gone(process.pid))
+
+
+async def test_a_list_that_is_too_long_to_be_read_whole_is_none(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    with pytest.raises(Unavailable, match="list: more than 1,048,576 bytes"):
+        await commands(there, list="yes other-machine | head -c 1100000").machines()
+
+
 async def test_what_is_certain_after_a_command_is_told_by_its_error(tmp_path: Path) -> None:
     there = tmp_path / "there"
     with pytest.raises(Refused, match="order: quota of 8 cards is used up"):
@@ -134,11 +181,11 @@ async def test_a_command_that_hangs_is_killed_with_what_it_started(tmp_path: Pat
     with pytest.raises(Unavailable, match=r"order took longer than 0\.5 s"):
         await driver.order("m-1")
     pid = int((there / "pid").read_text())
+    await eventually(lambda: is_gone(pid))
 
-    def is_gone() -> bool:
-        try:
-            return " Z " in Path(f"/proc/{pid}/stat").read_text()
-        except OSError:
-            return True
 
-    await eventually(is_gone)
+def is_gone(pid: int) -> bool:
+    try:
+        return " Z " in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from bus import subjects
 from bus.connection import Bus
@@ -43,23 +44,29 @@ class Fleet:
         self.there: set[str] = set()
         self.error: DmscError | None = None
         self.hangs = False
+        self.goes_on = asyncio.Event()
         self.lands = True
+        self.stays = False
+        """Whether what is released is still there for a while."""
+        self.listed = 0
 
     async def order(self, machine: str) -> None:
         self.orders[machine] += 1
         if self.hangs:
             if self.lands:
                 self.there.add(machine)
-            await asyncio.Event().wait()
+            await self.goes_on.wait()
         if self.error is not None:
             raise self.error
         self.there.add(machine)
 
     async def release(self, machine: str) -> None:
         self.released[machine] += 1
-        self.there.discard(machine)
+        if not self.stays:
+            self.there.discard(machine)
 
     async def machines(self) -> frozenset[str]:
+        self.listed += 1
         return frozenset(self.there)
 
 
@@ -177,6 +184,42 @@ async def test_a_driver_for_which_a_name_is_one_machine_is_asked_again(dial: Dia
     assert world.fleet.orders == {"t-far-1": 2}
 
 
+async def test_the_log_says_once_why_nothing_is_ordered(dial: Dial, start: Start) -> None:
+    world = World(dial, start, Fleet(), rest_s=NEVER_S)
+    await world.open()
+    world.fleet.error = Refused("no quota")
+    with capture_logs() as lines:
+        await world.provisioner()
+        await world.orchestrator.lack(1)
+        await world.until("t-far-1", S.ENDED)
+
+        def said() -> list[str]:
+            return [line["reason"] for line in lines if line["event"] == "machines"]
+
+        await eventually(said)
+        looked = world.fleet.listed
+        await eventually(lambda: world.fleet.listed > looked + 30)  # for longer than a second
+        assert len(said()) == 1, said()
+        assert "after a failure: no quota): nothing is ordered" in said()[0]
+        await world.gateway.command(
+            subjects.RESET_POOL, ResetPool(pool="far", by="somebody"), deadline_s=PATIENCE_S
+        )
+        await eventually(lambda: len(said()) == 2)  # a new failure is news
+
+
+async def test_an_order_that_ends_in_trouble_is_not_placed_again_at_once(dial: Dial, start: Start) -> None:
+    world = World(dial, start, Fleet(idempotent=True))
+    world.times = replace(QUICK, again_s=NEVER_S)
+    await world.open()
+    world.fleet.error = Conflict("trouble")
+    await world.provisioner()
+    await world.orchestrator.lack(1)
+    await eventually(lambda: world.fleet.orders)
+    looked = world.fleet.listed
+    await eventually(lambda: world.fleet.listed > looked + 10)
+    assert world.fleet.orders == {"t-far-1": 1}
+
+
 async def test_an_order_that_is_not_found_after_its_doubt_is_given_up_for_another_name(
     dial: Dial, start: Start
 ) -> None:
@@ -246,6 +289,29 @@ async def test_a_persons_order_that_comes_again_is_the_same_order(dial: Dial, st
     assert set(await world.machines()) == {"t-far-1", "t-far-2"}
 
 
+async def test_orders_that_come_at_the_same_time_are_looked_at_one_after_another(
+    dial: Dial, start: Start
+) -> None:
+    """The same one twice, through two gateways, and another one for which nothing is left then."""
+    world = World(dial, start, Fleet())
+    await world.open()
+    await world.provisioner()
+
+    async def usable() -> bool:
+        return not (await world.status()).pools[0].says
+
+    await eventually(usable)
+    order, row = OrderMachines(pool="far", by="olga", count=2), subjects.ORDER_MACHINES
+    answers = await asyncio.gather(
+        *(world.gateway.command(row, order, deadline_s=PATIENCE_S, cause=f"key.{n}") for n in (1, 1, 2)),
+        return_exceptions=True,
+    )
+    refused = [answer for answer in answers if isinstance(answer, Conflict)]
+    assert [error.text for error in refused] == ["pool far: 2 asked for, and 0 may be ordered now (most 2)"]
+    assert len([answer for answer in answers if isinstance(answer, MachinesStatus)]) == 2
+    assert set(await world.machines()) == {"t-far-1", "t-far-2"}
+
+
 async def test_a_pool_that_only_says_what_it_would_do(dial: Dial, start: Start) -> None:
     world = World(dial, start, Fleet(), dry_run=True)
     await world.open()
@@ -306,11 +372,81 @@ async def test_a_machine_that_is_empty_goes_at_once(dial: Dial, start: Start) ->
     assert world.orchestrator.nodes["t-far-1"].cordoned
 
 
+async def test_the_end_of_a_machine_that_is_given_back_is_seen_soon(dial: Dial, start: Start) -> None:
+    """However rarely its driver is asked else."""
+    world = World(dial, start, Fleet(), idle_s=0.0)
+    world.times = replace(QUICK, list_s={"command": NEVER_S}, list_soon_s={"command": 0.05})
+    await world.open()
+    world.fleet.stays = True
+    await world.provisioner()
+    await world.orchestrator.lack(1)
+    await world.until("t-far-1", S.STARTING)
+    await world.orchestrator.lack(0)
+    await world.orchestrator.join("t-far-1", taken=0)
+    await eventually(lambda: world.fleet.released["t-far-1"])
+    looked = world.fleet.listed
+    await eventually(lambda: world.fleet.listed > looked + 2)
+    world.fleet.there.clear()
+    await world.until("t-far-1", S.ENDED)
+
+
+@pytest.mark.parametrize("stranger", [{"sid": "b-t-far-1"}, {"pool": "near"}])
+async def test_a_node_of_another_cluster_or_pool_is_no_machine_whatever_its_name(
+    dial: Dial, start: Start, stranger: dict[str, str]
+) -> None:
+    """Else an agent there could say that a machine has joined, or that one with work has none."""
+    world = World(dial, start, Fleet(), idle_s=0.0)
+    await world.open()
+    await world.provisioner()
+    await world.orchestrator.lack(1)
+    await world.until("t-far-1", S.STARTING)
+    world.orchestrator.jobs = ()
+    await world.orchestrator.join("t-far-1", taken=1)
+    await world.until("t-far-1", S.JOINED)
+    machine = world.orchestrator.nodes["t-far-1"]
+    world.orchestrator.nodes["z"] = machine.model_copy(update={"taken": 0, "cordoned": True, **stranger})
+    await world.orchestrator.lack(1)
+    await world.until("t-far-2", S.STARTING)  # what was told before that has been looked at
+    first = (await world.machines())["t-far-1"]
+    assert (first.state, first.idle_since) == (S.JOINED, None)
+    second = {"node": "t-far-2", "sid": "a-t-far-2", **stranger}
+    world.orchestrator.nodes["z"] = machine.model_copy(update=second)
+    await world.orchestrator.lack(3)
+
+    async def heard() -> bool:
+        return (await world.status()).lacking == 3
+
+    await eventually(heard)
+    assert (await world.machines())["t-far-2"].state is S.STARTING
+
+
+async def test_a_machine_that_is_given_back_while_it_is_ordered_counts_until_its_order_has_ended(
+    dial: Dial, start: Start
+) -> None:
+    world = World(dial, start, Fleet(), most=1, doubt_s=NEVER_S)
+    await world.open()
+    world.fleet.hangs = True
+    await world.provisioner()
+    await world.orchestrator.lack(1)
+    await eventually(lambda: world.fleet.orders["t-far-1"])
+    world.fleet.there.clear()  # it is not listed yet
+    listed = world.fleet.listed
+    await world.gateway.command(subjects.RELEASE_MACHINE, ReleaseMachine(machine="t-far-1", by="olga"))
+    await eventually(lambda: world.fleet.listed > listed + 3)
+    assert set(await world.machines()) == {"t-far-1"}
+    assert world.fleet.orders == {"t-far-1": 1}
+    world.fleet.goes_on.set()
+    world.fleet.hangs = False
+    await eventually(lambda: world.fleet.released["t-far-1"])
+    assert world.fleet.orders == {"t-far-1": 1}
+
+
 async def test_what_an_earlier_mesh_left_is_given_back(dial: Dial, start: Start) -> None:
     world = World(dial, start, Fleet())
     world.fleet.there |= {"t-far-7", "somebodys-own", "t-far-x"}
     await world.open()
     await world.provisioner()
+    await world.orchestrator.tell()
     await eventually(lambda: "t-far-7" not in world.fleet.there)
     assert world.fleet.there == {"somebodys-own", "t-far-x"}
     await world.orchestrator.lack(1)

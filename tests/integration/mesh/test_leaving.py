@@ -102,6 +102,24 @@ def test_a_sole_replica_leaves_at_sigterm_once_another_has_its_state(mesh: Mesh)
     assert sum(unit.stage == 0 for unit in left.record.graph.units) == 1, "the former one has left the job"
 
 
+def test_the_last_free_slot_is_enough_for_a_sole_replica(mesh: Mesh) -> None:
+    """Once its successor has it nothing fits elsewhere, and no checkpoint is needed all the same."""
+    job = mesh.client.submit(slow_job("last-slot", stages=1)).job
+    until_step(mesh.client, job, 1)
+    home = home_of(mesh, job, "s0-r0")
+    other = agent(mesh, "b" if home == "a" else "a")
+    for slot in other.slots[1:]:
+        mesh.client.cordon(other.sid, slot.index)
+    try:
+        notice(mesh, job, home)
+        left = ended(mesh, job)
+    finally:
+        mesh.client.uncordon(other.sid)
+    assert left.says("leaves once a newcomer has the state of stage 0")
+    assert not left.says("after a checkpoint")
+    assert not any(event.state is JobState.RECOVERING for event in left.events)
+
+
 def test_a_replica_leaves_at_sigterm_and_its_stage_goes_on(mesh: Mesh) -> None:
     job = mesh.client.submit(slow_job("one-of-two", 2)).job
     until_step(mesh.client, job, 1)

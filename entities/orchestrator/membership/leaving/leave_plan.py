@@ -9,6 +9,7 @@
     others        all, and no room or no time     checkpoint: of the step at whose end training rests, then
                                                   all of them go at once and the stage restores it
     others        … and the step ends too late    interrupt: the same, at the beginning of the open step
+    others        any, no room, and much time     wait: they go on until there is room, or time gets short
 
 Stages that would lose their state come first. No time: what is left is less than a state needs to get to a
 newcomer; so a state that is larger than rate × deadline is written at once.
@@ -48,6 +49,9 @@ class LeaveTimes:
     """From the order until a newcomer has built its stage, without its state."""
     checkpoint_s: float = 3.0
     """What a checkpoint takes before one was measured."""
+    patience_s: float = 60.0
+    """With so much time beside that of two steps and a checkpoint whoever finds no room goes on where it is:
+    a machine may come meanwhile."""
     interrupt_s: float = 1.0
     """What it takes to begin a step again: one that ends sooner is awaited."""
 
@@ -57,7 +61,7 @@ class Leaver:
     """An instance on a machine that goes away.
 
     `left_s`: until then. `joined`: it has the state of its stage. `memory_bytes`: at most so large is that.
-    `no_room`: why it finds no place on another machine now; empty if it does.
+    `no_room`: why it finds no place on another machine now; empty if it does, or if a successor has one.
     """
 
     sid: str
@@ -128,10 +132,15 @@ def _of_stage(
     reason = "leaves at the end of the open step: it has no state yet"
     leaves = [Leave(leaver.sid, Way.GO, reason) for leaver in crew if not leaver.joined]
     crew = [leaver for leaver in crew if leaver.joined]
+    patient = [leaver for leaver in crew if leaver.no_room and _has_time(leaver, outlook, times)]
+    if staying or (len(patient) == len(crew) and not coming):
+        crew = [leaver for leaver in crew if leaver not in patient]
+        reason = "goes on until there is room elsewhere or little time is left"
+        leaves += [Leave(leaver.sid, Way.WAIT, f"{reason}: {leaver.no_room}") for leaver in patient]
     if staying or not crew:
         reason = f"leaves at the end of the open step: {staying} of stage {stage} go on"
         return [*leaves, *(Leave(leaver.sid, Way.GO, reason) for leaver in crew)]
-    if why := _why_no_newcomer(crew, outlook, times):
+    if why := _why_no_newcomer(crew, coming, outlook, times):
         way, risk = _by_checkpoint(min(leaver.left_s for leaver in crew), outlook, times)
         which = "alone in" if len(crew) == 1 else f"one of all {len(crew)} of"
         reason = f"{which} stage {stage}, and {why}: {risk}"
@@ -143,9 +152,15 @@ def _of_stage(
     return [*leaves, Leave(last.sid, way, f"leaves once a newcomer has the state of stage {stage}")]
 
 
-def _why_no_newcomer(crew: Sequence[Leaver], outlook: Outlook, times: LeaveTimes) -> str:
+def _has_time(leaver: Leaver, outlook: Outlook, times: LeaveTimes) -> bool:
+    """Whether its stage may be looked after later as well."""
+    needed_s = times.margin_s + 2 * (outlook.step_s or 0.0) + _checkpoint_s(outlook, times)
+    return leaver.left_s > times.patience_s + needed_s
+
+
+def _why_no_newcomer(crew: Sequence[Leaver], coming: int, outlook: Outlook, times: LeaveTimes) -> str:
     """Why no newcomer could have the state of this stage in time; empty if one could."""
-    if all(leaver.no_room for leaver in crew):
+    if not coming and all(leaver.no_room for leaver in crew):  # who comes may have taken the last slot
         return crew[0].no_room
     left_s = min(leaver.left_s for leaver in crew) - times.margin_s
     state_bytes = max(leaver.memory_bytes for leaver in crew)

@@ -148,20 +148,21 @@ class NoticedLeave:
                 leavers.append(self._leaver(unit, notice.until - now, joined=unit.sid in working))
             elif unit.sid in working:
                 staying[unit.stage] += 1
-            else:
+            elif unit.sid not in self._joining.replacement.homeless:
                 coming[unit.stage] += 1
         leaves = plan_leave(leavers, staying, coming, self._outlook(now), self._times)
         self._tell(leaves, {leaver.sid: leaver.left_s for leaver in leavers})
         return leaves
 
     def _leaver(self, unit: TaskUnit, left_s: float, *, joined: bool) -> Leaver:
+        needs_none = unit.is_data or unit.sid in self.successors.values()  # that one may have the last slot
         return Leaver(
             sid=unit.sid,
             stage=unit.stage,
             left_s=left_s,
             joined=joined or unit.is_data,
             memory_bytes=unit.requirements.memory_bytes,
-            no_room="" if unit.is_data else self._joining.replacement.no_room([unit]),
+            no_room="" if needs_none else self._joining.replacement.no_room([unit]),
         )
 
     def _outlook(self, now: float) -> Outlook:

@@ -35,6 +35,7 @@ def test_the_example_is_read_also_with_what_it_has_in_comments() -> None:
         ("pools: {a: {driver: local, least: 2}}", "least 2 is more than most 0"),
         ("pools: {a: {driver: local, budget: 5}}", "budget: it is counted by price, which is 0: give price"),
         ("pools: {A_b: {driver: local}}", "pools.A_b"),
+        ("{name: a-b, pools: {c: {driver: local}}}", "pools.yaml: name: 'a-b' does not fit"),
         ("pools: {a: {driver: local, cluster: router}}", "pools.a: cluster 'router': 'router' is the name"),
         (
             f"pools: {{a: {{driver: command, commands: {COMMANDS}}}}}",
@@ -45,6 +46,13 @@ def test_the_example_is_read_also_with_what_it_has_in_comments() -> None:
             "pools.a.commands.order: there is no program 'no-such-program-here'",
         ),
         ("pools: {a: {driver: local, credential: none}}", "pools.a.credential: "),
+        (
+            'pools: {a: {driver: command, commands: {order: ["a\\0"], list: [b], release: [c]}}}',
+            "pools.a.commands.order",
+        ),
+        ('pools: {a: {driver: local, options: ["a\\0"]}}', "pools.a.options"),
+        ("pools: {a: {driver: local, labels: {a=b: c}}}", "pools.a.labels"),
+        ("pools: {a: {driver: local, labels: {a: ''}}}", "pools.a.labels.a"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, text: str, said: str) -> None:

@@ -33,7 +33,7 @@ class Run:
         return "" if left_s is None else "leaves soon"
 
 
-def asked(run: Any, slot: int | None, leaves: Departure | None = None) -> str:
+def asked(run: Any, slot: int | None, leaves: Departure | None = None, *others: Any) -> str:
     cordon = Cordon(
         agent="a-n",
         cluster="a",
@@ -46,7 +46,8 @@ def asked(run: Any, slot: int | None, leaves: Departure | None = None) -> str:
         leaves=leaves,
     )
     nobody: Any = None  # to ask or to tell
-    draining = Draining(nobody, MeshView(), nobody, {"j": run}, nobody)
+    runs = {str(number): each for number, each in enumerate((run, *others))}
+    draining = Draining(nobody, MeshView(), nobody, runs, nobody)
     return draining._ask_next(cordon)
 
 
@@ -78,3 +79,14 @@ def test_all_of_a_node_that_leaves_are_asked_at_once_and_told_what_time_is_left(
     assert all(left_s is not None and 0 < left_s <= 60 for left_s in run.left_s)
     assert said == f"2 left by {clock(until)}; j-data-r0 leaves soon; j-s0-r0 leaves soon"
     assert asked(Run(), None, Departure(until=until, incarnation="i", source="cloud")) == EMPTY
+
+
+def test_one_jobs_trouble_keeps_no_others_from_leaving() -> None:
+    class Broken(Run):
+        def drain(self, sid: str, left_s: float | None = None) -> str:
+            raise KeyError("its graph is lost")
+
+    leaves = Departure(until=time.time() + 60, incarnation="i", source="cloud")
+    broken, run = Broken(placement("j-s0-r0", 0)), Run(placement("k-s0-r0", 0))
+    assert "j-s0-r0 is held up: 'its graph is lost'; k-s0-r0 leaves soon" in asked(broken, None, leaves, run)
+    assert run.asked == ["k-s0-r0"]

@@ -166,8 +166,8 @@ def test_where_nothing_is_missing_nothing_is_since(jobs: list[QueuedJob]) -> Non
 
 # --- by job, for the provisioner ------------------------------------------------------------------------
 def node_slots(sid: str, count: int, pool: str, **more: Any) -> list[MeshSlot]:
-    labels = (("pool", pool),)
-    return [MeshSlot(slot=f"{sid}/{n}", node=sid, cluster="a", labels=labels, **more) for n in range(count)]
+    fields = {"node": sid, "cluster": "a", "labels": (("pool", pool),), **more}
+    return [MeshSlot(slot=f"{sid}/{n}", **fields) for n in range(count)]
 
 
 def demand(
@@ -240,5 +240,6 @@ def test_nodes_of_pools_are_listed_with_what_is_held_of_them() -> None:
 
 def test_a_pool_whose_slots_are_none_for_a_job_is_named() -> None:
     there = [*node_slots("a-m-1", 1, "small", memory_bytes=1 << 30), *node_slots("a-m-2", 1, "large")]
+    there += node_slots("b-m-3", 1, "large", memory_bytes=1 << 30, cluster="b")
     found = demand(there, [waits("a", 3, SlotNeeds(memory_bytes=2 << 30))])
-    assert [line.unfit_pools for line in found.jobs] == [("small",)]
+    assert [line.unfit_pools for line in found.jobs] == [("a/small", "b/large")]

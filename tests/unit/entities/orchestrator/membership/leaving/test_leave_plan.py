@@ -62,6 +62,30 @@ def test_a_replica_that_leaves_others_behind_needs_no_room() -> None:
     assert ways(leaver("s0-r0", no_room=FULL), staying={0: 1}) == {"s0-r0": Way.GO}
 
 
+@pytest.mark.parametrize("left_s", [70.0, 86_400.0])
+def test_who_finds_no_room_goes_on_while_there_is_much_time(left_s: float) -> None:
+    """A notice of a day must not stop a job for a day, while a machine may be on its way."""
+    full, other = leaver("s0-r0", left_s, no_room=FULL), leaver("s0-r1", left_s, no_room=FULL)
+    assert ways(full) == {"s0-r0": Way.WAIT}
+    assert ways(full, other) == {"s0-r0": Way.WAIT, "s0-r1": Way.WAIT}
+    assert ways(full, leaver("s0-r1", left_s), staying={0: 1}) == {"s0-r0": Way.WAIT, "s0-r1": Way.GO}
+    assert ways(replace(full, left_s=68.0)) == {"s0-r0": Way.CHECKPOINT}
+    assert ways(full, pace=replace(PACE, checkpoint_s=left_s)) == {"s0-r0": Way.CHECKPOINT}
+    assert ways(replace(full, no_room="")) == {"s0-r0": Way.SUCCESSOR}
+    (leave,) = plan_leave([full], {}, {}, PACE)
+    assert leave.reason == f"goes on until there is room elsewhere or little time is left: {FULL}"
+
+
+@pytest.mark.parametrize("left_s", [30.0, 86_400.0])
+def test_the_last_slot_that_a_newcomer_has_taken_is_room_enough(left_s: float) -> None:
+    full, other = leaver("s0-r0", left_s, no_room=FULL), leaver("s0-r1", left_s, no_room=FULL)
+    assert ways(full, coming={0: 1}) == {"s0-r0": Way.WAIT}
+    assert ways(full, other, coming={0: 1}) == {"s0-r0": Way.GO, "s0-r1": Way.WAIT}
+    assert plan_leave([full], {}, {0: 1}, PACE)[0].reason == (
+        "leaves once a newcomer has the state of stage 0"
+    )
+
+
 def test_a_newcomer_without_the_state_just_goes() -> None:
     early = replace(leaver("s0-r1"), joined=False)
     found = ways(leaver("s0-r0"), early, coming={0: 0})
