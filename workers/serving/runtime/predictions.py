@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import accumulate, count
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from schemas.errors import BadInput, DmscError, MicrobatchFailed, PeerUnreachabl
 from schemas.serve_spec import ServeSpec
 from schemas.services.prediction import Predict, Predicted
 from schemas.step import Member
+from schemas.telemetry import SessionLoad
 from workers.compute.compute_thread import ComputeThread, Priority
 from workers.links.hop_exchange import HopExchange
 from workers.links.offers import TensorTransfer
@@ -53,7 +54,7 @@ class Predictions:
 
     Args:
         me: This instance.
-        stage: Its stage.
+        stage: Its stage, of so many `stages`.
         model: Its layers.
         unit: What batches are padded to; 0: each sample alone (`batch_unit`).
         probed: The inputs with which that was found, without the dimension of samples; None: with none.
@@ -61,6 +62,7 @@ class Predictions:
         thread: The thread that computes.
         exchange: Its links.
         track: Runs a coroutine in the background.
+        load: What there is to do; each answer says it.
         pass_s: How long the first stage waits for outputs, seconds: then an owner is gone, and nobody said
             so.
         limits: How large a sample may be, and with which the model was tried.
@@ -70,6 +72,7 @@ class Predictions:
         self,
         me: Member,
         stage: int,
+        stages: int,
         model: OneShotModel,
         unit: int,
         probed: Mapping[str, Tensor] | None,
@@ -77,20 +80,22 @@ class Predictions:
         thread: ComputeThread,
         exchange: HopExchange,
         track: Callable[[Any], object],
+        load: Callable[[], SessionLoad],
         pass_s: float,
         limits: SampleLimits = NO_LIMITS,
     ) -> None:
         self._me, self._stage, self._model, self._unit = me, stage, model, unit
         self._thread, self._exchange, self._track = thread, exchange, track
-        self._pass_s = pass_s
+        self._load, self._pass_s = load, pass_s
         self._limits = limits
         self._tried = {tensor.name: tensor for tensor in limits.tried}
         self._most = serve.batch if unit else 1
         self._probed = None if probed is None else _shapes(probed)
         self._dtypes = {name: tensor.dtype for name, tensor in (probed or {}).items()}
         self._only_exact = serve.exact == "required"
-        window_s = serve.batch_ms / 1e3
-        self._window = BatchWindow(window_s, self._most, lambda asked: len(asked.samples), self._answer)
+        self._window = BatchWindow[_Asked](
+            serve.batch_ms / 1e3, self._most, lambda asked: len(asked.samples), self._answer, stages
+        )
         self._numbers = count(1)
         self._passes: dict[int, asyncio.Future[Answers]] = {}
         self.passes = 0
@@ -128,6 +133,7 @@ class Predictions:
             outputs=outputs,
             exact=exact and not because,
             inexact_because=because,
+            load=self._load(),
         )
 
     def _unlike(self, sample: Mapping[str, Tensor]) -> str:
@@ -152,8 +158,23 @@ class Predictions:
         """Samples like this one in a pass. What company does to bits is known of the probed shapes alone."""
         return 1 if self._only_exact and not self._is_probed(sample) else self._most
 
-    async def _answer(self, asked: Sequence[_Asked]) -> None:
-        """Answers a batch. Where it fails, each request is tried alone: one must not fail others."""
+    async def _answer(self, asked: Sequence[_Asked]) -> Callable[[], None]:
+        """Computes a batch; what it returns answers its requests."""
+        found = await self._found(asked)
+
+        def answer() -> None:
+            for each, answers in zip(asked, found, strict=True):
+                if each.answer.done():  # nobody waits for it any more
+                    continue
+                if isinstance(answers, DmscError):
+                    each.answer.set_exception(answers)
+                else:
+                    each.answer.set_result(answers)
+
+        return answer
+
+    async def _found(self, asked: Sequence[_Asked]) -> Sequence[Answers | DmscError]:
+        """What each request of a batch gets. Where it fails, each is tried alone: one must fail no others."""
         samples = [sample for each in asked for sample in each.samples]
         try:
             answers: Answers = []
@@ -163,17 +184,10 @@ class Predictions:
                 answers += await self._pass(part, asked[0].path, asked[0].embed)
         except Exception as error:  # the model's own code may raise anything
             if len(asked) > 1 and not isinstance(error, Unavailable):
-                for each in asked:
-                    await self._answer([each])
-                return
-            for each in asked:
-                if not each.answer.done():
-                    each.answer.set_exception(_said(error))
-            return
-        for each in asked:
-            own, answers = answers[: len(each.samples)], answers[len(each.samples) :]
-            if not each.answer.done():
-                each.answer.set_result(own)
+                return [found for each in asked for found in await self._found([each])]
+            return [_said(error)] * len(asked)
+        ends = accumulate(len(each.samples) for each in asked)
+        return [answers[end - len(each.samples) : end] for each, end in zip(asked, ends, strict=True)]
 
     async def _pass(
         self, samples: Sequence[dict[str, Tensor]], path: tuple[Member, ...], embed: bool
