@@ -190,6 +190,10 @@ bench-faults: setup ## stalls, goodput, waste and hashes under faults, beside th
 		|| echo 'torchft can not be installed here: the comparison with it is skipped'
 	@$(VENV)/python benchmarks/faults.py $(ARGS)
 
+.PHONY: bench-machines
+bench-machines: setup ## machines that come for jobs and go: how soon, ordered twice under kills, two gangs at once; ARGS="--only cycle"
+	@$(VENV)/python -m benchmarks.machines $(ARGS)
+
 .PHONY: bench-notices
 bench-notices: setup ## steps computed again when 100 node agents leave by SIGTERM, half of them with sole replicas; ARGS="--notices 8"
 	@$(VENV)/python -m benchmarks.notices $(ARGS)

@@ -49,7 +49,7 @@ def main() -> None:
         if not path.exists() or _holders(path) != list(whom):
             write_private(path, " ".join(issue(root, one) for one in whom) + "\n")
 
-    for name in ("service-registry", "orchestrator", "accountant", "model-registry"):
+    for name in ("service-registry", "orchestrator", "accountant", "model-registry", "provisioner"):
         give("control", name, identities.entities((name,), ()))
     for name in AUTHORIZERS:
         give(

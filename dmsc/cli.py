@@ -25,15 +25,16 @@ from dmsc.commands.jobs import (
     schema,
     simulate,
     sweep,
+    sync,
     train,
     weights,
 )
-from dmsc.commands.mesh import demo, doctor, nodes, run, up
+from dmsc.commands.mesh import demo, doctor, machines, nodes, run, up
 from dmsc.commands.models import aliases, moving
 from dmsc.commands.models import versions as models
 from dmsc.commands.observe import cost, dashboard, faults, logs, store, tap, top
 from dmsc.commands.policies import learnt_state, policy, policy_versions, training
-from dmsc.commands.security import access, audit, cert, credential, rotate, secret, user
+from dmsc.commands.security import access, audit, cert, credential, rotate, secret, secrets, user
 from dmsc.commands.services import ask, batch, consents, learning, services, serving
 from dmsc.console.command_app import CommandApp
 from dmsc.version import __version__
@@ -90,12 +91,14 @@ app.panel(
     jobs.resume,
     jobs.scale,
 )
-app.panel("Jobs", weights.weights, jobs.move, jobs.recut, sweep.sweep, chaos.chaos, simulate.simulate)
+app.panel(
+    "Jobs", weights.weights, jobs.move, jobs.recut, sweep.sweep, sync.sync, chaos.chaos, simulate.simulate
+)
 app.panel("Jobs", schema.schema)
 app.panel("Services", serving.serve, ask.ask, batch.batch)
 app.panel("Watch", jobs.status, dashboard.dashboard, top.top, top.routes, nodes.nodes, faults.faults)
 app.panel("Watch", logs.logs, tap.tap, store.store, cost.cost)
-app.panel("Parts", run.join, run.run, replay.replay)
+app.panel("Parts", run.join, run.run, secrets.secrets, replay.replay)
 credential.app.command()(rotate.rotate)
 policy.app.command()(policy_versions.score)
 policy.app.command()(policy_versions.promote)
@@ -105,6 +108,7 @@ policy.app.command()(training.train)
 policy.app.add_typer(policy_versions.plot, name="plot")
 app.add_typer(credential.app, name="credential", rich_help_panel="Parts")
 app.add_typer(policy.app, name="policy", rich_help_panel="Parts")
+app.add_typer(machines.app, name="machines", rich_help_panel="Mesh")
 app.add_typer(user.app, name="user", rich_help_panel="Mesh")
 app.add_typer(secret.app, name="secret", rich_help_panel="Jobs")
 app.add_typer(access.app, name="access", rich_help_panel="Mesh")

@@ -104,6 +104,7 @@ _JOB = _MetricRows("orchestrator", ("job",))
 _BROKER = _MetricRows("broker")
 _ACCOUNTANT = _MetricRows("accountant")
 _MODELS = _MetricRows("model registry")
+_PROVISIONER = _MetricRows("provisioner")
 _ROUTER = _MetricRows("router")
 _INSTANCE = _MetricRows("router", ("job", "stage", "sid", "cluster"))
 _LINK = _MetricRows("router", ("job", "sid", "peer", "cluster"))
@@ -176,6 +177,11 @@ BUDGET_USED = _ACCOUNTANT.gauge(
 MODEL_VERSIONS = _MODELS.gauge("model_versions", "versions of models, removed ones too")
 MODEL_MOVES = _MODELS.counter("model_alias_moves_total", "moves of aliases that were made")
 MODEL_REFUSED = _MODELS.counter("model_refused_total", "requests about models that were refused")
+
+# --- the provisioner ------------------------------------------------------------------------------------
+MACHINES = _PROVISIONER.gauge("machines", "machines that have not ended", "pool", "state")
+MACHINES_SPENT = _PROVISIONER.gauge("machines_spent_today", "what a pool has cost today (UTC)", "pool")
+MACHINES_FAILURES = _PROVISIONER.gauge("machines_failures", "orders in a row that gave no machine", "pool")
 
 # --- instances, by the router of their cluster ----------------------------------------------------------
 QUEUE = _INSTANCE.gauge("instance_queue_microbatches", "microbatches that wait for its compute thread")

@@ -24,6 +24,7 @@ class EntityKind(StrEnum):
     BROKER = "broker"
     ACCOUNTANT = "accountant"
     MODEL_REGISTRY = "model-registry"
+    PROVISIONER = "provisioner"
     CLIENT = "client"
     TAP = "tap"
 

@@ -19,6 +19,7 @@ RESERVED = (
     *("service-registry", "registry", "gateway", "authorizer", "router", "orchestrator", "broker"),
     "accountant",
     "model-registry",
+    "provisioner",
     *("supervisor", "guard", "system", "join", "jetstream"),
 )
 """Names of the control plane, and words that take their place."""
@@ -75,12 +76,12 @@ def reserved(name: str) -> str | None:
     return None
 
 
-STANDING = ("orchestrator", "service-registry")
+STANDING = ("orchestrator", "service-registry", "provisioner")
 """Kinds of services of which one leads and others stand by."""
 
 
 def standby(name: str, incarnation: str) -> str:
-    """The SID of an orchestrator or a registry that stands by: several of them may have one name."""
+    """The SID of a service that stands by: several of one kind may have one name."""
     return f"{name}-{incarnation}"
 
 
@@ -107,3 +108,8 @@ def misplaced(cluster: str, node: str = "n") -> str | None:
 def agent_name(cluster: str, node: str) -> str:
     """A node agent's SID. Two dashes if the cluster's name has one: else `b-c`+`n` would equal `b`+`c-n`."""
     return f"{cluster}--{node}" if "-" in cluster else f"{cluster}-{node}"
+
+
+def node_of(sid: str, cluster: str) -> str:
+    """The node in a node agent's SID."""
+    return sid[len(agent_name(cluster, "")) :]

@@ -52,6 +52,7 @@ ACRONYMS = {
     EntityKind.BROKER: "broker",
     EntityKind.ACCOUNTANT: "accountant",
     EntityKind.MODEL_REGISTRY: "models",
+    EntityKind.PROVISIONER: "provisioner",
 }
 
 

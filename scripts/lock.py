@@ -3,8 +3,8 @@
 
     python scripts/lock.py [--torch-wheel FILE ...]
 
-From pyproject.toml (what runs the mesh, and the extra `otel`) to three files in `deploy/`. Each entry has its
-version and the SHA-256 of every file that the index has of it:
+From pyproject.toml (what runs the mesh, and the extras `otel` and `kubernetes`) to three files in `deploy/`.
+Each entry has its version and the SHA-256 of every file that the index has of it:
 
     requirements.lock   everything but torch and what only its CUDA builds need
     torch.lock          torch; `--torch-wheel` adds the hash of a build from elsewhere, such as the CPU-only
@@ -35,7 +35,8 @@ HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 def wanted(root: Path = ROOT) -> list[str]:
     """The requirements that the image installs, as pyproject.toml has them."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [*project["dependencies"], *project["optional-dependencies"]["otel"]]
+    extras = project["optional-dependencies"]
+    return [*project["dependencies"], *extras["otel"], *extras["kubernetes"]]
 
 
 def entries(text: str) -> dict[str, str]:

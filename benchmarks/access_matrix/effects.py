@@ -133,7 +133,7 @@ ADMIN = Effects(
         ),
         *("telemetry.>", "topology.>", "policy.>", "log.*", "dead_letter.*", "job.command.*"),
         *("queue.event.capacity", "account.slots.*", "account.use.*", "account.query"),
-        *("model.command.*", "model.query.keys"),
+        *("model.command.*", "model.query.keys", "machines.*"),
         *("fault.link.*.*", "fault.report.*", "fault.verdict.*", "fault.cluster.*.*"),
         *("service.>", "serve.>"),
     ),
@@ -255,6 +255,7 @@ _STREAMS = (
         "KV_models",
         "KV_model_versions",
         "KV_alias_moves",
+        "KV_machine_pools",
     ),
 )
 
@@ -313,6 +314,7 @@ GATEWAY = Effects(
         *("signal.access.gateway-a", "access.explain.gateway-a", "access.users.gateway-a"),
         *("job.command.*", "mesh.command.*", "mesh.query", "policy.command.*", "policy.question.*.*"),
         *("data.command.*", "model.command.*", "model.query.keys"),
+        *("machines.query", "machines.order", "machines.release", "machines.reset"),
         *("cluster.*.read", "cluster.*.strike", "step.dispatch.*.*", "store.query.*.*"),
         *("telemetry.observation.*", "telemetry.service.gateway-a", "account.query", "account.use.gateway-a"),
         "telemetry.outcomes.gateway-a",
@@ -324,6 +326,7 @@ GATEWAY = Effects(
         "data.>",
         *("telemetry.>", "cluster.*.*", "policy.>", "fault.>", "log.*", "job.>", "door.*", "dead_letter.*"),
         *("unreadable.*", "audit.*", "store.query.*.*", "queue.event.*", "account.>", "model.>", *_MODELS),
+        "machines.>",
         *(*_GATEWAY_KEEPS, "$KV.jobs.*", "$KV.registry.*", "$KV.revocations.*.*", "$KV.routes.>"),
         *("$KV.builds.*", "$KV.data_sets.*.*", "$KV.services.*", "service.>", "serve.>"),
         *("$O.artifacts.M.>", "object artifacts/j/weights", "object artifacts/k/weights"),

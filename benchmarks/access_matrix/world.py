@@ -80,6 +80,7 @@ SERVICES = (
     Identity(name="another", kind=K.FUNCTIONAL_MODULE, module="another"),
     Identity(name="broker", kind=K.BROKER),
     Identity(name="accountant", kind=K.ACCOUNTANT),
+    Identity(name="provisioner", kind=K.PROVISIONER),
     Identity(name="model-registry", kind=K.MODEL_REGISTRY),
 )
 

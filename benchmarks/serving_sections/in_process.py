@@ -32,9 +32,11 @@ def served(graph: ModelGraph, arithmetic: Arithmetic, context: int, rows: int) -
     check = check_cache(graph, 0, len(graph), tokens, arithmetic=arithmetic, most_rows=rows)
     if check.layout is None:
         raise NothingMeasured(f"no cache: {check.because}")
-    return StageModel(
+    model = StageModel(
         graph, 0, len(graph), arithmetic=arithmetic, layout=check.layout, kv_budget_bytes=1 << 30
     )
+    model.prepack(tokens)
+    return model
 
 
 @torch.inference_mode()

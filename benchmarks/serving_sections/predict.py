@@ -128,7 +128,7 @@ def encoded(body: Mapping[str, object]) -> bytes:
 
 
 async def answers_per_s(door: Door) -> float:
-    """Of clients that ask again as soon as they are answered, over connections of their own to all gateways."""
+    """Of clients that ask again once they are answered, over connections of their own, to all gateways."""
     began = time.perf_counter()
     counts = await asyncio.gather(*(asked(door, number, began + MEASURED_S) for number in range(CLIENTS)))
     return sum(counts) / (time.perf_counter() - began)

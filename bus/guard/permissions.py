@@ -68,11 +68,13 @@ PRIVATE = (
     *(subjects.REGISTER_MODEL, subjects.MOVE_ALIAS, subjects.APPROVE_MODEL, subjects.EVALUATE_MODEL),
     *(subjects.REMOVE_MODEL, subjects.RULE_MODEL, subjects.MODEL_KEYS),
     *(subjects.NAMED_MODEL, subjects.MODEL_VERSION, subjects.ALIAS_MOVE),
+    *(subjects.MACHINE_DEMAND, subjects.MACHINE_POOL, subjects.MACHINES_QUERY, subjects.ORDER_MACHINES),
+    *(subjects.RELEASE_MACHINE, subjects.RESET_POOL),
 )
 """Rows that only operators and admins see: requests of users (Type 3, the gateways' request API), unreadable
 bytes, rows of an instance's own store, prompts and answers of services, files of a job, records of feeds,
-what users spent, tokens and the audit; models, which users read at gateways, by `model.read`; and rows that
-carry a secret, which a tap hides but a NATS client does not."""
+what users spent, machines and what they cost, tokens and the audit; models, which users read at gateways, by
+`model.read`; and rows that carry a secret, which a tap hides but a NATS client does not."""
 
 _PROVISIONING = frozenset({K.SERVICE_REGISTRY, K.ORCHESTRATOR, K.AUTHORIZER, K.GATEWAY, K.ROUTER})
 """Kinds that may make streams: only the control plane, because a stream can be made to republish anything."""

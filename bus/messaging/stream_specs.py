@@ -74,6 +74,7 @@ KEEPS_PREVIOUS = frozenset(
         *("accounts", "service_salt"),
         *("models", "model_versions", "alias_moves"),
         "consents",
+        "machine_pools",
     }
 )
 """Buckets whose values exist nowhere else. Their streams keep earlier values, in case the newest can't be

@@ -21,6 +21,7 @@ CONTROL_PLANE = frozenset(
             EntityKind.BROKER,
             EntityKind.ACCOUNTANT,
             EntityKind.MODEL_REGISTRY,
+            EntityKind.PROVISIONER,
         ),
     )
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bus.subject_row import Names, Subject
-from bus.subjects.table import ALL, BROKER, CLIENT, FM, MG, MI, MIC, RECORDS_BYTES, SMO, STREAM
+from bus.subjects.table import ALL, BROKER, CLIENT, FM, MG, MI, MIC, PROVISIONER, RECORDS_BYTES, SMO, STREAM
 from schemas import (
     arrays,
     automation,
@@ -300,7 +300,7 @@ LEAVE_NODE = Subject(
     "leave node",
     "mesh.command.leave",
     cluster.LeaveNotice,
-    MG,
+    MG | PROVISIONER,
     SMO,
     "a node is to leave, or will, by a deadline: its instances move, then its agent ends",
     reply=gateway_api.Cordons,

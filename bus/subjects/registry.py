@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 from bus.subject_row import Names, Subject
-from bus.subjects.table import AAM, ACCOUNTANT, ALL, BROKER, FM, MG, MI, MIC, MODELS, SMO, SR, SRD
+from bus.subjects.table import (
+    AAM,
+    ACCOUNTANT,
+    ALL,
+    BROKER,
+    FM,
+    MG,
+    MI,
+    MIC,
+    MODELS,
+    PROVISIONER,
+    SMO,
+    SR,
+    SRD,
+)
 from schemas import registry, signals
 from schemas.errors import Ack
 
@@ -44,7 +58,7 @@ STATE_CHANGE = Subject(
     "state change",
     "registry.state.{sid}",
     registry.StateChange,
-    MI | MG | SR | MIC | AAM | SMO | FM | BROKER | ACCOUNTANT | MODELS | SRD,
+    MI | MG | SR | MIC | AAM | SMO | FM | BROKER | ACCOUNTANT | MODELS | PROVISIONER | SRD,
     SRD,
     "an incarnation's state moved",
     reply=Ack,

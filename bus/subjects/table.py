@@ -10,7 +10,7 @@ RECORDS_BYTES = 8 << 20
 STEP_BYTES = 2 << 20
 """Most bytes of an account of a step: 4,096 microbatches fit, with long names."""
 
-SRD, MG, AAM, SR, SMO, MIC, MI, FM, CLIENT, BROKER, ACCOUNTANT, MODELS = (
+SRD, MG, AAM, SR, SMO, MIC, MI, FM, CLIENT, BROKER, ACCOUNTANT, MODELS, PROVISIONER = (
     frozenset({K.SERVICE_REGISTRY}),
     frozenset({K.GATEWAY}),
     frozenset({K.AUTHORIZER}),
@@ -23,6 +23,7 @@ SRD, MG, AAM, SR, SMO, MIC, MI, FM, CLIENT, BROKER, ACCOUNTANT, MODELS = (
     frozenset({K.BROKER}),
     frozenset({K.ACCOUNTANT}),
     frozenset({K.MODEL_REGISTRY}),
+    frozenset({K.PROVISIONER}),
 )
 ALL = frozenset(K)
 STREAM = Delivery.STREAM

@@ -23,6 +23,7 @@ from dmsc.client.calls.backflow_calls import BackflowCalls
 from dmsc.client.calls.batch_calls import BatchCalls
 from dmsc.client.calls.code_calls import JOBS
 from dmsc.client.calls.generation_calls import GenerationCalls
+from dmsc.client.calls.machine_calls import MachineCalls
 from dmsc.client.calls.model_calls import ModelCalls
 from dmsc.client.calls.policy_calls import PolicyCalls
 from dmsc.client.calls.service_calls import ServiceCalls
@@ -80,6 +81,7 @@ class AsyncClient(
     PolicyCalls,
     AccountCalls,
     ModelCalls,
+    MachineCalls,
 ):
     """Sends requests to a mesh's gateways from a coroutine; use it with `async with`.
 

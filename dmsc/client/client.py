@@ -155,6 +155,10 @@ class Client:
     cordon = _called(AsyncClient.cordon)
     uncordon = _called(AsyncClient.uncordon)
     drain = _called(AsyncClient.drain)
+    machines = _called(AsyncClient.machines)
+    order_machines = _called(AsyncClient.order_machines)
+    release_machine = _called(AsyncClient.release_machine)
+    reset_pool = _called(AsyncClient.reset_pool)
     leave = _called(AsyncClient.leave)
 
     each_fault = _iterated(AsyncClient.each_fault)

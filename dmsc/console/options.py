@@ -36,6 +36,13 @@ PricesOption = Annotated[
         " it changes.",
     ),
 ]
+PoolsOption = Annotated[
+    Path | None,
+    option(
+        "--pools FILE $DMSC_POOLS",
+        "For the provisioner: where machines come from, as examples/pools.yaml; see docs/machines.md.",
+    ),
+]
 TopologyOption = Annotated[
     Path | None,
     option(

@@ -4,5 +4,5 @@
 `entities.metrics`; services only return readings. A failure here never stops a service.
 
 exposition.py  renders the readings of all services of the process
-listener.py    serves `GET /metrics` without a web framework
+listener.py    serves `GET /metrics` and `GET /healthz` without a web framework
 """

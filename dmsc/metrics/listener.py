@@ -1,4 +1,4 @@
-"""Serves `GET /metrics` at a port of its own, for processes without an HTTP API.
+"""Serves `GET /metrics` and `GET /healthz` at a port of its own, for processes without an HTTP API.
 
 It is a small HTTP/1.1 server on the process's own event loop. FastAPI and uvicorn would cost each process 12
 MB; the client library's server would read, on its own thread, what the loop is changing. A connection carries
@@ -162,6 +162,8 @@ async def _answered(head: str, render: Render) -> bytes:
     }
     if method not in ("GET", "HEAD"):
         return _response("405 Method Not Allowed", b"GET /metrics\n")
+    if path == "/healthz":  # it is answered by the loop on which the services run
+        return _response("200 OK", b"ok\n", with_body=method == "GET")
     if path != "/metrics":
         return _response("404 Not Found", b"GET /metrics\n")
     body, content_type = await render(headers.get("accept", ""))

@@ -7,8 +7,10 @@ entity runs, and never contains any of an entity's decisions.
 
 composition.py     entity names and options → services; the only file that knows every constructor
 interrupts.py      SIGINT, SIGTERM and SIGHUP as events of the loop
+machine_drivers.py how pools of machines get theirs
 policy_loading.py  a policy by name or from a user's file
 run_options.py     the options of `dmsc run`
 sandboxing.py      how users' code is confined here (ADR-0034)
+secret_manifests.py a mesh's secrets as Secrets of Kubernetes
 serving.py         runs services until a signal and stops them in order
 """

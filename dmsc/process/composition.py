@@ -58,7 +58,7 @@ class ServicePart:
 
 ENTITIES = (
     *("service-registry", "authorizer", "orchestrator", "broker", "accountant", "gateway", "router"),
-    "model-registry",
+    *("model-registry", "provisioner"),
 )
 """The entities that `dmsc run` knows, beside policies, the `tracer` and the `tracker`. Each cluster has its
 own gateway and router."""
@@ -84,6 +84,8 @@ def compose(names: Sequence[str], options: RunOptions, address: BusAddress) -> l
             parts.append(_accountant(options))
         elif name == "model-registry":
             parts.append(_model_registry(called.model_registry))
+        elif name == "provisioner":
+            parts.append(_provisioner(options, address))
         elif name == "gateway":
             ports = (*options.http_ports, *(None for _ in options.clusters))
             pairs = zip(_clusters(name, options), ports, strict=False)
@@ -277,6 +279,35 @@ def _model_registry(sid: str) -> ServicePart:
     from entities.model_registry import ModelRegistry
 
     return ServicePart(sid=sid, kind=EntityKind.MODEL_REGISTRY, make=ModelRegistry, stop_order=1)
+
+
+def _provisioner(options: RunOptions, address: BusAddress) -> ServicePart:
+    from bus.security.identity import is_credential, is_root
+    from dmsc.process.machine_drivers import driver_of
+    from dmsc.state.state_folder import default_state
+    from entities.election.lease import LeadershipLeaseConfig
+    from entities.provisioner import Provisioner, ProvisionerConfig
+    from entities.provisioner.pools_file import read_pools
+
+    if options.pools is None:
+        raise BadInput("provisioner needs pools: --pools FILE (or DMSC_POOLS), as examples/pools.yaml")
+    guarded = is_root(address.token) or is_credential(address.token)
+    state = (options.state or default_state()).absolute()
+    file = read_pools(options.pools, guarded=guarded)
+    for name, pool in file.pools.items():
+        driver_of(file.name, name, pool, address, state)  # what a driver lacks here is said at once
+    config = ProvisionerConfig(
+        file=file,
+        make_driver=lambda name, pool: driver_of(file.name, name, pool, address, state),
+        node=node_name(),
+        lease=LeadershipLeaseConfig(lease_s=lease_s(options.replicas)),
+    )
+    return ServicePart(
+        sid="provisioner",
+        kind=EntityKind.PROVISIONER,
+        make=lambda bus: Provisioner(bus, config),
+        stop_order=0,
+    )
 
 
 def lease_s(replicas: int) -> float:

@@ -16,6 +16,7 @@ from dmsc.console.options import (
     MetricsBindOption,
     MetricsPortOption,
     ParentOption,
+    PoolsOption,
     PricesOption,
     StateOption,
     TopologyOption,
@@ -189,6 +190,7 @@ class RunOptions:
         ),
     ] = 15.0
     prices: PricesOption = None
+    pools: PoolsOption = None
     tensorboard: Annotated[
         Path | None,
         option(

@@ -169,6 +169,7 @@ async def _open(
         EntityKind.BROKER,
         EntityKind.ACCOUNTANT,
         EntityKind.MODEL_REGISTRY,
+        EntityKind.PROVISIONER,
     )
     entities = [part for part in parts if part.kind not in others]
     first = (entities or parts)[0]

@@ -71,6 +71,7 @@ def entities(
             "broker",
             "accountant",
             "model-registry",
+            "provisioner",
         ):
             identities.append(Identity(name=several.get(name, name), kind=EntityKind(name)))
         elif name in ("gateway", "router"):

@@ -278,6 +278,7 @@ class Gateway:
         from entities.gateway.http.metrics import HttpMetrics
         from entities.gateway.http.readiness import ReadinessProbe
         from entities.gateway.http.sse.hub import EventHub
+        from entities.gateway.machine_operations import MachineOperations
         from entities.gateway.operations.feeds import FeedOperations
         from entities.gateway.operations.job_curves import JobCurves
         from entities.gateway.services.operations import ServiceOperations
@@ -292,6 +293,7 @@ class Gateway:
             services=ServiceOperations(self.backends, self.jobs),
             accounts=AccountOperations(self.backends),
             models=self.models,
+            machines=MachineOperations(self.backends),
             backends=self.backends,
             follower=self.follower,
             hub=EventHub(self._bus, self.config.sid, config.events),

@@ -29,6 +29,7 @@ from entities.orchestrator.job.job_runs import JobRuns
 from entities.orchestrator.job.services.model_services import ModelServices
 from entities.orchestrator.job.services.version_run import run_type
 from entities.orchestrator.job.services.version_watch import VersionWatch
+from entities.orchestrator.job.teardown import LeftInstances
 from entities.orchestrator.job.term import TermContext, insistently
 from entities.orchestrator.job.unreadable_records import RecordGuards
 from entities.orchestrator.job_state.job_secrets import seal_secrets_anew
@@ -87,10 +88,8 @@ class OrchestratorConfig:
     confirm_s: float = 2.0
     """How long a command that ends a job's work waits until it is known that this one leads."""
     lease: LeadershipLeaseConfig = field(default_factory=LeadershipLeaseConfig)
-    automation: Automation = Automation.ACT
-    """The mesh's mode, until a person switches it."""
-    own_loop: bool = True
-    """Whether the orchestrator suggests changes itself (`automation`), or only modules do."""
+    automation: Automation = Automation.ACT  # the mesh's mode, until a person switches it
+    own_loop: bool = True  # whether the orchestrator suggests changes itself, or only modules do
     arbitration: ArbitrationConfig = field(default_factory=ArbitrationConfig)
     promotion: PromotionConfig = field(default_factory=PromotionConfig)
     queue: QueueRules = field(default_factory=queue_rules)
@@ -168,8 +167,7 @@ class Leader:
         seals = (partial(seal_secrets_anew, bus), partial(seal_links_anew, bus))
         self._sealing = Resealing(bus, EntityKind.ORCHESTRATOR, *seals)
         self._tasks: asyncio.TaskGroup | None = None
-        self.refused: NewerRecord | None = None
-        """Why it does not lead: a record of a newer version must not be overwritten."""
+        self.refused: NewerRecord | None = None  # why it does not lead: it must not be overwritten
         self._refusal = asyncio.Event()
 
     def records(self) -> dict[str, JobRecord]:
@@ -239,8 +237,10 @@ class Leader:
         self.mesh.on_leaving = self._leaving
         await insistently(self._guards.start)
         await on_serving()
-        signal = CapacitySignal(self._bus, queue.capacity, queue.looked, self.config.capacity)
+        signal = CapacitySignal(self._bus, queue, self.config.capacity)
         self._tasks.create_task(signal.run(), name="wanted capacity")
+        left = LeftInstances(self._bus, self.mesh, self._jobs.ended, self._runs)
+        self._tasks.create_task(left.run(), name="left instances")
         self._tasks.create_task(self._draining.run(), name="draining")
         self._tasks.create_task(self._budgets.run(), name="budgets")
         self._tasks.create_task(self._policies.orders(), name="module orders")

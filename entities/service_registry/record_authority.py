@@ -15,6 +15,7 @@ from schemas.registry import InstanceState, ServiceRecord
 _CONTROL_PLANE = (
     *(EntityKind.GATEWAY, EntityKind.ROUTER, EntityKind.AUTHORIZER, EntityKind.ORCHESTRATOR),
     *(EntityKind.SERVICE_REGISTRY, EntityKind.BROKER, EntityKind.ACCOUNTANT, EntityKind.MODEL_REGISTRY),
+    EntityKind.PROVISIONER,
 )
 
 

@@ -88,6 +88,7 @@ class ServedPath:
         arithmetic: How rows are computed.
         rows: Of a wave, at most.
         cached: Whether keys and values are kept.
+        prepacked: Whether weights are laid out, as instances have them; they are then for the whole graph.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class ServedPath:
         rows: int,
         *,
         cached: bool = True,
+        prepacked: bool = True,
     ) -> None:
         self.stages: list[StageModel] = []
         passed = sample_tokens(graph, CONTEXT)
@@ -106,10 +108,14 @@ class ServedPath:
             if cached:
                 check = check_cache(graph, first, last, passed, arithmetic=arithmetic, most_rows=rows)
                 assert not check.because
-                layout, passed = check.layout, check.boundary
-            self.stages.append(
-                StageModel(graph, first, last, arithmetic=arithmetic, layout=layout, kv_budget_bytes=64 << 20)
+                layout = check.layout
+            given, passed = passed, passed if layout is None else check.boundary
+            stage = StageModel(
+                graph, first, last, arithmetic=arithmetic, layout=layout, kv_budget_bytes=64 << 20
             )
+            if layout is not None and prepacked:
+                stage.prepack(given)
+            self.stages.append(stage)
         self.retained = [RetainedRows() for _ in self.stages]
         self.sessions: dict[str, ServedSession] = {}
         self._rows, self._cached = rows, cached

@@ -6,11 +6,15 @@ Three rules, each found by measurement; `probe` checks them where an instance st
 - A row at position p attends to the keys of its own block of 64 and all before it, never to more: how many
   keys a kernel is given is a function of the position, in prefill as in decoding.
 - Attention is always given a mask, and rows in multiples of 4: one kernel for all.
+
+`arithmetic_fingerprint` names an arithmetic: replicas of a stage with the same one give the same bits.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,11 +22,17 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from workers.serving.prepacked import PrepackedWeight
+
 KEYS = 64
 """Keys are given to attention in whole blocks of this many."""
 
 ROWS = 4
 """Rows of a product, and of a call of attention, are a multiple of this many."""
+
+_FEW = 8
+"""For so few rows keys and values are read once in front of the kernel, which waits for memory far longer if
+it is the first to read them: a token's attention takes a quarter less with the sums that nobody needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,33 +128,87 @@ def _mask_table(keys: int) -> Tensor:
 
 
 def attend(
-    query: Tensor, keys: Tensor, values: Tensor, segment: RowSegment, mask: Tensor | None, scale: float | None
+    query: Tensor, keys: Tensor, values: Tensor, count: int, mask: Tensor | None, scale: float | None
 ) -> Tensor:
     """Attention of one segment by torch's fused kernel.
 
     Args:
-        query: (heads, rows, width) float32, without padding.
-        keys: (key heads, positions, width); at least `segment.keys` positions.
+        query: (heads, rows, width) float32, padding included.
+        keys: (key heads, positions, width); at least `count` positions.
         values: (key heads, positions, value width), likewise.
-        segment: The segment.
-        mask: (padded rows, keys) of `CausalMask`; None: each row sees all keys.
+        count: Keys that it is given: positions 0 … count - 1.
+        mask: (rows, count) of `CausalMask`; None: each row sees all keys.
         scale: Factor of the scores; None: 1/√width.
 
     Returns:
-        (heads, rows, value width).
+        (rows, key heads, heads per key head, value width): a view.
     """
     heads, rows, width = query.shape
-    padded, key_heads = rows if mask is None else mask.shape[0], keys.shape[0]
-    if padded != rows:
-        query = functional.pad(query, (0, 0, 0, padded - rows))
+    key_heads = keys.shape[0]
+    if count < keys.shape[1]:
+        keys, values = keys.narrow(1, 0, count), values.narrow(1, 0, count)
+    if 1 < rows <= _FEW:
+        for tensor in (keys, values):
+            tensor.sum()
+    keys, values = keys.unsqueeze(0), values.unsqueeze(0)
     groups = heads // key_heads
     if groups == 1:
-        found = functional.scaled_dot_product_attention(
-            query[None], keys[None, :, : segment.keys], values[None, :, : segment.keys], mask, scale=scale
+        grouped = query.unsqueeze(0)
+    else:  # heads that share keys become samples, so that no key is copied
+        grouped = query.view(key_heads, groups, rows, width).transpose(0, 1)
+        keys, values = keys.expand(groups, -1, -1, -1), values.expand(groups, -1, -1, -1)
+    found = functional.scaled_dot_product_attention(grouped, keys, values, mask, scale=scale)
+    return found.permute(2, 1, 0, 3)
+
+
+def arithmetic_fingerprint(arithmetic: Arithmetic, prepacked: int = 0) -> str:
+    """Instruction set, torch's build, threads, paddings and products in words, and a digest of their results.
+
+    The digest is there because libraries choose kernels by more than the instruction set, such as the
+    processor's maker. Threads are those that torch has at the moment.
+
+    Args:
+        arithmetic: How rows are computed.
+        prepacked: How many weights are laid out: their products have other bits (`prepacked`).
+
+    Returns:
+        One line; equal on instances that may be replicas of each other.
+    """
+    build = hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:8]
+    padding = f"rows {arithmetic.row_unit}, keys {arithmetic.keys}" if arithmetic.exact else "plain"
+    return ", ".join(
+        (
+            f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+            f"torch {torch.__version__} {build}",
+            f"threads {torch.get_num_threads()}",
+            padding,
+            f"{prepacked} weights laid out",
+            f"results {_results(bool(prepacked))}",
         )
-        return found[0, :, :rows]
-    # heads that share keys become samples, so that no key is copied
-    grouped = query.view(key_heads, groups, padded, width).transpose(0, 1)
-    key, value = (tensor[None, :, : segment.keys].expand(groups, -1, -1, -1) for tensor in (keys, values))
-    found = functional.scaled_dot_product_attention(grouped, key, value, mask, scale=scale)
-    return found.transpose(0, 1).reshape(heads, padded, -1)[:, :rows]
+    )
+
+
+@torch.inference_mode()
+def _results(prepacked: bool) -> str:
+    """A digest of products, attention and functions of fixed numbers."""
+    generator = torch.Generator().manual_seed(20)
+    rows = torch.randn(64, 320, generator=generator)
+    weight = torch.randn(448, 320, generator=generator) / 16
+    product = functional.linear(rows, weight)
+    heads = product.view(1, 64, 7, 64).transpose(1, 2)
+    found = [
+        product,
+        functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True),
+        functional.silu(product),
+        functional.gelu(product),
+        torch.softmax(product, -1),
+        functional.layer_norm(product, (448,)),
+        torch.exp(product),
+        torch.cos(product),
+    ]
+    if prepacked:
+        found.append(PrepackedWeight.of(weight).product(rows, None))
+    digest = hashlib.blake2b(digest_size=8)
+    for tensor in found:
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -57,16 +57,26 @@ class PackedRows(TorchFunctionMode):
         self, sessions: Sequence[SessionRows], rows: int, arithmetic: Arithmetic, masks: CausalMask
     ) -> None:
         super().__init__()
-        self._sessions, self._rows, self._arithmetic = sessions, rows, arithmetic
+        self._sessions, self._rows = sessions, rows
         self.positions = torch.zeros(rows, dtype=torch.int64)
-        self._plan: list[tuple[SessionRows, list[tuple[RowSegment, Tensor | None]]]] = []
+        self._calls: list[tuple[SessionRows, int, int, Tensor | None]] = []
+        taken: list[int] = []
+        given = [0] * rows
         for session in sessions:
             end = session.begin + session.rows
             self.positions[session.begin : end] = torch.arange(
                 session.position, session.position + session.rows
             )
-            cut = segments(session.begin, session.rows, session.position, arithmetic)
-            self._plan.append((session, [(segment, _mask(segment, arithmetic, masks)) for segment in cut]))
+            for segment in segments(session.begin, session.rows, session.position, arithmetic):
+                mask, padded = _mask(segment, arithmetic, masks)
+                self._calls.append((session, padded, segment.keys, mask))
+                for row in range(segment.begin, segment.end):
+                    given[row] = len(taken)
+                    taken.append(row)
+                taken += [segment.end - 1] * (padded - segment.end + segment.begin)
+        is_whole = taken == given == list(range(rows))
+        self._taken = None if is_whole else torch.tensor(taken, dtype=torch.int64)
+        self._given = None if is_whole else torch.tensor(given, dtype=torch.int64)
         self.sites = 0
 
     def __torch_function__(
@@ -87,16 +97,25 @@ class PackedRows(TorchFunctionMode):
 
     def _attended(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         site, self.sites = self.sites, self.sites + 1
-        found = query.new_zeros(1, query.shape[1], self._rows, value.shape[-1])
-        for session, plan in self._plan:
-            keys, values = session.room[site]
-            rows = slice(session.begin, session.begin + session.rows)
-            written = slice(session.position, session.position + session.rows)
-            keys[:, written], values[:, written] = key[0, :, rows], value[0, :, rows]
-            for segment, mask in plan:
-                part = query[0, :, segment.begin : segment.end]
-                found[0, :, segment.begin : segment.end] = attend(part, keys, values, segment, mask, scale)
-        return found
+        if not self._calls:
+            return query.new_zeros(1, query.shape[1], self._rows, value.shape[-1])
+        key, value = key[0], value[0]
+        for session in self._sessions:
+            for room, new in zip(session.room[site], (key, value), strict=True):
+                written = room.narrow(1, session.position, session.rows)
+                written.copy_(new.narrow(1, session.begin, session.rows))
+        rows = query[0].transpose(0, 1)
+        if self._taken is not None:
+            rows = rows.index_select(0, self._taken)
+        sizes = [padded for _, padded, _, _ in self._calls]
+        found: list[Tensor] = []
+        for (session, _, keys, mask), part in zip(self._calls, torch.split(rows, sizes), strict=True):
+            room_keys, room_values = session.room[site]
+            found.append(attend(part.transpose(0, 1), room_keys, room_values, keys, mask, scale))
+        together = torch.cat(found).view(rows.shape[0], query.shape[1], -1)
+        if self._given is not None:
+            together = together.index_select(0, self._given)
+        return together.transpose(0, 1).unsqueeze(0)
 
 
 class AttentionSurvey(TorchFunctionMode):
@@ -153,13 +172,14 @@ def _is_causal(args: Sequence[Any], kwargs: dict[str, Any], rows: int) -> bool:
     return bool(torch.equal(seen.expand(1, 1, rows, rows)[0, 0], torch.ones(rows, rows).tril().bool()))
 
 
-def _mask(segment: RowSegment, arithmetic: Arithmetic, masks: CausalMask) -> Tensor | None:
+def _mask(segment: RowSegment, arithmetic: Arithmetic, masks: CausalMask) -> tuple[Tensor | None, int]:
+    """The mask of a call, and its rows with padding."""
     rows = segment.end - segment.begin
     if arithmetic.exact:
         rows = -(-rows // ROWS) * ROWS
     elif rows == 1:
-        return None  # torch as it comes: a single row sees all keys
-    return masks.of(segment.position, rows, segment.keys)
+        return None, 1  # torch as it comes: a single row sees all keys
+    return masks.of(segment.position, rows, segment.keys), rows
 
 
 def _counts(args: Sequence[Any], kwargs: dict[str, Any], rows: int) -> bool:

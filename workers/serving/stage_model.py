@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from schemas.errors import BadModel
 from workers.graph.model_graph import ModelGraph, Value
@@ -19,7 +19,10 @@ from workers.graph.stage_module import StageModule, slice_stage
 from workers.serving.exact_arithmetic import Arithmetic, CausalMask
 from workers.serving.kv_cache import AttentionSite, KvCache
 from workers.serving.packed_rows import PackedRows, SessionRows
+from workers.serving.prepacked import ProductSurvey, prepack, unpack
 from workers.serving.retained_rows import Boundary
+
+_SURVEYED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,32 @@ class StageModel:
         self.arithmetic, self.layout = arithmetic, layout
         self.layers = stage_layers(graph, first, last)
         self.cache = KvCache(layout.sites if layout else (), kv_budget_bytes)
+        self.prepacked: tuple[nn.Parameter, ...] = ()
+        self._graph = graph
         self._masks = CausalMask()
+
+    @torch.inference_mode()
+    def prepack(self, sample: Boundary) -> None:
+        """Lays out the weights of linear products (`prepacked`), from now on for all that use them.
+
+        Weights of several layers stay as they are, also where one of these is here alone: bits must not
+        depend on where the model is cut.
+
+        Args:
+            sample: Rows that reach the stage, as `check_cache` takes them; a few are tried.
+        """
+        rows = min(_SURVEYED, int(sample[0].shape[0]))
+        with ProductSurvey() as survey:
+            run_layers(self.layers, self.values(tuple(tensor[:rows] for tensor in sample), rows))
+        users, names = self._graph.users, self._graph.names
+        own = [weight for weight in survey.weights if len(users.get(names.get(id(weight), ""), ())) == 1]
+        self.prepacked += tuple(prepack(own))
+
+    @torch.inference_mode()
+    def unpack(self) -> None:
+        """Undoes `prepack`."""
+        unpack(self.prepacked)
+        self.prepacked = ()
 
     def without_cache(self) -> None:
         """Computes whole histories from now on."""

@@ -9,6 +9,7 @@ backflow_calls.py    what services keep of requests: consents, feedback, files, 
 batch_calls.py       batches of requests, and the files that they read and write
 code_calls.py        submissions with code, and archives of code
 generation_calls.py  answers of services: texts, tensors, vectors, several calls in one
+machine_calls.py     machines that come and go
 model_calls.py       versions of models, aliases, lineage
 policy_calls.py      modules, automation, observations
 service_calls.py     versions of services, their traffic and replicas, their end

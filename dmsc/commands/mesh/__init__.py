@@ -5,6 +5,7 @@ They turn options into `MeshOptions`, `RunOptions` or a `ClusterConfig` and hand
 
 demo.py    `demo`: a private mesh that trains one job and ends
 doctor.py  `doctor`: checks of this machine and its mesh
+machines.py  `machines`: what the provisioner orders and gives back
 nodes.py   `nodes`, `cordon`, `drain`, `uncordon`
 run.py     `run` (entities in this process) and `join` (this machine's slots)
 up.py      `up` and `down`: a mesh on this machine

@@ -43,8 +43,8 @@ def run(
         tuple[str, ...],
         argument(
             "ENTITY...",
-            "service-registry, authorizer, orchestrator, broker, model-registry, gateway, router, tracer,"
-            " tracker, or a policy.",
+            "service-registry, authorizer, orchestrator, broker, model-registry, provisioner, gateway,"
+            " router, tracer, tracker, or a policy.",
         ),
     ],
     options: RunOptions = RunOptions(),

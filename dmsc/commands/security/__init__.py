@@ -11,5 +11,6 @@ cert.py        `cert`: a local CA and certificates
 credential.py  `credential agent`, `gateway`, `router`, `module`, `list`, `revoke`
 rotate.py      `credential rotate`: a new root of all credentials
 secret.py      `secret set`, `list`, `remove`
+secrets.py     `secrets`: a mesh's secrets as manifests
 user.py        `user add`, `list`, `token`, `revoke`, `remove`, `whoami`
 """

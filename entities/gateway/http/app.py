@@ -33,7 +33,7 @@ from entities.gateway.http.routes.faults import faults
 from entities.gateway.http.routes.jobs import arrays, jobs, plans, queue
 from entities.gateway.http.routes.models.aliases import aliases, model_rules
 from entities.gateway.http.routes.models.versions import model_files, models
-from entities.gateway.http.routes.nodes import nodes
+from entities.gateway.http.routes.nodes import machines, nodes
 from entities.gateway.http.routes.openai.batches import batches
 from entities.gateway.http.routes.openai.completions import completions
 from entities.gateway.http.routes.openai.files import files
@@ -76,6 +76,7 @@ RESOURCES = (
     faults,
     registry,
     nodes,
+    machines,
     policies,
     access,
     secrets,

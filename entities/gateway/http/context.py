@@ -29,6 +29,7 @@ from entities.gateway.http.request_facts import RequestFacts
 from entities.gateway.http.requests import Keyed, P, read_body, sent
 from entities.gateway.http.sse.hub import EventHub
 from entities.gateway.http.sse.response import EventStream
+from entities.gateway.machine_operations import MachineOperations
 from entities.gateway.models.operations import ModelOperations
 from entities.gateway.operations.access_client import AccessClient, Bearer
 from entities.gateway.operations.backends import Backends
@@ -55,6 +56,7 @@ class HttpContext:
     services: ServiceOperations
     accounts: AccountOperations
     models: ModelOperations
+    machines: MachineOperations
     backends: Backends
     follower: RegistryFollower
     hub: EventHub

@@ -15,7 +15,7 @@ takeover_service.py    `TakeoverService`: adopts the living instances of an earl
 parking.py             `Parking`: a person parks or resumes the job
 bus_outages.py         `BusOutages`: tries work outside the steps again while the bus is away
 model_analysis.py      `ModelAnalysis`: topology and text sample, computed by node agents
-teardown.py            `Teardown`: termination and clean-up
+teardown.py            `Teardown`: termination and clean-up; what a killed leader left
 services/              versions of model services: jobs that serve, and the records of services
 unreadable_records.py  `RecordGuards`: replaces values in buckets that nobody can read (ADR-0038)
 """

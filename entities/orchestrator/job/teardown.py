@@ -7,7 +7,8 @@ topology.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 from bus.connection import Bus
 from bus.logs import get_logger
@@ -18,6 +19,7 @@ from entities.orchestrator.job_state.job_secrets import forget_secrets
 from entities.orchestrator.job_state.link_secret import forget_link_secret
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import ForgetTopology
+from schemas.envelope import EntityKind
 from schemas.errors import DmscError
 from schemas.registry import ReleaseJob
 from schemas.secrets import references_of
@@ -120,6 +122,60 @@ class Teardown:
 
     async def _forget(self) -> None:
         await forget_at_nodes(self._job.bus, self._job.mesh, self._job.name, self._times.answer_s)
+
+
+class LeftInstances:
+    """Ends what is left of jobs that have ended.
+
+    A leader may have been killed at a job's end, and an agent may have been away when its successor cleaned
+    up: the instances there would hold their slots for ever.
+
+    Args:
+        ended: jobs that have ended, by id.
+        running: jobs that have not: nothing of another one is to run.
+        look_every_s: what is there at two looks is left, and not just about to end.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        mesh: MeshView,
+        ended: Mapping[str, object],
+        running: Mapping[str, object],
+        *,
+        look_every_s: float = 5.0,
+        answer_s: float = 10.0,
+    ) -> None:
+        self._bus = bus
+        self._mesh = mesh
+        self._ended = ended
+        self._running = running
+        self._look_every_s = look_every_s
+        self._answer_s = answer_s
+
+    async def run(self) -> None:
+        """Looks again and again, until cancelled."""
+        before = set[tuple[str, str]]()
+        while True:
+            left = set(self._left())
+            for agent, job in sorted(left & before):
+                log.warning("instances of an ended job are left: they end", job=job, agent=agent)
+                order = ForgetTopology(job=job)
+                with contextlib.suppress(DmscError):  # it is looked at again
+                    await self._bus.command(FORGET_TOPOLOGY, order, deadline_s=self._answer_s, agent=agent)
+            before = left
+            await asyncio.sleep(self._look_every_s)
+
+    def _left(self) -> Iterator[tuple[str, str]]:
+        """Agents with instances of jobs that have ended, and these jobs."""
+        for record in self._mesh.of_kind(EntityKind.INSTANCE):
+            if record.job is None or record.job not in self._ended or record.job in self._running:
+                continue
+            if not self._mesh.runs(record.sid):
+                continue
+            agent = self._mesh.agent_of(record.endpoint.cluster, record.endpoint.node)
+            if agent is not None:
+                yield agent, record.job
 
 
 async def forget_at_nodes(bus: Bus, mesh: MeshView, job: str, within_s: float) -> None:

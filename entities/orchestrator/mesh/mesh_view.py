@@ -146,6 +146,11 @@ class MeshView:
             self._extent = when, (nodes, self._other_abilities, cordons)
         return self._extent[1]
 
+    def all_agents_heard(self) -> bool:
+        """Whether each agent that the registry knows as active has said which slots it has."""
+        agents = self.of_kind(EntityKind.CLUSTER)
+        return all(each.sid in self.nodes for each in agents if each.state is InstanceState.ACTIVE)
+
     def sealing_keys(self) -> dict[str, str]:
         """The agents of all nodes, each with the key to which its secrets are sealed."""
         return {sid: status.sealing_key for sid, status in self.nodes.items()}

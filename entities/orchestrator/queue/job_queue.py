@@ -24,7 +24,7 @@ from entities import metrics
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.placement import NoRoom
 from entities.orchestrator.queue.admission import count_use, with_shares
-from entities.orchestrator.queue.capacity_signal import capacity_of
+from entities.orchestrator.queue.capacity_signal import capacity_of, demand_of
 from entities.orchestrator.queue.job_trials import AsksTrial, trials_on
 from entities.orchestrator.queue.mesh_slots import (
     RegisteredSlots,
@@ -50,13 +50,8 @@ from schemas import names
 from schemas.data_set.builds import BuildRecord, is_build
 from schemas.errors import Conflict, DmscError, NotFound
 from schemas.job import JobRecord, JobState
-from schemas.queue import (
-    MOST_LISTED,
-    QueueCapacity,
-    QueueExplained,
-    QueueStatus,
-    SlotsReserved,
-)
+from schemas.machines.demand import MachineDemand
+from schemas.queue import MOST_LISTED, QueueCapacity, QueueExplained, QueueStatus, SlotsReserved
 from schemas.task_graph import Placement, TaskGraph
 
 log = get_logger("orchestrator")
@@ -176,10 +171,8 @@ class JobQueue:
         """Why a job's budget does not let it run; empty: it does."""
         self._suggested: dict[str, int] = {}
         self._entered = asyncio.Event()
-        self._holds: Mapping[str, Hold] = {}
-        """Why jobs wait, by the last decision."""
-        self._last_wanted: QueueCapacity | None = None
-        """The capacity that the queue wanted when somebody last asked."""
+        self._holds: Mapping[str, Hold] = {}  # why jobs wait, by the last decision
+        self._last_wanted: QueueCapacity | None = None  # when somebody last asked
         self.writing = asyncio.Semaphore(WRITTEN_AT_ONCE)
         """Held by a waiting job while it writes why it waits."""
         self.looked = asyncio.Event()
@@ -409,9 +402,16 @@ class JobQueue:
         yield metrics.QUEUE_FREE(wanted.free)
         yield metrics.QUEUE_LACKING(wanted.lacking)
 
-    async def capacity(self) -> QueueCapacity:
-        """The capacity that the queue wants now."""
-        return await self._wanted(await self._facts(), self._holds)
+    def settled(self) -> bool:
+        """Whether what an earlier leader knew is known again: all nodes, and of each job whether it waits."""
+        known = (run.holds or run.held or run.waiting is not None for run in self._holders.values())
+        return not self.taking_over and self._mesh.all_agents_heard() and all(known)
+
+    async def capacity(self) -> tuple[QueueCapacity, MachineDemand]:
+        """The capacity that the queue wants now, and the same by job."""
+        facts, holds, now = await self._facts(), self._holds, time.time()
+        by_job = await asyncio.to_thread(demand_of, facts, holds, self.reservations(now), now)
+        return await self._wanted(facts, holds), by_job
 
     async def _wanted(self, facts: SlotFacts, holds: Mapping[str, Hold]) -> QueueCapacity:
         now = time.time()

@@ -23,8 +23,11 @@ from entities.gateway.http.problems import OPENAI
 from entities.gateway.http.rate_limit import RequestRate
 from entities.model_registry import ModelRegistry
 from entities.orchestrator import Orchestrator, OrchestratorConfig
+from entities.provisioner import Provisioner, ProvisionerConfig
 from schemas.envelope import EntityKind
+from schemas.machines.pools import MachinePool, PoolsFile
 from tests.integration.entities.conftest import Dial, Start
+from tests.integration.entities.test_provisioner import LIST, Fleet
 from tests.waiting import eventually
 
 NO_LIMIT = RequestRate(per_s=1e6, burst=10**6)
@@ -49,6 +52,11 @@ async def gateway(quiet: None, dial: Dial, start: Start, authorizer: Authorizer)
     )
     await start(Accountant(await dial("accountant", EntityKind.ACCOUNTANT)))
     await start(ModelRegistry(await dial("model-registry", EntityKind.MODEL_REGISTRY)))
+    pools = {"far": MachinePool.model_validate({"driver": "command", "commands": LIST, "most": 1})}
+    machines = ProvisionerConfig(
+        file=PoolsFile(name="t", pools=pools), make_driver=lambda name, pool: Fleet()
+    )
+    await start(Provisioner(await dial("provisioner", EntityKind.PROVISIONER), machines))
     service = Gateway(await dial("gateway-east", EntityKind.GATEWAY), config)
     await start(service)
     return service

@@ -131,6 +131,8 @@ async def test_what_is_no_scrape_and_a_port_that_is_taken(tmp_path: Path) -> Non
         assert "dmsc_log_lines_dropped_total" in (await scrape(other)).text
         root = url.removesuffix("/metrics")
         assert (await scrape(f"{root}/else")).status_code == 404
+        health = await scrape(f"{root}/healthz")
+        assert (health.status_code, health.text) == (200, "ok\n")
         host, port = root.removeprefix("http://").split(":")
         for line in (b"POST /metrics HTTP/1.1\r\n\r\n", b"x" * 40_000):
             reader, writer = await asyncio.open_connection(host, int(port))

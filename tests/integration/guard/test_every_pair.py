@@ -73,6 +73,8 @@ PRIVATE = {
         *(subjects.REGISTER_MODEL, subjects.MOVE_ALIAS, subjects.APPROVE_MODEL, subjects.EVALUATE_MODEL),
         *(subjects.REMOVE_MODEL, subjects.RULE_MODEL, subjects.MODEL_KEYS),
         *(subjects.NAMED_MODEL, subjects.MODEL_VERSION, subjects.ALIAS_MOVE),
+        *(subjects.MACHINE_DEMAND, subjects.MACHINE_POOL, subjects.MACHINES_QUERY, subjects.ORDER_MACHINES),
+        *(subjects.RELEASE_MACHINE, subjects.RESET_POOL),
     )
 }
 OTHER = "somebody-else"

@@ -47,7 +47,13 @@ def entities(mesh: Mesh) -> dict[str, tuple[str, str]]:
         record.sid: (record.incarnation, record.state)
         for record in mesh.client.mesh().services
         if record.kind
-        not in (EntityKind.INSTANCE, EntityKind.BROKER, EntityKind.ACCOUNTANT, EntityKind.MODEL_REGISTRY)
+        not in (
+            EntityKind.INSTANCE,
+            EntityKind.BROKER,
+            EntityKind.ACCOUNTANT,
+            EntityKind.MODEL_REGISTRY,
+            EntityKind.PROVISIONER,
+        )
     }
 
 

@@ -51,6 +51,8 @@ UNHEARD = {
     "cordon",
     "leadership",
     "queue capacity",
+    "machine demand",
+    "machine pool",
     "observation",
     "job topology",
     "link secret",
@@ -87,8 +89,12 @@ UNHEARD = {
 keys that are read, not watched."""
 ROWS = [row for row in SUBJECTS if of_role(Role.ADMIN, "_INBOX").may_publish(row.wildcard())]
 """What an administrator may send: all but the authorizer's own records."""
-ELSEWHERE = {subjects.BLOCK_SEND, subjects.BIND_SESSION, subjects.END_SESSION, subjects.PREDICT}
-"""Requests that nobody serves here: data instances do that stream from a store, and instances that serve."""
+ELSEWHERE = {
+    *(subjects.BLOCK_SEND, subjects.BIND_SESSION, subjects.END_SESSION, subjects.PREDICT),
+    *(subjects.MACHINES_QUERY, subjects.ORDER_MACHINES, subjects.RELEASE_MACHINE, subjects.RESET_POOL),
+}
+"""Requests that nobody serves here: data instances do that stream from a store, instances that serve, and
+provisioners."""
 MODULES = {EntityKind.FUNCTIONAL_MODULE}
 TEN_MEBIBYTES = 10 << 20
 STEPS = 12

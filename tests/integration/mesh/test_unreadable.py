@@ -32,6 +32,7 @@ from schemas.feeds import FeedPiece, FeedPieceData, FeedRecord, FeedSegment
 from schemas.gateway_api import DatasetOwner, KeptAnswer, MeshStatus, UserUploads
 from schemas.job import JobSpec, JobState
 from schemas.learnt_state import LearntState, digest_of
+from schemas.machines.records import PoolRecord
 from schemas.models.version import AliasMove, ModelVersion, NamedModel
 from schemas.names import MESH
 from schemas.policy import ModuleRecord
@@ -169,6 +170,7 @@ async def seed(client: Witness) -> None:
         BatchUnit(batch="batch-1", unit=0, by="gone"), batch="batch-1", unit="0"
     )
     await bus.bucket(subjects.SERVICE_SALT).put(ServiceSalt(salt="0" * 64), scope="mesh")
+    await bus.bucket(subjects.MACHINE_POOL).put(PoolRecord(pool="cpu"), pool="cpu")
 
 
 async def seed_data(client: Witness, now: float) -> None:

@@ -40,6 +40,7 @@ def test_every_entity_is_a_service_of_its_own_in_two_clusters() -> None:
         "broker",
         "accountant",
         "model-registry",
+        "provisioner",
     }
     for cluster in "ab":
         beside = [command[:2] for command in COMMANDS.values() if cluster in command]

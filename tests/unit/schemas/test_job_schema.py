@@ -18,7 +18,7 @@ from tests.script_module import script_module
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted({*(ROOT / "examples").glob("*.yaml"), *(ROOT / "examples").glob("*/job.yaml")})
-JOBS = [file for file in EXAMPLES if file.name not in ("sweep.yaml", "prices.yaml")]
+JOBS = [file for file in EXAMPLES if file.name not in ("sweep.yaml", "prices.yaml", "pools.yaml")]
 SCHEMA = job_schema()
 VALIDATOR = jsonschema_rs.validator_for(SCHEMA)
 GENERATOR = script_module("generate_job_file")

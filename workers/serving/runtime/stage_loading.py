@@ -26,8 +26,7 @@ from workers.graph.stage_module import StageModule, slice_stage
 from workers.models.hugging_face_folder import is_adapter, library_names, public_names, stand_ins
 from workers.process.url_rules import open_url
 from workers.serving.cache_check import CacheCheck, check_cache
-from workers.serving.exact_arithmetic import Arithmetic
-from workers.serving.fingerprint import arithmetic_fingerprint
+from workers.serving.exact_arithmetic import Arithmetic, arithmetic_fingerprint
 from workers.serving.model_context import (
     NO_LIMITS,
     SampleLimits,
@@ -180,6 +179,8 @@ def _tried(start: InstanceStart, serve: ServeSpec, graph: ModelGraph) -> LoadedS
         layout=check.layout,
         kv_budget_bytes=_UNLIMITED,  # the machine counts rows
     )
+    if check.layout is not None:
+        model.prepack(sample)
     because = _probed(graph, unit, model, serve, sample)
     if check.layout is None:
         log.info("served without a cache", reason=check.because)
@@ -198,7 +199,7 @@ def _tried(start: InstanceStart, serve: ServeSpec, graph: ModelGraph) -> LoadedS
         context=context,
         vocabulary=vocabulary_of(graph),
         rows=rows_within(serve.cache_mib << 20, row_bytes),
-        fingerprint=_digest(arithmetic_fingerprint(arithmetic)),
+        fingerprint=_digest(arithmetic_fingerprint(arithmetic, len(model.prepacked))),
     )
 
 
@@ -256,22 +257,31 @@ def tried_tokens(graph: ModelGraph, context: int) -> int:
 def _probed(graph: ModelGraph, unit: TaskUnit, model: StageModel, serve: ServeSpec, sample: Boundary) -> str:
     """Why bits depend on company; empty: they don't.
 
+    Weights that were laid out are so no longer if bits depend on it.
+
     Raises:
         BadModel: Exact arithmetic is required, and is not had.
     """
     if serve.exact == "off":
         return "serve.exact is off"
-    if model.layout is None:  # each session is computed alone
+    if (layout := model.layout) is None:  # each session is computed alone
         return ""
-    found = probe_stage(
+    first, last = unit.first_layer, unit.last_layer
+    probed = partial(
+        probe_stage,
         graph,
-        unit.first_layer,
-        unit.last_layer,
-        model.layout,
+        first,
+        last,
+        layout,
         sample,
         arithmetic=model.arithmetic,
         most_rows=serve.wave_tokens,
     )
+    found = probed()
+    if found and model.prepacked:
+        log.info("weights are taken as they lie", reason=str(found[0]))
+        model.unpack()
+        found = probed()
     because = str(found[0]) if found else ""
     if because and serve.exact == "required":
         raise BadModel(f"serve.exact is required, but {because}")

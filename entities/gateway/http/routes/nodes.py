@@ -1,4 +1,4 @@
-"""Nodes and their cordons: list them, and, for operators, cordon, drain and uncordon a node."""
+"""Nodes and their cordons: list them, and, for operators, cordon, drain and uncordon a node; and machines."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from entities.gateway.http.context import HttpContext
 from entities.gateway.http.requests import (
     HttpBearer,
     IdempotencyKey,
+    MachineName,
     NodeName,
     PageAsked,
+    PoolName,
     Reason,
     answer,
 )
 from schemas.cluster import MOST_NOTICE, LeaveSource
-from schemas.errors import NotFound
+from schemas.errors import Ack, NotFound
 from schemas.gateway_api import Cordons, MeshStatus
+from schemas.machines.commands import MachinesStatus
+from schemas.machines.pools import MOST_MACHINES
 from schemas.pages import NodePage, NodeView
 
 Slot = Annotated[int | None, Query(ge=0, le=100_000, description="one slot; default: the whole node")]
@@ -80,6 +84,42 @@ def nodes(context: HttpContext) -> APIRouter:
     ) -> Response:
         """Let new instances start there again."""
         return await context.command(keyed, bearer, jobs.uncordon(node, slot))
+
+    return router
+
+
+def machines(context: HttpContext) -> APIRouter:
+    """The routes below `/v1/machines`."""
+    router = APIRouter(prefix="/v1/machines", tags=["machines"])
+    asked = context.machines
+
+    @router.get("", response_model=MachinesStatus)
+    async def status(bearer: HttpBearer) -> Response:
+        """Pools, their machines and what they cost, and what the provisioner would do now."""
+        return answer(await bearer.run(asked.status()))
+
+    @router.post("/{machine}/release", response_model=Ack)
+    async def release(
+        machine: MachineName, bearer: HttpBearer, keyed: IdempotencyKey, reason: Reason = ""
+    ) -> Response:
+        """Empty a machine and give it back. Answers at once; `/v1/machines` shows the progress."""
+        return await context.command(keyed, bearer, asked.release(machine, reason))
+
+    @router.post("/pools/{pool}/order", response_model=MachinesStatus)
+    async def order(
+        pool: PoolName,
+        bearer: HttpBearer,
+        keyed: IdempotencyKey,
+        count: Annotated[int, Query(ge=1, le=MOST_MACHINES, description="so many machines")] = 1,
+        reason: Reason = "",
+    ) -> Response:
+        """Order machines of a pool, whatever the demand; its caps and its budget hold."""
+        return await context.command(keyed, bearer, asked.order(pool, count, reason, keyed.key))
+
+    @router.post("/pools/{pool}/reset", response_model=Ack)
+    async def reset(pool: PoolName, bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
+        """Forget a pool's failures, so that it orders again at once."""
+        return await context.command(keyed, bearer, asked.reset(pool))
 
     return router
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from tests.builders.served_models import CONTEXT, ServedPath, compute_threads, served_graph
 from workers.graph.model_graph import ModelGraph
 from workers.serving.exact_arithmetic import Arithmetic
+from workers.serving.prepacked import PrepackedWeight, prepack
 from workers.serving.sampler import TokenChoice
 
 Answers = dict[str, list[tuple[int, str]]]
@@ -30,9 +32,11 @@ def ask(path: ServedPath, names: str) -> ServedPath:
     return path
 
 
-def alone(graph: ModelGraph, arithmetic: Arithmetic, names: str = "abcdefg") -> Answers:
+def alone(
+    graph: ModelGraph, arithmetic: Arithmetic, names: str = "abcdefg", *, prepacked: bool = True
+) -> Answers:
     """Each request by itself, its prompt in one piece."""
-    path = ServedPath(graph, (0, len(graph)), arithmetic, CONTEXT)
+    path = ServedPath(graph, (0, len(graph)), arithmetic, CONTEXT, prepacked=prepacked)
     found: Answers = {}
     for name in names:
         found |= ask(path, name).answer()
@@ -47,6 +51,11 @@ def test_sessions_have_the_same_bits_in_company_in_chunks_cut_and_rebuilt(name: 
     with compute_threads(1):
         expected = alone(graph, arithmetic)
         whole = ServedPath(graph, (0, len(graph)), arithmetic, 96)
+        if prepack([nn.Parameter(torch.randn(64, 64))]):  # a machine that lays weights out
+            weights = [weight for layer in whole.stages[0].layers for weight in layer.parameters()]
+            assert any(isinstance(w, PrepackedWeight) for w in weights) == (
+                name != "gpt2-recorded"
+            )  # its head is tied
         assert ask(whole, "abcdefg").answer() == expected
         cuts = (0, 1, len(graph) // 2 + 1, len(graph))
         chunked = ServedPath(graph, cuts, arithmetic, 37)
@@ -73,8 +82,8 @@ def test_two_threads_keep_the_promise_with_their_own_padding() -> None:
 def test_without_exact_arithmetic_company_changes_bits() -> None:
     graph, plain = served_graph("byte_gpt"), Arithmetic(threads=1, exact=False)
     with compute_threads(1):
-        expected = alone(graph, plain, "abfg")
-        path = ServedPath(graph, (0, len(graph)), plain, 45)
+        expected = alone(graph, plain, "abfg", prepacked=False)
+        path = ServedPath(graph, (0, len(graph)), plain, 45, prepacked=False)
         found = ask(path, "gfba").answer()
     same = sum(one == other for key in found for one, other in zip(found[key], expected[key], strict=True))
     assert same < sum(TOKENS[name] for name in "abfg") / 4

@@ -8,8 +8,7 @@ import torch
 from tests.builders.served_models import compute_threads, served_graph
 from workers.graph.model_graph import ModelGraph
 from workers.serving.cache_check import check_cache, sample_tokens
-from workers.serving.exact_arithmetic import Arithmetic
-from workers.serving.fingerprint import arithmetic_fingerprint
+from workers.serving.exact_arithmetic import Arithmetic, arithmetic_fingerprint
 from workers.serving.probe import ProbeFinding, probe_stage
 
 

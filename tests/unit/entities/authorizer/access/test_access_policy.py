@@ -32,7 +32,7 @@ RESEARCH = LOOKS | {"job.submit", "plan.make", "dataset.read", "dataset.write", 
 RESEARCH |= {"feed.read", "feed.write", "model.use", "model.upload", "model.register"}
 BRINGS = {"code.write", "code.run"}
 QUIET = RESEARCH | {"tap.private", "audit.read", "user.list", "observation.write", "artifact.read"}
-QUIET |= {"account.read"}
+QUIET |= {"account.read", "machine.read"}
 PRIVILEGED = {
     "job.cancel",
     "job.change",
@@ -43,6 +43,7 @@ PRIVILEGED = {
     "policy.rollback",
     "node.cordon",
     "node.drain",
+    *("machine.order", "machine.release", "machine.reset"),
     "chaos.strike",
     "dataset.delete",
     "feed.delete",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from bus.messaging.key_value import Change
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import Cordon
+from schemas.envelope import EntityKind
 from tests.builders.graphs import node
-from tests.builders.records import instance
+from tests.builders.records import instance, service
 
 
 async def test_a_record_under_anothers_key_leaves_no_ghost() -> None:
@@ -17,6 +18,16 @@ async def test_a_record_under_anothers_key_leaves_no_ghost() -> None:
     assert {sid: record.incarnation for sid, record in mesh.records.items()} == {"j-s0-r0": "i1"}
     await mesh.record(Change("j-s0-r0", 4))
     assert mesh.records == {}
+
+
+async def test_an_agent_that_is_registered_and_has_not_said_which_slots_it_has_is_missed() -> None:
+    mesh = MeshView()
+    assert mesh.all_agents_heard()
+    agent = service("a-n", kind=EntityKind.CLUSTER)
+    await mesh.record(Change("a-n", 1, agent))
+    assert not mesh.all_agents_heard()
+    await mesh.node(node("a"))
+    assert mesh.all_agents_heard()
 
 
 async def test_what_the_mesh_would_have_if_it_were_empty_changes_with_nodes_slots_and_cordons_alone() -> None:

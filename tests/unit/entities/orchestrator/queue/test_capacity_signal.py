@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import pytest
 
-from entities.orchestrator.queue.capacity_signal import capacity_of
+from entities.orchestrator.queue.capacity_signal import capacity_of, demand_of
 from entities.orchestrator.queue.mesh_slots import BITS, PRECISION, SlotFacts
 from entities.queue.decision import Cause, Hold
-from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob
+from entities.queue.queued_job import ActiveJob, JobRequest, QueuedJob, Replicas
 from entities.queue.reservations import SlotReservation
 from entities.queue.slot_pools import ANY_SLOT, MeshSlot, SlotNeeds, SlotTable
+from schemas.machines.demand import MachineDemand
 from schemas.queue import MOST_DEMANDS, QueueCapacity
 
 NOW = 1000.0
@@ -160,3 +162,83 @@ def test_kinds_beyond_those_that_are_listed_are_counted() -> None:
 def test_where_nothing_is_missing_nothing_is_since(jobs: list[QueuedJob]) -> None:
     found = capacity(slots(1), jobs)
     assert (found.lacking, found.since, lacking(found)) == (0, None, {"any": 0} if jobs else {})
+
+
+# --- by job, for the provisioner ------------------------------------------------------------------------
+def node_slots(sid: str, count: int, pool: str, **more: Any) -> list[MeshSlot]:
+    labels = (("pool", pool),)
+    return [MeshSlot(slot=f"{sid}/{n}", node=sid, cluster="a", labels=labels, **more) for n in range(count)]
+
+
+def demand(
+    there: list[MeshSlot], queue: Iterable[QueuedJob], running: Iterable[ActiveJob] = (), **holds: Hold
+) -> MachineDemand:
+    facts = SlotFacts(table=SlotTable(there), queue=tuple(queue), running=tuple(running))
+    return demand_of(facts, holds, (), NOW)
+
+
+def lines(found: MachineDemand) -> list[tuple[str, int, int]]:
+    return [(line.job, line.lacking, line.wished) for line in found.jobs]
+
+
+def test_without_any_node_each_job_lacks_all_of_its_slots_first_come_first() -> None:
+    found = demand(
+        [], [waits("b", 2, since=5.0), waits("a", 3, since=1.0), waits("c", 1, since=9.0, priority=1)]
+    )
+    assert lines(found) == [("c", 1, 0), ("a", 3, 0), ("b", 2, 0)]
+    assert found.nodes == ()
+
+
+def test_the_first_job_has_the_free_slots_and_wishes_come_after_all_that_wait() -> None:
+    elastic = waits("a", 2, since=1.0, replicas=Replicas(least=1, want=3, most=4))
+    found = demand(slots(4), [elastic, waits("b", 3, since=2.0)])
+    assert lines(found) == [("a", 0, 4), ("b", 1, 0)], "b lacks one; nothing is left of what a wishes"
+
+
+def test_a_running_job_wishes_for_the_replicas_that_it_is_to_have() -> None:
+    request = JobRequest(job="r", submitted_at=0.0, replica_slots=2, replicas=Replicas(want=3, most=3))
+    runs_with_one = ActiveJob(request=request, replicas=1, slots=("n/0", "n/1"), started_at=0.0)
+    found = demand([MeshSlot(slot=f"n/{n}", node="n") for n in range(3)], [], [runs_with_one])
+    assert lines(found) == [("r", 0, 3)], "of four more slots one is free"
+    assert found.jobs[0].reason == "is to have 3 replicas"
+    parks = replace(runs_with_one, parks_at=NOW)
+    assert lines(demand([], [], [parks])) == []
+
+
+def test_what_waits_for_other_jobs_or_a_person_lacks_nothing() -> None:
+    held = waits("h", 2, held="by a person")
+    after = demand([], [waits("a", 2), held], a=Hold(cause=Cause.AFTER, reason="waits for j1"))
+    assert lines(after) == []
+
+
+@pytest.mark.parametrize(
+    ("hold", "told"),
+    [
+        (None, True),
+        (Hold(cause=Cause.ROOM, reason="needs 2 slots, 1 is free"), True),
+        (Hold(cause=Cause.BEHIND, reason="behind j1", blocker="j1"), False),
+        (Hold(cause=Cause.PLAN, reason="no cut fits"), False),
+    ],
+)
+def test_a_job_that_is_about_to_take_free_slots_is_told_though_it_lacks_none(
+    hold: Hold | None, told: bool
+) -> None:
+    found = demand(slots(2), [waits("a", 2)], **({} if hold is None else {"a": hold}))
+    assert lines(found) == ([("a", 0, 0)] if told else [])
+    assert all(line.waits for line in found.jobs)
+
+
+def test_nodes_of_pools_are_listed_with_what_is_held_of_them() -> None:
+    there = [*node_slots("a-m-1", 2, "cpu"), *node_slots("a-m-2", 1, "cpu", closed=True), *slots(1)]
+    there.append(MeshSlot(slot="a-m-2/lane", node="a-m-2", lane=True, labels=(("pool", "cpu"),)))
+    found = demand(there, [], [runs("j", ["a-m-1/0"]), runs("build", ["a-m-2/lane"])])
+    assert [(use.sid, use.node, use.pool, use.slots, use.taken, use.cordoned) for use in found.nodes] == [
+        ("a-m-1", "m-1", "cpu", 2, 1, False),
+        ("a-m-2", "m-2", "cpu", 1, 1, True),
+    ]
+
+
+def test_a_pool_whose_slots_are_none_for_a_job_is_named() -> None:
+    there = [*node_slots("a-m-1", 1, "small", memory_bytes=1 << 30), *node_slots("a-m-2", 1, "large")]
+    found = demand(there, [waits("a", 3, SlotNeeds(memory_bytes=2 << 30))])
+    assert [line.unfit_pools for line in found.jobs] == [("small",)]

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from torch import Tensor
 
 from bus.connection import Bus
 from schemas.cluster import InstanceStart
@@ -17,7 +18,9 @@ from tests.builders.graphs import start, unit
 from tests.builders.jobs import gpt, spec
 from workers.compute.compute_thread import ComputeThread
 from workers.compute.deferred_model import build_layers
+from workers.serving.prepacked import PrepackedWeight
 from workers.serving.runtime.stage_loading import LoadedStage, load_stage, tried_tokens
+from workers.serving.stage_model import StageModel
 
 NO_BUS = cast(Bus, None)
 """Weights that the seed makes come from nowhere."""
@@ -114,6 +117,47 @@ async def test_a_context_that_the_model_does_not_take_is_refused() -> None:
 async def test_plain_arithmetic_says_so() -> None:
     found = await loaded(order(exact="off"))
     assert (found.exact, found.because) == (False, "serve.exact is off")
+
+
+def wide(**serve: Any) -> InstanceStart:
+    """A model whose weights are large enough to be laid out."""
+    return order(model=gpt(context=80, width=64), wave_tokens=48, **serve)
+
+
+@pytest.mark.parametrize("exact", ["required", "off"])
+async def test_weights_of_products_are_laid_out_and_the_fingerprint_says_so(
+    exact: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = await loaded(wide(exact=exact))
+    assert found.model is not None
+    if not found.model.prepacked:
+        pytest.skip("torch has no oneDNN here: weights stay as they are")
+    assert found.exact == (exact == "required")
+    assert (await loaded(wide(exact=exact))).fingerprint == found.fingerprint
+    monkeypatch.setattr(StageModel, "prepack", lambda self, sample: None)
+    assert (await loaded(wide(exact=exact))).fingerprint != found.fingerprint
+
+
+async def test_weights_whose_products_go_by_the_count_of_rows_stay_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    product, counts = PrepackedWeight.product, set[int]()
+
+    def by_rows(weight: PrepackedWeight, rows: Tensor, bias: Tensor | None) -> Tensor:
+        counts.add(rows.numel() // rows.shape[-1])
+        return product(weight, rows, bias) * (1 + 1e-6 * rows.numel() / rows.shape[-1])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PrepackedWeight, "product", by_rows)
+        found = await loaded(wide(exact="required"))
+    if not counts:
+        pytest.skip("torch has no oneDNN here: weights stay as they are")
+    assert len(counts) > 2
+    assert found.model is not None
+    assert (found.exact, found.model.prepacked) == (True, ())
+    assert not any(type(w) is PrepackedWeight for layer in found.model.layers for w in layer.parameters())
+    monkeypatch.setattr(StageModel, "prepack", lambda self, sample: None)
+    assert (await loaded(wide(exact="required"))).fingerprint == found.fingerprint
 
 
 @pytest.mark.parametrize(
