@@ -232,7 +232,8 @@ class ServingRuntime:
 
     # --- orders -------------------------------------------------------------------------------------------
     async def _predict(self, order: Predict, _: Envelope) -> Predicted:
-        if self._predictions is None or (self.loaded.kind == "generate" and not order.embed):
+        embeds = order.embed and all(each.embed for each in order.others)
+        if self._predictions is None or (self.loaded.kind == "generate" and not embeds):
             raise BadInput("this version answers with tokens, not with tensors: ask it for a completion")
         return await self._predictions.predict(order, self.loaded.exact)
 
