@@ -143,9 +143,14 @@ async def test_each_request_has_its_own_error() -> None:
     assert names(order) == ["a", "b", "c"], "of one turn of the loop"
     released.set_result(None)
     a, b, c = await asyncio.gather(*tasks, return_exceptions=True)
-    assert isinstance(a, BadInput) and a.text == "too bright" and a.fields == {"param": "x"} and a.answered
-    assert isinstance(b, Predicted) and b.outputs == item("b").inputs
-    assert isinstance(c, MicrobatchFailed) and c.answered
+    assert isinstance(a, BadInput)
+    assert a.text == "too bright"
+    assert a.fields == {"param": "x"}
+    assert a.answered
+    assert isinstance(b, Predicted)
+    assert b.outputs == item("b").inputs
+    assert isinstance(c, MicrobatchFailed)
+    assert c.answered
 
 
 @pytest.mark.parametrize("error", [NoResponders("nobody"), DeadlineExceeded("late")])
@@ -193,7 +198,8 @@ async def test_where_the_first_fails_at_a_former_version_the_others_are_asked_ag
         released.set_result(None)
     a, b = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(a, BadInput)
-    assert isinstance(b, Predicted) and b.generation == "b"
+    assert isinstance(b, Predicted)
+    assert b.generation == "b"
 
 
 async def test_answers_that_do_not_fit_are_asked_for_alone_and_fewer_travel_from_then_on() -> None:
