@@ -6,14 +6,19 @@ choose kernels by the size. Batches are then padded to a unit that does, or each
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from schemas.errors import BadInput, BadModel
 from workers.graph.model_graph import ModelGraph, Value
+from workers.graph.stage_module import StageModule, as_tensors, laid_out
+from workers.graph.values import TensorShape, Weight, Wire, leaves
+from workers.precision.parameter_types import converted
 from workers.serving.embedded_rows import pooled_output, pooled_rows
 from workers.serving.stage_model import run_layers, stage_layers
 
@@ -55,12 +60,13 @@ class OneShotModel:
         self._of_logits = of_logits
         self.is_last = last == len(graph)
         self._layers = stage_layers(graph, first, last)
+        self._calls = _LayerCalls(self._layers, graph.dtype)
         self._names = [layer.name for layer in graph.layers[first:last]]
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Batch:
         """What the next stage takes. Of the last stage: all that the model gives; see `answers`."""
-        values = run_layers(self._layers, self._layers[0].slice.unpacked(batch))
+        values = self._calls.run(self._layers[0].slice.unpacked(batch))
         return self._layers[-1].slice.packed(values)
 
     @torch.inference_mode()
@@ -74,7 +80,7 @@ class OneShotModel:
         Raises:
             BadModel: An output has no row for each sample.
         """
-        values = run_layers(self._layers, self._layers[0].slice.unpacked(batch))
+        values = self._calls.run(self._layers[0].slice.unpacked(batch))
         named = self._layers[-1].slice.named_outputs(values)
         size = next(tensor.shape[0] for tensor in batch if tensor.dim())
         for name, tensor in named.items():
@@ -131,6 +137,126 @@ class OneShotModel:
             known = run_layers([layer], known)
             behind.append(known)
         return behind, self._layers[-1].slice.packed(known)
+
+
+_Known = Mapping[str, Value]
+_Fill = Callable[[_Known], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _PlainCall:
+    """A call whose function is known, and how its arguments come of what is known.
+
+    `result`: the one wire that it defines; else the leaves of what it returns, in order.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[_Fill, ...]
+    kwargs: tuple[tuple[str, _Fill], ...]
+    result: str | tuple[Any, ...]
+    where: str
+    spread: bool
+
+    def made(self, known: _Known) -> dict[str, Value]:
+        """The wires that it defines; see `run_call`."""
+        args = [fill(known) for fill in self.args]
+        if self.spread:
+            found = self.function(
+                *(item for each in args for item in (each if isinstance(each, tuple) else (each,)))
+            )
+            return {str(self.result): as_tensors(found, self.where)}
+        if self.kwargs:
+            found = self.function(*args, **{name: fill(known) for name, fill in self.kwargs})
+        else:
+            found = self.function(*args)
+        if isinstance(self.result, str) and isinstance(found, Tensor):
+            return {self.result: found}
+        results = (Wire(self.result),) if isinstance(self.result, str) else self.result
+        pairs = zip(results, leaves(found), strict=True)
+        return {leaf.name: item for leaf, item in pairs if isinstance(leaf, Wire)}
+
+
+class _LayerCalls:
+    """What `run_layers` computes, in inference, without asking anew for each batch what a call consists of:
+    in a small model that took longer than computing.
+
+    Layers that need more than that (a type of their own, tensors of the model's code) run as they are.
+
+    Args:
+        layers: Each one layer, in evaluation; their modules stay as they are.
+        dtype: Type of the floating-point tensors that the layers take of a batch; None: as they come.
+    """
+
+    def __init__(self, layers: Sequence[StageModule], dtype: torch.dtype | None) -> None:
+        self._dtype = dtype
+        self._inputs = layers[0].slice.inputs
+        self._steps: list[tuple[StageModule, tuple[_PlainCall, ...] | None, tuple[str, ...], frozenset[str]]]
+        self._steps = []
+        for layer in layers:
+            part = layer.slice
+            (own,) = part.layers
+            behind = frozenset((*part.outgoing, *part.inputs))
+            self._steps.append((layer, _plain_calls(layer), own.writes, behind))
+
+    def run(self, values: Mapping[str, Value]) -> dict[str, Value]:
+        """What is needed behind the last layer; see `run_layers`."""
+        known = dict(values)
+        if self._dtype is not None:
+            taken: dict[str, Any] = {name: known[name] for name in self._inputs if name in known}
+            known |= converted(taken, self._dtype)
+        for layer, calls, writes, behind in self._steps:
+            if calls is None:
+                known = layer.run(known)
+            else:
+                for call in calls:
+                    known |= call.made(known)
+                for name in writes:  # as behind a cut
+                    if isinstance(value := known[name], Tensor):
+                        known[name] = laid_out(value)
+            known = {name: value for name, value in known.items() if name in behind}
+        return known
+
+
+def _plain_calls(module: StageModule) -> tuple[_PlainCall, ...] | None:
+    """The calls of a layer; None: one of them is not plain."""
+    (layer,) = module.slice.layers
+    where = f"layer {module.first_layer} ({layer.name}: {layer.kind})"
+    found: list[_PlainCall] = []
+    for call in layer.calls:
+        if call.autocast:
+            return None
+        args = [_fill(value, module) for value in call.args]
+        kwargs = [(name, _fill(value, module)) for name, value in call.kwargs.items()]
+        plain_args = tuple(fill for fill in args if fill is not None)
+        plain_kwargs = tuple((name, fill) for name, fill in kwargs if fill is not None)
+        if len(plain_args) + len(plain_kwargs) < len(args) + len(kwargs):
+            return None
+        function = module.get_submodule(call.target) if isinstance(call.target, str) else call.target
+        is_one = isinstance(call.result, Wire)
+        result = call.result.name if is_one else tuple(leaves(call.result))
+        found.append(_PlainCall(function, plain_args, plain_kwargs, result, where, call.spread))
+    return tuple(found)
+
+
+def _fill(value: Any, module: nn.Module) -> _Fill | None:
+    """How an argument comes of what is known; None: not in a plain way."""
+    if isinstance(value, Wire):
+        return itemgetter(value.name)
+    if isinstance(value, Weight):
+        owner, _, own = value.name.rpartition(".")
+        holder = module.get_submodule(owner)
+        return lambda _: getattr(holder, own)
+    if type(value) in (tuple, list, TensorShape):
+        fills = [_fill(item, module) for item in value]
+        if None in fills:
+            return None
+        parts = cast("list[_Fill]", fills)
+        if type(value) is list:
+            return lambda known: [part(known) for part in parts]
+        return lambda known: tuple([part(known) for part in parts])
+    if any(isinstance(leaf, Wire | Weight | Tensor | torch.device) for leaf in leaves(value)):
+        return None
+    return None if type(value) is dict else lambda _: value
 
 
 def batch_unit(probes: Sequence[BatchProbe], most: int) -> int:

@@ -111,7 +111,10 @@ class WholeCalls:
             if how is None
             else await self._predict_several(body, tensors, access, key, how)
         )
-        values = await asyncio.to_thread(lambda: {each.name: value_of(each, body.format) for each in outputs})
+        size = sum(len(each.data) for each in outputs)
+        values = await self.decoded(
+            size, lambda: {each.name: value_of(each, body.format) for each in outputs}
+        )
         return Prediction(model=body.model, outputs=values, dmsc=served)
 
     async def _predict_one(

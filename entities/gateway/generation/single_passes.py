@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from bus import subjects
 from bus.connection import Bus
 from entities.gateway.generation.path_choice import disjoint_paths, has_room
 from entities.gateway.generation.service_book import ServiceBook
 from entities.gateway.generation.session_keeper import SessionKeeper
 from entities.gateway.generation.session_machine import Path
+from entities.gateway.passes.gathered_passes import GatheredPasses
 from schemas.errors import DmscError, Unavailable
 from schemas.services.generation import Generation
 from schemas.services.model_service import ModelService, ServedVersion
-from schemas.services.prediction import NamedTensor, Predict, Predicted
+from schemas.services.prediction import NamedTensor, Predicted, PredictItem
 from schemas.signals import AccessDecision
 
 
@@ -31,11 +31,10 @@ class SinglePasses:
     def __init__(
         self, bus: Bus, gateway: str, book: ServiceBook, keeper: SessionKeeper, predict_s: float
     ) -> None:
-        self._bus = bus
         self._gateway = gateway
         self._book = book
         self._ports = keeper.ports
-        self._predict_s = predict_s
+        self._gathered = GatheredPasses(bus, predict_s)
         self.on_prediction: Callable[[Generation], None] = lambda generation: None
         """Is called with each request for tensors that was answered."""
         self.counted: Callable[[Generation], AbstractContextManager[None]] = lambda _: nullcontext()
@@ -108,13 +107,8 @@ class SinglePasses:
         *,
         embed: bool,
     ) -> Predicted:
-        answer: Predicted = await self._bus.command(
-            subjects.PREDICT,
-            Predict(job=asked.job, generation=asked.id, path=path, inputs=tuple(inputs), embed=embed),
-            deadline_s=self._predict_s,
-            job=asked.job,
-            sid=path[0].sid,
-        )
+        item = PredictItem(generation=asked.id, inputs=tuple(inputs), embed=embed)
+        answer = await self._gathered.ask(asked.job, path, item)
         self._ports.said(path[0].sid, answer.load)
         self.on_prediction(asked)
         # The first stage speaks for itself alone; the version's record knows of all, and of other arithmetic

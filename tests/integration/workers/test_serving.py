@@ -26,7 +26,7 @@ from schemas.services.generation import (
     SessionBound,
     WaveTokens,
 )
-from schemas.services.prediction import NamedTensor, Predict, Predicted
+from schemas.services.prediction import NamedTensor, Predict, Predicted, PredictItem
 from schemas.step import Member
 from schemas.task_graph import TaskUnit, UnitKind
 from tests.builders.jobs import gpt, spec
@@ -281,6 +281,50 @@ async def test_single_passes_are_batched_and_answered_one_by_one(
             await ask(tokens_of(rows[0]).model_copy(update={"name": "tokens"}), embed=True)
         with pytest.raises(BadInput, match="answers with tensors"):
             await gateway.request(BIND_SESSION, bound_to(path, job), job=job, sid=path[0].sid)
+
+
+async def test_requests_in_one_message_are_computed_together_and_fail_alone(connect: Connect, job: str) -> None:
+    async with served(connect, job, 1, kind="predict", batch_ms=50) as (runtime,):
+        gateway = await connect("mg", EntityKind.GATEWAY)
+        path = (runtime.member,)
+
+        async def ask(first: NamedTensor, *others: NamedTensor) -> Predicted:
+            order = Predict(
+                job=job,
+                generation="a",
+                path=path,
+                inputs=(first,),
+                others=tuple(
+                    PredictItem(generation=f"b{at}", inputs=(each,)) for at, each in enumerate(others)
+                ),
+            )
+            return await gateway.request(PREDICT, order, timeout_s=PATIENCE_S, job=job, sid=path[0].sid)
+
+        rows = [tokens_of([first, 2, 3, 4, 5, 6, 7, 8]) for first in range(3)]
+        alone = [(await ask(row)).outputs for row in rows]
+        passes = runtime.step
+        whole = await ask(*rows)
+        assert runtime.step == passes + 1, "they were one batch"
+        assert [each.generation for each in whole.others] == ["b0", "b1"]
+        assert whole.exact and all(each.exact for each in whole.others)
+        assert [whole.outputs, *(each.outputs for each in whole.others)] == alone
+
+        unknown = rows[0].model_copy(update={"name": "x"})
+        mixed = await ask(unknown, rows[1], tokens_of([999] * 8), tokens_of([1] * 200))
+        assert mixed.error is not None and "the model takes inputs; it was given x" in mixed.error.text
+        good, broken, long = mixed.others
+        assert good.error is None and good.outputs == alone[1]
+        assert broken.error is not None and broken.error.code == MicrobatchFailed.code
+        assert long.error is not None and long.error.code == BadInput.code
+        with pytest.raises(BadInput, match="the model takes inputs"):
+            await ask(unknown)
+
+        # 32 answers of 64 tokens have 2 MiB: those that do not fit into a message are left for another one.
+        many = [tokens_of([first] * 64) for first in range(32)]
+        some = await ask(*many)
+        assert some.error is None
+        assert 0 < len(some.others) < 31
+        assert not any(each.error for each in some.others)
 
 
 async def test_of_other_shapes_than_were_probed_bits_are_promised_alone(connect: Connect, job: str) -> None:

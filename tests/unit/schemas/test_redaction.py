@@ -20,7 +20,7 @@ from schemas.services.generation import (
     SessionBound,
     WaveTokens,
 )
-from schemas.services.prediction import NamedTensor, Predict, Predicted
+from schemas.services.prediction import NamedTensor, Predict, Predicted, PredictedItem, PredictItem
 from schemas.signals import AccessRequest
 from schemas.step import Member, MicrobatchClaim
 from schemas.telemetry import LogLine
@@ -125,8 +125,18 @@ def test_nothing_of_a_request_to_a_service_or_of_its_answer_is_left() -> None:
         BindSession(tokens=(7777,), prompt_tokens=1, most_tokens=1, sampling=Sampling(), **bind),
         SessionBound(session=1, outcome="bound", tokens=(7777,)),
         WaveTokens(job="j", member=member, wave=1, tokens=(token,)),
-        Predict(job="j", generation="g", path=(), inputs=(tensor,)),
-        Predicted(generation="g", outputs=(tensor,)),
+        Predict(
+            job="j",
+            generation="g",
+            path=(),
+            inputs=(tensor,),
+            others=(PredictItem(generation="h", inputs=(tensor,)),),
+        ),
+        Predicted(
+            generation="g",
+            outputs=(tensor,),
+            others=(PredictedItem(generation="h", outputs=(tensor,)),),
+        ),
     ):
         shown = redact(type(message), message.model_dump())
         assert type(message).model_validate(shown)

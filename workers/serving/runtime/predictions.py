@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import accumulate, count
 from typing import Any
 
 import torch
@@ -21,8 +21,15 @@ from bus.logs import get_logger
 from schemas.data_plane import MicrobatchNotice
 from schemas.errors import BadInput, DmscError, MicrobatchFailed, PeerUnreachable, Unavailable
 from schemas.serve_spec import ServeSpec
-from schemas.services.prediction import Predict, Predicted
+from schemas.services.prediction import (
+    MOST_PREDICTED_BYTES,
+    Predict,
+    Predicted,
+    PredictedItem,
+    PredictItem,
+)
 from schemas.step import Member
+from schemas.telemetry import SessionLoad
 from workers.compute.compute_thread import ComputeThread, Priority
 from workers.links.hop_exchange import HopExchange
 from workers.links.offers import TensorTransfer
@@ -38,6 +45,8 @@ Answers = list[dict[str, Tensor]]
 _UNPROBED = (
     "inputs of these shapes were not probed at start; serve.exact: required computes each such sample alone"
 )
+_ANSWER_BYTES, _TENSOR_BYTES = 512, 256
+"""What an answer takes in a message beside its tensors' bytes, and a tensor beside its own."""
 
 
 @dataclass(eq=False, slots=True)
@@ -53,7 +62,7 @@ class Predictions:
 
     Args:
         me: This instance.
-        stage: Its stage.
+        stage: Its stage, of so many `stages`.
         model: Its layers.
         unit: What batches are padded to; 0: each sample alone (`batch_unit`).
         probed: The inputs with which that was found, without the dimension of samples; None: with none.
@@ -61,6 +70,7 @@ class Predictions:
         thread: The thread that computes.
         exchange: Its links.
         track: Runs a coroutine in the background.
+        load: What there is to do; each answer says it.
         pass_s: How long the first stage waits for outputs, seconds: then an owner is gone, and nobody said
             so.
         limits: How large a sample may be, and with which the model was tried.
@@ -70,6 +80,7 @@ class Predictions:
         self,
         me: Member,
         stage: int,
+        stages: int,
         model: OneShotModel,
         unit: int,
         probed: Mapping[str, Tensor] | None,
@@ -77,27 +88,31 @@ class Predictions:
         thread: ComputeThread,
         exchange: HopExchange,
         track: Callable[[Any], object],
+        load: Callable[[], SessionLoad],
         pass_s: float,
         limits: SampleLimits = NO_LIMITS,
     ) -> None:
         self._me, self._stage, self._model, self._unit = me, stage, model, unit
         self._thread, self._exchange, self._track = thread, exchange, track
-        self._pass_s = pass_s
+        self._load, self._pass_s = load, pass_s
         self._limits = limits
         self._tried = {tensor.name: tensor for tensor in limits.tried}
         self._most = serve.batch if unit else 1
         self._probed = None if probed is None else _shapes(probed)
         self._dtypes = {name: tensor.dtype for name, tensor in (probed or {}).items()}
         self._only_exact = serve.exact == "required"
-        window_s = serve.batch_ms / 1e3
-        self._window = BatchWindow(window_s, self._most, lambda asked: len(asked.samples), self._answer)
+        self._window = BatchWindow[_Asked](
+            serve.batch_ms / 1e3, self._most, lambda asked: len(asked.samples), self._answer, stages
+        )
         self._numbers = count(1)
         self._passes: dict[int, asyncio.Future[Answers]] = {}
         self.passes = 0
         """Batches so far."""
 
     async def predict(self, order: Predict, exact: bool) -> Predicted:
-        """Answers a request, beside others.
+        """Answers a request, and others that came with it, beside those of other messages.
+
+        Where others came with it, errors are in the answer; so many are answered as fit into a message.
 
         Raises:
             BadInput: Its inputs are not what the model takes, or too large; or it fails with them, and was
@@ -105,30 +120,74 @@ class Predictions:
             MicrobatchFailed: The model fails with inputs of the shapes that it was tried with.
             Unavailable: An owner of the path can't be reached.
         """
-        if order.embed:
-            order = order.model_copy(update={"inputs": token_inputs(order.inputs, self._model.inputs)})
         if len(order.path) <= self._stage or order.path[self._stage] != self._me:
             raise BadInput(f"{self._me.sid} is not the first owner of the path")
-        samples = samples_of(order.inputs, self._model.inputs, self._dtypes)
+        if not order.others:
+            found = await self._answered(self._ask(order.path, order), exact)
+            return Predicted(generation=order.generation, **found, load=self._load())
+        items: tuple[Predict | PredictItem, ...] = (order, *order.others)
+        asked = [self._ask_or_error(order.path, item) for item in items]
+        try:
+            answers: list[dict[str, Any]] = []
+            size = 0
+            for each in asked:
+                found = await self._answered_or_error(each, exact)
+                size += _wire_bytes(found)
+                if size > MOST_PREDICTED_BYTES and answers:
+                    break
+                answers.append(found)
+        finally:
+            for each in asked:
+                if isinstance(each, _Asked) and not (each.answer.cancel() or each.answer.cancelled()):
+                    each.answer.exception()  # of one that does not fit: it is asked again
+        first, *others = answers
+        return Predicted(
+            generation=order.generation,
+            **first,
+            load=self._load(),
+            others=tuple(
+                PredictedItem(generation=item.generation, **found)
+                for item, found in zip(order.others, others, strict=False)
+            ),
+        )
+
+    def _ask(self, path: tuple[Member, ...], item: Predict | PredictItem) -> _Asked:
+        """Puts a request into the window; see `predict`."""
+        inputs = token_inputs(item.inputs, self._model.inputs) if item.embed else item.inputs
+        samples = samples_of(inputs, self._model.inputs, self._dtypes)
         if why := self._limits.refusal(samples[0]):  # all have its shapes
             raise BadInput(why)
-        asked = _Asked(samples, order.path, order.embed, asyncio.get_running_loop().create_future())
+        asked = _Asked(samples, path, item.embed, asyncio.get_running_loop().create_future())
         self._window.ask(_likeness(asked), asked)
+        return asked
+
+    def _ask_or_error(self, path: tuple[Member, ...], item: Predict | PredictItem) -> _Asked | DmscError:
+        try:
+            return self._ask(path, item)
+        except DmscError as error:
+            return error
+
+    async def _answered(self, asked: _Asked, exact: bool) -> dict[str, Any]:
+        """The fields of an answer; see `predict`."""
+        sample = asked.samples[0]
         try:
             outputs = named_answers(await asked.answer)
         except MicrobatchFailed as error:
-            if unlike := self._unlike(samples[0]):
+            if unlike := self._unlike(sample):
                 raise BadInput(f"{error.text}; {unlike}") from error
             raise
         because = ""
-        if exact and self._most_of(samples[0]) > 1 and not self._is_probed(samples[0]):
+        if exact and self._most_of(sample) > 1 and not self._is_probed(sample):
             because = _UNPROBED
-        return Predicted(
-            generation=order.generation,
-            outputs=outputs,
-            exact=exact and not because,
-            inexact_because=because,
-        )
+        return {"outputs": outputs, "exact": exact and not because, "inexact_because": because}
+
+    async def _answered_or_error(self, asked: _Asked | DmscError, exact: bool) -> dict[str, Any]:
+        try:
+            if isinstance(asked, DmscError):
+                raise asked
+            return await self._answered(asked, exact)
+        except DmscError as error:
+            return {"outputs": (), "error": error.to_reply()}
 
     def _unlike(self, sample: Mapping[str, Tensor]) -> str:
         """How this sample differs from those that the model was tried with; empty: it does not.
@@ -152,8 +211,23 @@ class Predictions:
         """Samples like this one in a pass. What company does to bits is known of the probed shapes alone."""
         return 1 if self._only_exact and not self._is_probed(sample) else self._most
 
-    async def _answer(self, asked: Sequence[_Asked]) -> None:
-        """Answers a batch. Where it fails, each request is tried alone: one must not fail others."""
+    async def _answer(self, asked: Sequence[_Asked]) -> Callable[[], None]:
+        """Computes a batch; what it returns answers its requests."""
+        found = await self._found(asked)
+
+        def answer() -> None:
+            for each, answers in zip(asked, found, strict=True):
+                if each.answer.done():  # nobody waits for it any more
+                    continue
+                if isinstance(answers, DmscError):
+                    each.answer.set_exception(answers)
+                else:
+                    each.answer.set_result(answers)
+
+        return answer
+
+    async def _found(self, asked: Sequence[_Asked]) -> Sequence[Answers | DmscError]:
+        """What each request of a batch gets. Where it fails, each is tried alone: one must fail no others."""
         samples = [sample for each in asked for sample in each.samples]
         try:
             answers: Answers = []
@@ -163,17 +237,10 @@ class Predictions:
                 answers += await self._pass(part, asked[0].path, asked[0].embed)
         except Exception as error:  # the model's own code may raise anything
             if len(asked) > 1 and not isinstance(error, Unavailable):
-                for each in asked:
-                    await self._answer([each])
-                return
-            for each in asked:
-                if not each.answer.done():
-                    each.answer.set_exception(_said(error))
-            return
-        for each in asked:
-            own, answers = answers[: len(each.samples)], answers[len(each.samples) :]
-            if not each.answer.done():
-                each.answer.set_result(own)
+                return [found for each in asked for found in await self._found([each])]
+            return [_said(error)] * len(asked)
+        ends = accumulate(len(each.samples) for each in asked)
+        return [answers[end - len(each.samples) : end] for each, end in zip(asked, ends, strict=True)]
 
     async def _pass(
         self, samples: Sequence[dict[str, Tensor]], path: tuple[Member, ...], embed: bool
@@ -280,3 +347,10 @@ def _said(error: Exception) -> DmscError:
 def _unstacked(names: Sequence[str], tensors: Sequence[Tensor]) -> Answers:
     count = int(tensors[0].shape[0])
     return [{name: tensor[at] for name, tensor in zip(names, tensors, strict=True)} for at in range(count)]
+
+
+def _wire_bytes(fields: Mapping[str, Any]) -> int:
+    """At least what an answer with these fields takes in a message."""
+    tensors = sum(len(tensor.data) + _TENSOR_BYTES for tensor in fields["outputs"])
+    error = fields.get("error")
+    return _ANSWER_BYTES + tensors + (len(error.text) if error is not None else 0)

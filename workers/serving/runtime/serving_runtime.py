@@ -77,6 +77,8 @@ class ServingPauses:
     """Before rows are offered again to an owner that could not be reached."""
     pass_s: float = 120.0
     """How long the first stage waits for the outputs of a single pass."""
+    load_s: float = 0.01
+    """For how long answers of single passes say the same load: making it took a fifth of an answer."""
     smoothing: float = 0.2
     """Weight of the newest wave in the moving average of their times; not seconds."""
 
@@ -113,6 +115,7 @@ class ServingRuntime:
         self._news, self._bound = asyncio.Event(), asyncio.Event()
         self._waves, self._tokens, self._wave_ms = 0, 0, 0.0
         self._busy_before_s, self._again_s, self._again_rows = 0.0, 0.0, 0
+        self._last_load, self._load_ends = SessionLoad(), 0.0
         self.exchange = HopExchange(
             self.bus,
             member=self.member,
@@ -140,6 +143,7 @@ class ServingRuntime:
             self._predictions = Predictions(
                 self.member,
                 limits.stage,
+                self.start.stages,
                 self.loaded.one_shot,
                 self.loaded.unit,
                 self.loaded.probed,
@@ -147,6 +151,7 @@ class ServingRuntime:
                 self._thread,
                 self.exchange,
                 self._tasks.create,
+                self._recent_load,
                 self._times.pass_s,
                 self.loaded.samples,
             )
@@ -227,10 +232,10 @@ class ServingRuntime:
 
     # --- orders -------------------------------------------------------------------------------------------
     async def _predict(self, order: Predict, _: Envelope) -> Predicted:
-        if self._predictions is None or (self.loaded.kind == "generate" and not order.embed):
+        embeds = order.embed and all(each.embed for each in order.others)
+        if self._predictions is None or (self.loaded.kind == "generate" and not embeds):
             raise BadInput("this version answers with tokens, not with tensors: ask it for a completion")
-        answer = await self._predictions.predict(order, self.loaded.exact)
-        return answer.model_copy(update={"load": self._load()})
+        return await self._predictions.predict(order, self.loaded.exact)
 
     async def _bind(self, order: BindSession, _: Envelope) -> SessionBound:
         if self.loaded.model is None:
@@ -259,6 +264,12 @@ class ServingRuntime:
     def _heard(self, message: WaveTokens) -> None:
         self.machine.heard(message.member, message.tokens, time.monotonic())
         self._carry_on()
+
+    def _recent_load(self) -> SessionLoad:
+        now = time.monotonic()
+        if now >= self._load_ends:
+            self._last_load, self._load_ends = self._load(), now + self._times.load_s
+        return self._last_load
 
     def _load(self) -> SessionLoad:
         worked_s = self._thread.busy_s - self._busy_before_s

@@ -12,6 +12,7 @@ from tests.builders.served_models import compute_threads
 from workers.compute.model import graph_of
 from workers.graph.model_graph import ModelGraph
 from workers.serving.one_shot import BatchProbe, OneShotModel, batch_unit, batched, probed_batches
+from workers.serving.stage_model import run_layers, stage_layers
 
 SPEC = ModelSpec(factory="user:model", args={})
 
@@ -84,3 +85,46 @@ def test_bad_samples_and_outputs_are_named() -> None:
     model = OneShotModel(graph, 0, len(graph))
     with pytest.raises(BadModel, match=r"output output has the shape \(20,\) for 2 samples"):
         model.answers((torch.zeros(2, 1, 8, 8),), 2)
+
+
+class Branches(nn.Module):
+    """Calls of many kinds: own weights, lists, slices, sizes, a view that is not contiguous, a cast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 4, 3, padding=1), nn.Linear(8, 8)
+        self.scale = nn.Parameter(torch.rand(8))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        found = self.first(x)
+        turned = found.transpose(1, 3)
+        both = torch.cat([turned, turned * self.scale[:, None, None]], dim=3)
+        pooled = both[:, 1:].mean((1, 3))
+        with torch.autocast("cpu", torch.bfloat16):
+            narrow = self.second(pooled)
+        flat = nn.functional.layer_norm(pooled, (8,)) + narrow.float()
+        return {"flat": flat.view(flat.shape[0], -1), "halves": flat.chunk(2, dim=1)[1], "turned": turned}
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_a_batch_has_the_bits_of_the_layers_one_by_one(dtype: str | None) -> None:
+    torch.manual_seed(0)
+    model = Branches() if dtype is None else Branches().to(torch.bfloat16)
+    spec = ModelSpec.model_validate(
+        {"factory": "user:model", "args": {}} | ({"dtype": dtype} if dtype else {})
+    )
+    graphs = [classifier(), graph_of(spec, model, {"x": torch.zeros(2, 1, 8, 8)})]
+    for graph in graphs:
+        for cut in range(len(graph)):
+            with compute_threads(1), torch.inference_mode():
+                batch = torch.rand(5, 1, 8, 8)
+                layers = stage_layers(graph, 0, len(graph))
+                values = run_layers(layers, layers[0].slice.unpacked((batch,)))
+                expected = layers[-1].slice.named_outputs(values)
+                rest = (batch,)
+                if cut:
+                    rest = OneShotModel(graph, 0, cut).run(rest)
+                answers = OneShotModel(graph, cut, len(graph)).answers(rest, 5)
+            assert answers[0].keys() == expected.keys()
+            for name, tensor in expected.items():
+                assert torch.equal(torch.stack([each[name] for each in answers]), tensor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -121,3 +121,47 @@ async def test_requests_that_come_together_are_answered_together() -> None:
         answered.clear()
         await answered.wait()
     assert sorted(batches) == [[0, 1, 2], [3], [9]]
+
+
+async def test_while_a_batch_is_computed_the_next_one_is_collected_and_a_full_one_goes_at_once() -> None:
+    begun: asyncio.Queue[list[str]] = asyncio.Queue()
+    ends: list[asyncio.Event] = []
+    answered: list[list[str]] = []
+
+    async def run(asked: Sequence[str]) -> Callable[[], None]:
+        end = asyncio.Event()
+        ends.append(end)
+        begun.put_nowait(list(asked))
+        await end.wait()
+        return lambda: answered.append(list(asked))
+
+    window = BatchWindow[str](0.0, 3, lambda _: 1, run)
+    window.ask("a", "first")
+    assert await begun.get() == ["first"]
+    for number in range(2):
+        window.ask("b", f"b{number}")
+        await until_timers_ran()
+    window.ask("c", "c0")
+    await until_timers_ran()
+    assert begun.empty(), "their time is up, and they wait for the first"
+    for number in range(3):
+        window.ask("d", f"d{number}")
+    assert await begun.get() == ["d0", "d1", "d2"], "it is full"
+    ends[0].set()
+    assert await begun.get() == ["b0", "b1"], "the oldest, although the full one is still computed"
+    window.ask("c", "c1")
+    ends[1].set()
+    assert await begun.get() == ["c0", "c1"]
+    for end in ends:
+        end.set()
+    await until_timers_ran()
+    assert answered == [["first"], ["d0", "d1", "d2"], ["b0", "b1"], ["c0", "c1"]]
+
+
+async def until_timers_ran() -> None:
+    """Timers that are due have run, and what they started has begun."""
+    ran = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.0, ran.set)
+    await ran.wait()
+    for _ in range(3):
+        await asyncio.sleep(0)
