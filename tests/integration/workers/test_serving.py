@@ -283,7 +283,9 @@ async def test_single_passes_are_batched_and_answered_one_by_one(
             await gateway.request(BIND_SESSION, bound_to(path, job), job=job, sid=path[0].sid)
 
 
-async def test_requests_in_one_message_are_computed_together_and_fail_alone(connect: Connect, job: str) -> None:
+async def test_requests_in_one_message_are_computed_together_and_fail_alone(
+    connect: Connect, job: str
+) -> None:
     async with served(connect, job, 1, kind="predict", batch_ms=50) as (runtime,):
         gateway = await connect("mg", EntityKind.GATEWAY)
         path = (runtime.member,)
@@ -306,16 +308,21 @@ async def test_requests_in_one_message_are_computed_together_and_fail_alone(conn
         whole = await ask(*rows)
         assert runtime.step == passes + 1, "they were one batch"
         assert [each.generation for each in whole.others] == ["b0", "b1"]
-        assert whole.exact and all(each.exact for each in whole.others)
+        assert whole.exact
+        assert all(each.exact for each in whole.others)
         assert [whole.outputs, *(each.outputs for each in whole.others)] == alone
 
         unknown = rows[0].model_copy(update={"name": "x"})
         mixed = await ask(unknown, rows[1], tokens_of([999] * 8), tokens_of([1] * 200))
-        assert mixed.error is not None and "the model takes inputs; it was given x" in mixed.error.text
+        assert mixed.error is not None
+        assert "the model takes inputs; it was given x" in mixed.error.text
         good, broken, long = mixed.others
-        assert good.error is None and good.outputs == alone[1]
-        assert broken.error is not None and broken.error.code == MicrobatchFailed.code
-        assert long.error is not None and long.error.code == BadInput.code
+        assert good.error is None
+        assert good.outputs == alone[1]
+        assert broken.error is not None
+        assert broken.error.code == MicrobatchFailed.code
+        assert long.error is not None
+        assert long.error.code == BadInput.code
         with pytest.raises(BadInput, match="the model takes inputs"):
             await ask(unknown)
 
