@@ -49,7 +49,7 @@ class _Message:
 
 
 @dataclass(eq=False, slots=True)
-class _Lane:
+class _SharedPath:
     """Requests that may travel together: to the same instances, with tensors of the same shapes."""
 
     job: str
@@ -72,7 +72,7 @@ class GatheredPasses:
 
     def __init__(self, bus: Bus, deadline_s: float, config: GatheringConfig = GatheringConfig()) -> None:
         self._bus, self._deadline_s, self._config = bus, deadline_s, config
-        self._lanes: dict[Hashable, _Lane] = {}
+        self._lanes: dict[Hashable, _SharedPath] = {}
         self._tasks = TaskSet()
 
     async def ask(self, job: str, path: tuple[Member, ...], item: PredictItem) -> Predicted:
@@ -100,7 +100,7 @@ class GatheredPasses:
         key = (job, path, request.item.embed, shapes)
         lane = self._lanes.get(key)
         if lane is None:
-            lane = self._lanes[key] = _Lane(job, path, self._config.most)
+            lane = self._lanes[key] = _SharedPath(job, path, self._config.most)
         if lane.size + request.size > self._config.most_bytes:
             self._send(key, lane)
         lane.waiting.append(request)
@@ -114,7 +114,7 @@ class GatheredPasses:
             else:  # with those of the same turn of the loop
                 lane.timer = loop.call_soon(self._send, key, lane)
 
-    def _send(self, key: Hashable, lane: _Lane) -> None:
+    def _send(self, key: Hashable, lane: _SharedPath) -> None:
         if lane.timer is not None:
             lane.timer.cancel()
         requests = [each for each in lane.waiting if not each.answer.done()]
@@ -128,7 +128,7 @@ class GatheredPasses:
         elif not lane.under_way:
             self._lanes.pop(key, None)
 
-    async def _carry(self, key: Hashable, lane: _Lane, requests: Sequence[_Waiting]) -> None:
+    async def _carry(self, key: Hashable, lane: _SharedPath, requests: Sequence[_Waiting]) -> None:
         try:
             unanswered = await self._exchange(lane, requests)
         finally:
@@ -138,7 +138,7 @@ class GatheredPasses:
             if not each.answer.done():
                 each.message = _Message([each], self._tasks.create(self._ask_alone(lane, each)))
 
-    async def _exchange(self, lane: _Lane, requests: Sequence[_Waiting]) -> Sequence[_Waiting]:
+    async def _exchange(self, lane: _SharedPath, requests: Sequence[_Waiting]) -> Sequence[_Waiting]:
         """Sends a message and hands out its answers. Returns requests without one, which are to go alone."""
         try:
             first = await self._command(lane.job, lane.path, requests)
@@ -161,7 +161,7 @@ class GatheredPasses:
             lane.most = len(requests) - len(rest)
         return rest
 
-    async def _ask_alone(self, lane: _Lane, request: _Waiting) -> None:
+    async def _ask_alone(self, lane: _SharedPath, request: _Waiting) -> None:
         try:
             _answer(request, await self._command(lane.job, lane.path, [request]))
         except DmscError as error:
